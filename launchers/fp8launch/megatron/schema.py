@@ -1,0 +1,191 @@
+"""Which flags each supported Megatron-Core version has, read from the JSON files that `tools/flag_schemas.py` writes.
+
+A schema is as good for finding a wrong flag as Megatron's own parser, and loads in a few milliseconds: entries stay
+raw JSON until someone asks for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fp8launch.problems import error
+
+SCHEMAS = Path(__file__).with_name("schemas")
+
+Action = Literal["store", "store_true", "store_false", "boolean"]
+Type = Literal["str", "int", "float", "bool", "pattern", "ints"]
+Default = bool | int | float | str | list[Any] | None
+
+# Old name to new name, where Megatron moved a setting instead of dropping it. Found by comparing the parsers of
+# 0.11 to 0.19 and reading what the deprecated flags say about themselves.
+RENAMED: Mapping[str, str] = {
+    "cuda_graph_scope": "cuda_graph_modules",
+    "hybrid_override_pattern": "hybrid_layer_pattern",
+    "inference_dynamic_batching_cuda_graph_max_tokens": "inference_cuda_graph_max_tokens",
+    "keep_fp8_transpose_cache_when_using_custom_fsdp": "keep_fp8_transpose_cache",
+    "moe_deepep_num_sms": "moe_flex_dispatcher_num_sms",
+    "moe_hybridep_num_sms": "moe_flex_dispatcher_num_sms",
+    "moe_router_padding_for_fp8": "moe_router_padding_for_quantization",
+    "muon_use_nesterov": "muon_nesterov",
+    "tiktoken_special_tokens": "tokenizer_special_tokens",
+    "use_custom_fsdp": "use_megatron_fsdp",
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of Megatron's parser.
+
+    `options` are its spellings, the first one names it. `dest` is the attribute it sets, often of another name.
+    `type` is None for a bare flag; `pattern` is a whole number or a list expression such as `([0]*3+[1])*8`, `ints`
+    is whole numbers joined by commas. `nargs` is None for one value, a count, "+" or "*". `needs` names an optional
+    package without which Megatron does not have the flag.
+    """
+
+    options: tuple[str, ...]
+    dest: str
+    action: Action = "store"
+    type: Type | None = None
+    choices: tuple[str | int, ...] | None = None
+    nargs: int | Literal["+", "*"] | None = None
+    default: Default = None
+    required: bool = False
+    hidden: bool = False
+    deprecated: bool = False
+    needs: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The canonical name in recipes: the first spelling, snake_case."""
+        return normalize(self.options[0])
+
+    @property
+    def takes_value(self) -> bool:
+        return self.action == "store"
+
+    @property
+    def const(self) -> bool | None:
+        """What the first spelling stores when it is a bare flag."""
+        return None if self.takes_value else self.action != "store_false"
+
+
+@dataclass(frozen=True)
+class FlagSchema:
+    """The flags of one Megatron-Core version.
+
+    `version` is the release that the schema was made from, `minor` what it stands for: patch releases do not move
+    flags. `added_by_parse_args` are attributes that Megatron's arguments have beside the flags'.
+    """
+
+    version: str
+    added_by_parse_args: tuple[str, ...]
+    _raw: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    _built: dict[str, Flag] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def minor(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    def find(self, name: str) -> Flag | None:
+        """The flag of that name, with dashes or underscores, with or without the leading `--`, or None."""
+        key = normalize(name)
+        if key not in self._raw:
+            return None
+        if key not in self._built:
+            flag = _build(self._raw[key])
+            self._built.update((normalize(option), flag) for option in flag.options)
+        return self._built[key]
+
+    def names(self) -> Iterator[str]:
+        """Every spelling of every flag, snake_case."""
+        return iter(self._raw)
+
+    def flags(self) -> Iterator[Flag]:
+        """Every flag once, by name."""
+        for name in self._raw:
+            flag = self.find(name)
+            if flag is not None and flag.name == name:
+                yield flag
+
+    def setting(self, dest: str) -> tuple[Flag, ...]:
+        """The flags that set this attribute of Megatron's arguments."""
+        return tuple(flag for flag in self.flags() if flag.dest == dest)
+
+    def negative(self, flag: Flag) -> str | None:
+        """The spelling that turns a bare flag off, where Megatron has one."""
+        if flag.action == "boolean":
+            return next((option for option in flag.options if option.startswith("--no-")), None)
+        if flag.takes_value:
+            return None
+        bare = (other for other in self.setting(flag.dest) if not other.takes_value)
+        return next((other.options[0] for other in bare if other.const is not flag.const), None)
+
+
+def normalize(name: str) -> str:
+    """A flag's name as schemas are indexed: no leading dashes, underscores."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def supported_versions() -> tuple[str, ...]:
+    """The minor versions that have a schema, oldest first."""
+    return tuple(sorted((path.stem for path in SCHEMAS.glob("*.json")), key=lambda v: [int(n) for n in v.split(".")]))
+
+
+def load_schema(version: str) -> FlagSchema:
+    """The schema of a Megatron-Core version such as "0.19" or "0.19.2".
+
+    Raises `UserError` for a version that has none.
+    """
+    match = re.match(r"v?(\d+\.\d+)(?![\d])", version.strip())
+    if match is None or match[1] not in supported_versions():
+        supported = supported_versions()
+        raise error(
+            "megatron-version",
+            f"Megatron-Core {version!r} is not supported; supported are {', '.join(supported)}",
+            fix=f"set software.megatron to one of them, for example {supported[-1]!r}",
+        )
+    return _load(match[1])
+
+
+def versions_with(name: str) -> tuple[str, ...]:
+    """The supported minor versions whose parser has a flag of this name, oldest first."""
+    return tuple(version for version in supported_versions() if _load(version).find(name))
+
+
+def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
+    """The flags that do in this version what `name` does in a newer or older one; empty if none is known."""
+    key = normalize(name)
+    candidates = [RENAMED[key]] if key in RENAMED else [old for old, new in RENAMED.items() if new == key]
+    return tuple(flag for flag in map(schema.find, candidates) if flag)
+
+
+@functools.cache
+def _load(minor: str) -> FlagSchema:
+    data = json.loads((SCHEMAS / f"{minor}.json").read_text(encoding="utf-8"))
+    raw = {normalize(option): entry for entry in data["flags"] for option in entry["flags"]}
+    return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), raw)
+
+
+def _build(entry: Mapping[str, Any]) -> Flag:
+    options = tuple(entry["flags"])
+    action: Action = entry.get("action", "store")
+    choices = entry.get("choices")
+    return Flag(
+        options=options,
+        dest=entry.get("dest", normalize(options[0])),
+        action=action,
+        type=entry.get("type", "str") if action == "store" else None,
+        choices=None if choices is None else tuple(choices),
+        nargs=entry.get("nargs"),
+        default=entry.get("default", None if action == "store" else action == "store_false"),
+        required=entry.get("required", False),
+        hidden=entry.get("hidden", False),
+        deprecated=entry.get("deprecated", False),
+        needs=entry.get("needs"),
+    )

@@ -1,0 +1,288 @@
+"""Write the flag schemas of the supported megatron-core versions, from the wheels that PyPI has.
+
+    python tools/flag_schemas.py                 # newest patch release of each minor version, downloaded by pip
+    python tools/flag_schemas.py --wheels DIR    # from a directory of wheels
+    python tools/flag_schemas.py --check         # exit 1 when the committed schemas are stale
+
+Megatron's own argparse parser is built, in a process of its own, under the stand-ins for torch; what it holds is
+written without its help texts, one flag a line, sorted. A new minor version needs its name in `MINORS`, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+MINORS = ("0.17", "0.18", "0.19")
+MEGATRON = Path(__file__).resolve().parents[1] / "launchers" / "fp8launch" / "megatron"
+SCHEMAS = MEGATRON / "schemas"
+
+# Environment variables that Megatron's parser reads for its defaults.
+_READ_FOR_DEFAULTS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+Json = Any
+
+
+# --- in the process that holds Megatron -----------------------------------------------------------------------------
+
+
+def describe(site: Path) -> dict[str, Json]:
+    """The parser of the Megatron unpacked at `site`, as JSON data. Imports it: call in a process of its own."""
+    sys.path[:0] = [str(site), str(MEGATRON)]
+    standin = importlib.import_module("standin")
+    sys.path.remove(str(MEGATRON))
+    standin.install()
+    standin.modernize_typing()
+    arguments = importlib.import_module("megatron.training.arguments")
+    kitchen = importlib.import_module("megatron.core.extensions.kitchen")
+
+    def build() -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        arguments.add_megatron_arguments(parser)
+        return parser
+
+    plain = build()
+    flags = {action.option_strings[0]: _flag(action) for action in plain._actions if action.dest != "help"}
+    # nvidia-kitchen brings flags of its own; an image that has it accepts them, others do not.
+    kitchen.__dict__["HAVE_KITCHEN"] = True
+    for action in build()._actions:
+        if action.dest != "help" and action.option_strings[0] not in flags:
+            flags[action.option_strings[0]] = {**_flag(action), "needs": "nvidia-kitchen"}
+    kitchen.__dict__["HAVE_KITCHEN"] = False
+
+    sys.argv = ["pretrain_gpt.py"]
+    dests = {action.dest for action in plain._actions}
+    return {
+        "version": importlib.import_module("megatron.core.package_info").__version__,
+        # What parse_args puts into the namespace beside the flags.
+        "added_by_parse_args": sorted(set(vars(arguments.parse_args())) - dests),
+        "flags": [flags[name] for name in sorted(flags)],
+    }
+
+
+# What a flag has that says nothing else, by action; `const` of a bare flag follows from its action.
+_USUAL: dict[str, dict[str, Json]] = {
+    "store": {"type": "str", "default": None},
+    "store_true": {"default": False},
+    "store_false": {"default": True},
+    "boolean": {"default": False},
+}
+
+
+def _flag(action: argparse.Action) -> dict[str, Json]:
+    """One flag; what is usual for its kind is left out."""
+    kind, choices = _type(action)
+    name = _action(action)
+    entry = {
+        "flags": list(action.option_strings),
+        "dest": action.dest,
+        "action": name,
+        "type": kind,
+        "choices": choices,
+        "nargs": None if action.nargs == 0 else action.nargs,
+        "default": _plain(action.default),
+        "required": action.required,
+        "hidden": action.help is argparse.SUPPRESS,
+        "deprecated": _deprecated(action),
+    }
+    usual = {
+        "dest": action.option_strings[0].lstrip("-").replace("-", "_"),
+        "action": "store",
+        "type": None,
+        "choices": None,
+        "nargs": None,
+        "required": False,
+        "hidden": False,
+        "deprecated": False,
+        **_USUAL[name],
+    }
+    return {key: value for key, value in entry.items() if key not in usual or not _same(value, usual[key])}
+
+
+def _same(a: Json, b: Json) -> bool:
+    """Equal and of one type: 0 is not False here."""
+    return type(a) is type(b) and bool(a == b)
+
+
+def _action(action: argparse.Action) -> str:
+    """`store`, `store_true`, `store_false`, or `boolean` for a pair of `--x` and `--no-x`."""
+    known = {
+        argparse._StoreAction: "store",
+        argparse._StoreTrueAction: "store_true",
+        argparse._StoreFalseAction: "store_false",
+        argparse.BooleanOptionalAction: "boolean",
+    }
+    try:
+        return known[type(action)]
+    except KeyError:
+        raise SystemExit(f"{action.option_strings[0]}: argparse action {type(action).__name__} is new here") from None
+
+
+def _type(action: argparse.Action) -> tuple[str | None, list[Json] | None]:
+    """The name of the type as `fp8launch.megatron.argv` knows it, and the choices as a user types them.
+
+    A conversion function of Megatron's is recognized by what it does to sample texts.
+    """
+    convert = cast("Callable[[str], Any] | None", action.type)
+    if action.nargs == 0:
+        return None, None
+    if convert is None or convert in (str, int, float, bool):
+        choices = None if action.choices is None else [_plain(choice) for choice in action.choices]
+        return (convert or str).__name__, choices
+    if action.choices is not None and all(isinstance(choice, enum.Enum) for choice in action.choices):
+        return "str", [choice.name for choice in action.choices]
+    if _result(convert, "[1]*2+[0]") == [1, 1, 0] and _result(convert, "3") == 3:
+        return "pattern", None
+    if _result(convert, "1,2") == (1, 2):
+        return "ints", None
+    words = [word for word in _words(convert) if _result(convert, word) is not _Refused]
+    if words and _result(convert, "surely-no-such-word") is _Refused:
+        return "str", words
+    raise SystemExit(f"{action.option_strings[0]}: the conversion function {convert!r} is new here")
+
+
+class _Refused:
+    """What `_result` returns when the conversion raised."""
+
+
+def _result(convert: Callable[[str], Any], text: str) -> Any:
+    try:
+        return convert(text)
+    except Exception:
+        return _Refused
+
+
+def _words(convert: Callable[[str], Any]) -> list[str]:
+    """Every word that a conversion function might accept: member names of Megatron's enums, and its own constants."""
+    enums = importlib.import_module("megatron.core.transformer.enums")
+    members = [
+        member.name
+        for value in vars(enums).values()
+        if isinstance(value, type) and issubclass(value, enum.Enum)
+        for member in value
+    ]
+    code = getattr(convert, "__code__", None)
+    constants = [
+        text
+        for constant in (code.co_consts if code is not None else ())
+        for text in (constant if isinstance(constant, frozenset) else (constant,))
+        if isinstance(text, str) and re.fullmatch(r"\w+", text)
+    ]
+    return sorted({*members, *constants})
+
+
+def _plain(value: Any) -> Json:
+    """JSON for a default: enums by name, what JSON cannot hold as null."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _deprecated(action: argparse.Action) -> bool:
+    help_text = action.help or ""
+    return "deprecated" in action.dest or re.search(r"(^|[.(\[] ?)Deprecated\b", help_text, re.IGNORECASE) is not None
+
+
+# --- in the tool's own process --------------------------------------------------------------------------------------
+
+
+def schema_text(description: Mapping[str, Json]) -> str:
+    """The schema file: one flag a line, so that a review shows what a new version moved."""
+    head = {key: value for key, value in description.items() if key != "flags"}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    flags = ",\n".join(json.dumps(flag) for flag in description["flags"])
+    return "{\n" + "\n".join(lines) + '\n"flags": [\n' + flags + "\n]\n}\n"
+
+
+def generate(wheels: Iterable[Path]) -> dict[str, str]:
+    """File name to text, for the newest wheel of each minor version among `wheels`."""
+    newest: dict[str, Path] = {}
+    for wheel in sorted(wheels, key=_release):
+        newest[".".join(map(str, _release(wheel)[:2]))] = wheel
+    missing = [minor for minor in MINORS if minor not in newest]
+    if missing:
+        _fail(f"no megatron-core wheel of version {', '.join(missing)} found")
+    return {f"{minor}.json": _generate_one(newest[minor]) for minor in MINORS}
+
+
+def _generate_one(wheel: Path) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+        environment = {k: v for k, v in os.environ.items() if k not in _READ_FOR_DEFAULTS and k != "PYTHONPATH"}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", __file__, "--describe", folder],
+            env=environment, stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        _fail(f"the parser of {wheel.name} could not be read")
+    # Megatron prints warnings to stdout; ours is the last line.
+    return schema_text(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _release(wheel: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in wheel.name.split("-")[1].split(".") if part.isdigit())
+
+
+def download(folder: Path) -> None:
+    """Fetch the newest patch release of each minor version (2 MB each) into `folder`, without dependencies."""
+    for minor in MINORS:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
+        command += ["--only-binary=:all:", "--dest", str(folder), f"megatron-core=={minor}.*"]
+        if subprocess.run(command, check=False).returncode:
+            _fail(f"pip could not download megatron-core {minor}")
+
+
+def stale(files: Mapping[str, str]) -> list[str]:
+    """Names of the schema files whose committed text differs from `files`, or that have no place there."""
+    committed = {path.name: path.read_text() for path in SCHEMAS.glob("0.*.json")}
+    return sorted(name for name in files.keys() | committed.keys() if files.get(name) != committed.get(name))
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"flag_schemas: {message}", file=sys.stderr)
+    raise SystemExit(3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="directory of megatron-core wheels")
+    parser.add_argument("--check", action="store_true", help="only compare with the committed schemas")
+    parser.add_argument("--describe", type=Path, metavar="SITE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.describe:
+        print(json.dumps(describe(options.describe)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.wheels:
+            download(Path(folder))
+        files = generate((options.wheels or Path(folder)).glob("megatron_core-*.whl"))
+    names = stale(files)
+    if options.check:
+        print(f"stale: {', '.join(names)}" if names else "the committed schemas are current")
+        return 1 if names else 0
+    SCHEMAS.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (SCHEMAS / name).write_text(text)
+    print(f"changed: {', '.join(names)}" if names else "nothing changed")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
