@@ -1,0 +1,89 @@
+"""Cluster profiles: what a site wants to hear from its jobs.
+
+A profile is a YAML file named by `--cluster`, or in `~/.config/fp8launch/clusters/`; `default.yaml` there is taken when
+nothing is named.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from fp8launch.problems import error, nearest
+from fp8launch.recipe.schema import EnvName, Positive, Section
+from fp8launch.recipe.source import read_yaml
+from fp8launch.recipe.validate import validate
+
+# What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
+_OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
+Option = Annotated[str, StringConstraints(pattern=_OPTION)]
+OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
+Runtime = Literal["pyxis", "apptainer", "charliecloud", "none"]
+
+
+class Cluster(Section):
+    """Everything optional: an empty profile is a cluster that needs nothing said."""
+
+    name: str = ""
+    description: str = ""
+    account: Option | None = None
+    partition: Option | None = None
+    qos: Option | None = None
+    reservation: Option | None = None
+    constraint: Option | None = None
+    nodelist: Option | None = None
+    exclude: Option | None = None
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gres_type: Option | None = None
+    segment: Positive | None = None
+    exclusive: bool = False
+    memory: Option | None = None
+    requeue: bool | None = None
+    mpi: Option | None = None
+    launch: Literal["srun", "torchrun"] | None = None
+    options: dict[OptionName, Option | int | bool] = Field(default={}, description="any other sbatch option")
+    setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
+    env: dict[EnvName, str | int | float] = {}
+    runtime: Runtime | None = None
+    images: dict[str, str] = Field(default={}, description="image name to what this site has it as")
+    mounts: list[str] = []
+    python: str | None = Field(default=None, description="interpreter of jobs without a container")
+    run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
+
+
+def config_folder() -> Path:
+    """Where a user's cluster profiles are."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "fp8launch" / "clusters"
+
+
+def cluster_files() -> dict[str, Path]:
+    """The user's profiles by name."""
+    return {path.stem: path for path in sorted(config_folder().glob("*.yaml"))}
+
+
+def load_cluster(name: str | None) -> Cluster:
+    """The profile that `--cluster` names by file or name; without a name `default`, else an empty one."""
+    files = cluster_files()
+    if name is None:
+        if "default" not in files:
+            return Cluster()
+        path = files["default"]
+    elif name in files:
+        path = files[name]
+    elif Path(name).is_file() or "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+    else:
+        near = nearest(name, files)
+        known = ", ".join(files) or "none"
+        raise error(
+            "unknown-cluster",
+            f"no cluster profile '{name}' in {config_folder()} (there: {known})",
+            "--cluster",
+            f"did you mean '{near}'?" if near else "give a file, or `fp8launch clusters` to see what is there",
+        )
+    cluster = validate(Cluster, read_yaml(path))
+    return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})

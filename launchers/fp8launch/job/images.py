@@ -1,0 +1,53 @@
+"""An image name, URI or file to the words of a container runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fp8launch.job.cluster import Cluster
+from fp8launch.pack import pack_folder
+from fp8launch.problems import error, nearest
+from fp8launch.recipe.source import read_yaml
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """The images that come with fp8launch: name to `uri` and `source`."""
+    entries: dict[str, dict[str, str]] = read_yaml(pack_folder("containers") / "images.yaml").plain()
+    return entries
+
+
+def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
+    """What `runtime` must be given for the image that a recipe calls `name`. Raises UserError when it is not there."""
+    known = catalogue()
+    place = cluster.images.get(name) or (known[name]["uri"] if name in known else name)
+    if _is_file(place):
+        # pyxis reads a relative x.sqsh as the name of an image in a registry.
+        path = Path(place).expanduser().absolute()
+        if must_exist and not path.exists():
+            raise error("image-missing", f"container image {path} does not exist", where, "import it first", 3)
+        return str(path)
+    bare = place.removeprefix("docker://")
+    if "/" not in bare and ":" not in bare and "#" not in bare:
+        near = nearest(name, [*known, *cluster.images])
+        raise error(
+            "unknown-image",
+            f"container image '{name}' is neither a known name nor a URI nor a file",
+            where,
+            f"did you mean '{near}'?" if near else f"known names: {', '.join([*known, *cluster.images])}",
+        )
+    if runtime == "pyxis":
+        registry, slash, rest = bare.partition("/")
+        # enroot separates the registry with '#'.
+        return f"{registry}#{rest}" if slash and "." in registry and "#" not in bare else bare
+    if runtime == "apptainer":
+        return f"docker://{bare.replace('#', '/', 1)}"
+    raise error(
+        "image-not-local",
+        f"Charliecloud runs folders and .sqsh files, not '{name}'",
+        where,
+        "pull it with `ch-image pull`, convert it with `ch-convert`, and map its name in the cluster profile's `images:`",
+    )
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith((".sqsh", ".sqfs", ".sif")) or place.startswith(("/", "./", "../", "~"))

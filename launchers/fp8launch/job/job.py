@@ -1,0 +1,60 @@
+"""The frozen job: all that a backend needs, nothing that only one backend understands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["srun", "torchrun"]
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of the host at a place in the container; `read_only` where the runtime can."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+
+
+@dataclass(frozen=True)
+class Container:
+    """How the processes get their file system. `image` is in the words of `runtime`."""
+
+    runtime: Literal["pyxis", "apptainer", "charliecloud"]
+    image: str
+    mounts: tuple[Mount, ...] = ()
+    gpus: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run as a Slurm job or a local process group.
+
+    `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
+    long options in order, None for a bare one. `environment` and `megatron_args` reach the processes byte for byte.
+    """
+
+    name: str
+    description: str
+    folder: str | None
+    nodes: int
+    processes_per_node: int
+    mode: Mode
+    python: str
+    megatron_args: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    slurm: tuple[tuple[str, str | None], ...] = ()
+    setup: tuple[str, ...] = ()
+    container: Container | None = None
+    training_script: str | None = None
+    mpi: str | None = None
+    cpus_per_task: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node

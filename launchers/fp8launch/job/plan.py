@@ -1,0 +1,190 @@
+"""Recipe, arguments and cluster to the frozen `Job`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fp8launch.job.cluster import Cluster, Runtime
+from fp8launch.job.images import image_for
+from fp8launch.job.job import Container, Job, Mode, Mount
+from fp8launch.megatron.translate import MegatronArgs
+from fp8launch.problems import Problem, UserError, error
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+
+# Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
+_SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
+
+
+def plan(
+    loaded: LoadedRecipe,
+    args: MegatronArgs,
+    cluster: Cluster,
+    folder: Path | None,
+    *,
+    runtime: Runtime | None = None,
+    check_paths: bool = True,
+) -> Job:
+    """The job for a recipe on a cluster.
+
+    `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none" ignores
+    the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not exist.
+    """
+    recipe = loaded.recipe
+    if folder is not None and not _SAFE_FOLDER.fullmatch(str(folder)):
+        raise error(
+            "run-folder-name",
+            f"the run folder {str(folder)!r} has characters that Slurm or a shell reads otherwise",
+            fix="choose a run root of letters, digits, spaces and ./@+=:,_-",
+        )
+    mode: Mode = recipe.launch.mode or cluster.launch or "srun"
+    return Job(
+        name=recipe.name,
+        description=recipe.description,
+        folder=str(folder) if folder is not None else None,
+        nodes=recipe.resources.nodes,
+        processes_per_node=recipe.resources.gpus_per_node,
+        mode=mode,
+        python=_python(recipe, cluster, runtime, portable=folder is None),
+        megatron_args=args.argv,
+        environment=_environment(recipe, cluster),
+        secrets=tuple(recipe.secrets),
+        slurm=_slurm_options(recipe, cluster, folder, mode),
+        setup=tuple(cluster.setup),
+        container=_container(loaded, cluster, runtime, check_paths),
+        training_script=_training_script(loaded, runtime, check_paths),
+        mpi=cluster.mpi,
+        cpus_per_task=_cpus_per_task(recipe, mode),
+    )
+
+
+def probe_runtime(cluster: Cluster, environment: dict[str, str]) -> Runtime:
+    """The container runtime that the profile names, else the first that this machine shows. Exit code 3 when none."""
+    if cluster.runtime is not None:
+        return cluster.runtime
+    srun = shutil.which("srun")
+    if srun is not None:
+        # pyxis adds its options to srun's own help.
+        shown = subprocess.run([srun, "--help"], capture_output=True, text=True, env=environment, check=False).stdout
+        if "--container-image" in shown:
+            return "pyxis"
+    if shutil.which("apptainer") or shutil.which("singularity"):
+        return "apptainer"
+    if shutil.which("ch-run"):
+        return "charliecloud"
+    raise error(
+        "no-container-runtime",
+        "the recipe names a container image, and this machine has neither pyxis nor Apptainer nor Charliecloud",
+        "container.image",
+        "state `runtime:` in the cluster profile, or run without an image: --set container.image=null",
+        exit_code=3,
+    )
+
+
+def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: bool) -> str:
+    if recipe.launch.python:
+        return recipe.launch.python
+    if runtime not in (None, "none") or portable:
+        return "python3"
+    return cluster.python or sys.executable
+
+
+def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    ours = {"PYTHONUNBUFFERED": "1", "FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+    site = {name: str(value) for name, value in cluster.env.items()}
+    return tuple({**ours, **site, **recipe.environment}.items())
+
+
+def _cpus_per_task(recipe: Recipe, mode: Mode) -> int | None:
+    cpus = recipe.resources.cpus_per_task
+    return cpus * recipe.resources.gpus_per_node if cpus and mode == "torchrun" else cpus
+
+
+def _slurm_options(
+    recipe: Recipe, cluster: Cluster, folder: Path | None, mode: Mode
+) -> tuple[tuple[str, str | None], ...]:
+    need = recipe.resources
+    options: dict[str, str | None] = {
+        "job-name": recipe.name,
+        "nodes": str(need.nodes),
+        "ntasks-per-node": "1" if mode == "torchrun" else str(need.gpus_per_node),
+        "time": need.time,
+    }
+    if need.gpu != "cpu" and cluster.gpus == "gpus-per-node":
+        kind = f"{cluster.gres_type}:" if cluster.gres_type else ""
+        options["gpus-per-node"] = f"{kind}{need.gpus_per_node}"
+    elif need.gpu != "cpu" and cluster.gpus == "gres":
+        options["gres"] = f"gpu:{cluster.gres_type + ':' if cluster.gres_type else ''}{need.gpus_per_node}"
+    cpus = _cpus_per_task(recipe, mode)
+    named = {
+        "cpus-per-task": str(cpus) if cpus else None,
+        "account": cluster.account,
+        "partition": cluster.partition,
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+        "constraint": cluster.constraint,
+        "nodelist": cluster.nodelist,
+        "exclude": cluster.exclude,
+        "segment": str(cluster.segment) if cluster.segment else None,
+        "mem": cluster.memory,
+    }
+    options |= {name: value for name, value in named.items() if value is not None}
+    if cluster.exclusive:
+        options["exclusive"] = None
+    if cluster.requeue is not None:
+        options["requeue" if cluster.requeue else "no-requeue"] = None
+    options["output"] = str(folder / "logs" / "slurm-%j.out") if folder else "%x-%j.out"
+    options["open-mode"] = "append"
+    for name, value in cluster.options.items():
+        if value is not False:
+            options[name] = None if value is True else str(value)
+    return tuple(options.items())
+
+
+def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, check: bool) -> Container | None:
+    recipe = loaded.recipe
+    if recipe.container.image is None or runtime is None or runtime == "none":
+        return None
+    image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
+    mounts, problems = [], []
+    stated = [(text, loaded.where("container", "mounts", i)) for i, text in enumerate(recipe.container.mounts)]
+    for text, where in [*((m, "cluster profile: mounts") for m in cluster.mounts), *stated]:
+        found = _mount(text, where, check)
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            mounts.append(found)
+    if problems:
+        raise UserError(problems, exit_code=3 if all(p.code == "mount-missing" for p in problems) else 2)
+    return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
+
+
+def _mount(text: str, where: str, check: bool) -> Mount | Problem:
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    source = os.path.expanduser(source)
+    target = target or source
+    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
+        return Problem(
+            "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
+        )
+    if check and not Path(source).exists():
+        return Problem(
+            "error", "mount-missing", f"mount source {source} does not exist on this machine", where, "create it or drop it"
+        )
+    return Mount(source, target, mode == "ro")
+
+
+def _training_script(loaded: LoadedRecipe, runtime: str | None, check: bool) -> str | None:
+    script = loaded.recipe.launch.script
+    if script is None or runtime not in (None, "none"):
+        return script
+    path = Path(script).expanduser()
+    if check and not path.is_file():
+        raise error("script-missing", f"training script {path} does not exist", loaded.where("launch", "script"))
+    return str(path.absolute())

@@ -1,0 +1,207 @@
+"""The text of a batch script. One pure function, one place that quotes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fp8launch import __version__
+from fp8launch.job.job import Job
+
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A piece of shell written by this module, never by a recipe: the only text that is not quoted."""
+
+    text: str
+
+
+Word = str | Expansion
+
+
+def quote(word: Word) -> str:
+    """A word as the shell must read it. Every value from outside passes here."""
+    if isinstance(word, Expansion):
+        return word.text
+    # Bash needs no quotes around a comma, but in an array readers and shellcheck take it for a separator.
+    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
+
+
+def batch_script(job: Job) -> str:
+    """The script that sbatch runs for `job`, and that the submitit backend runs on the batch host."""
+    blocks = [
+        _header(job),
+        _places(job),
+        _setup(job),
+        _environment(job),
+        _rendezvous(),
+        _arguments(job),
+        _step(job),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def local_script(job: Job) -> str:
+    """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
+    head = ["#!/bin/bash", f"# {job.name}: {job.processes_per_node} processes. Written by fp8launch {__version__}."]
+    command = [*_container(job), *process_command(replace(job, mode="torchrun"))]
+    step = _with_status(command, '>> "$attempt.log" 2>&1')
+    blocks = [head, _places(job), _setup(job), _environment(job), _arguments(job), step]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _header(job: Job) -> list[str]:
+    size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.processes_per_node} processes"
+    lines = ["#!/bin/bash", f"# {job.name}: {size}. Written by fp8launch {__version__}."]
+    if job.folder is None:
+        lines += [
+            "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
+            "# the like: on sbatch's command line, or as #SBATCH lines below these.",
+        ]
+    for option, value in job.slurm:
+        lines.append(f"#SBATCH --{option}" + ("" if value is None else f"={shlex.quote(value)}"))
+    return lines
+
+
+def _places(job: Job) -> list[str]:
+    if job.folder is not None:
+        lines = [
+            "set -euo pipefail",
+            f"run_folder={quote(job.folder)}",
+            "code=$run_folder/code",
+            f"python={quote(job.python)}",
+        ]
+    else:
+        lines = [
+            "set -euo pipefail",
+            "# sbatch runs a copy of this script elsewhere, so places come from where it was submitted.",
+            "home=${FP8LAUNCH_HOME:-$SLURM_SUBMIT_DIR}",
+            "code=$home/launchers/fp8launch/train",
+            f"run_folder=${{FP8LAUNCH_RUNS:-$SLURM_SUBMIT_DIR/runs}}/{quote(job.name)}-$SLURM_JOB_ID",
+            f"python=${{FP8LAUNCH_PYTHON:-{quote(job.python)}}}",
+            'if [ ! -f "$code/worker.py" ]; then',
+            f'{INDENT}echo "fp8launch: no $code/worker.py: set FP8LAUNCH_HOME to a checkout of fp8launch" >&2',
+            f"{INDENT}exit 2",
+            "fi",
+        ]
+        if job.container is not None:
+            lines += [
+                "# The container image: a URI, or a .sqsh on a file system that every node sees.",
+                f"image=${{FP8LAUNCH_IMAGE:-{quote(job.container.image)}}}",
+            ]
+    return [
+        *lines,
+        "# A requeued job keeps its id, so each attempt has a log of its own.",
+        "attempt=$run_folder/logs/${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}",
+        'mkdir -p "$run_folder/logs"',
+        'cd "$run_folder"',
+    ]
+
+
+def _setup(job: Job) -> list[str]:
+    if not job.setup:
+        return []
+    # Module systems read unset variables and test commands that fail.
+    return ["# Set-up lines of the cluster profile.", "set +eu", *job.setup, "set -eu"]
+
+
+def _environment(job: Job) -> list[str]:
+    lines = [f"export {name}={quote(value)}" for name, value in job.environment]
+    for name in job.secrets:
+        lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
+    if job.container is not None and job.container.runtime == "apptainer":
+        # An image's own environment wins over the host's unless the variable has this prefix.
+        lines += [f'export APPTAINERENV_{name}="${name}"' for name in _names(job)]
+    return ["# Environment of the recipe and the cluster.", *lines] if lines else []
+
+
+def _rendezvous() -> list[str]:
+    return [
+        "# All processes meet at the first node of this job's own list, on a port of this job's own.",
+        'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "export MASTER_ADDR=${hosts[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+    ]
+
+
+def _arguments(job: Job) -> list[str]:
+    return ["megatron_args=(", *(INDENT + line for line in flag_lines(job.megatron_args)), ")"]
+
+
+def flag_lines(argv: Sequence[str]) -> list[str]:
+    """One line a flag with its values, quoted for a shell."""
+    lines: list[str] = []
+    for word in argv:
+        # A value such as -1 belongs to the flag before it.
+        if word.startswith("--") or not lines:
+            lines.append(quote(word))
+        else:
+            lines[-1] += " " + quote(word)
+    return lines
+
+
+def _step(job: Job) -> list[str]:
+    srun: list[list[Word]] = [
+        ["srun"],
+        ["--label", "--kill-on-bad-exit=1", "--wait=60"],
+        [Expansion('--output="$attempt.log"'), "--open-mode=append"],
+    ]
+    if job.mpi:
+        srun.append([f"--mpi={job.mpi}"])
+    if job.cpus_per_task:
+        # srun of Slurm 22.05 and 23.02 does not take this from the job.
+        srun.append([f"--cpus-per-task={job.cpus_per_task}"])
+    return _with_status([*srun, *_container(job), *process_command(job)])
+
+
+def _with_status(command: Sequence[Sequence[Word]], redirect: str = "") -> list[str]:
+    """The command in lines, and its exit status kept in a file for when Slurm has forgotten the job."""
+    lines = " \\\n".join((INDENT if i else "") + " ".join(map(quote, words)) for i, words in enumerate(command) if words)
+    return [
+        "status=0",
+        f"{lines} {redirect}".rstrip() + " || status=$?",
+        'echo "$status" > "$attempt.exit" || true',
+        'exit "$status"',
+    ]
+
+
+def process_command(job: Job) -> list[list[Word]]:
+    """What each srun task runs: a rank, or torchrun for the ranks of its node. In lines for reading."""
+    start: list[Word] = [Expansion('"$python"')]
+    if job.mode == "torchrun":
+        start += [Expansion('"$code/node.py"'), f"--nproc-per-node={job.processes_per_node}"]
+    else:
+        start += [Expansion('"$code/worker.py"')]
+    if job.training_script is not None:
+        start += ["--script", job.training_script]
+    return [[*start, "--", Expansion('"${megatron_args[@]}"')]]
+
+
+def _container(job: Job) -> list[list[Word]]:
+    box = job.container
+    if box is None:
+        return []
+    here = '"$run_folder"'
+    image: Word = Expansion('"$image"') if job.folder is None else box.image
+    own = "$run_folder:$run_folder" + (",$home:$home" if job.folder is None else "")
+    if box.runtime == "pyxis":
+        mounts = ",".join([f'"{own}"', *(quote(str(m)) for m in box.mounts)])
+        return [
+            [Expansion(f"--container-image={quote(image)}")],
+            [Expansion(f"--container-mounts={mounts}")],
+            [Expansion(f"--container-workdir={here}"), "--no-container-mount-home"],
+            ["--container-env=" + ",".join(_names(job))],
+        ]
+    binds = [Expansion(f'--bind="{pair}"') for pair in own.split(",")]
+    binds += [Expansion(f"--bind={quote(str(mount))}") for mount in box.mounts]
+    if box.runtime == "apptainer":
+        gpus: list[Word] = ["--nv"] if box.gpus else []
+        return [["apptainer", "exec", *gpus, Expansion(f"--pwd={here}")], list(binds), [image]]
+    return [["ch-run", Expansion(f"--cd={here}")], list(binds), [image, "--"]]
+
+
+def _names(job: Job) -> Iterable[str]:
+    """The variables that must win over what an image sets."""
+    return (*(name for name, _ in job.environment), *job.secrets, "MASTER_ADDR", "MASTER_PORT")

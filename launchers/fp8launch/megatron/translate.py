@@ -1,0 +1,316 @@
+"""A recipe to the exact argument list of one Megatron-Core version.
+
+Each section turns into the flags that it states; `megatron:` adds any other flag by its own name. The same flag from
+two places is an error unless both say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8launch.megatron.argv import check_values, emit_argv
+from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
+from fp8launch.problems import Problem, UserError
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Data, FlagValue, Parallel, Precision, Recipe
+
+Where = tuple[str, ...]
+
+_FSDP_STRATEGY = {
+    "megatron": "optim_grads_params",
+    "megatron_optim_grads": "optim_grads",
+    "megatron_optim": "optim",
+}
+
+
+@dataclass(frozen=True)
+class MegatronArgs:
+    """The flags of a run. `values` is keyed by canonical flag name, in the order of `argv`; `places` says who set it."""
+
+    version: str
+    values: Mapping[str, FlagValue]
+    argv: tuple[str, ...]
+    places: Mapping[str, str]
+
+    def integer(self, flag: str, default: int) -> int:
+        value = self.values.get(flag)
+        return value if isinstance(value, int) else default
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the GPUs of a run are divided. `microbatches` is the number of micro batches of a step on each pipeline."""
+
+    world: int
+    tp: int
+    pp: int
+    vp: int
+    cp: int
+    ep: int
+    dp: int
+    micro_batch: int
+    global_batch: int
+    microbatches: int
+
+
+def translate(loaded: LoadedRecipe) -> MegatronArgs:
+    """The argument list that `loaded` means. Raises UserError with every problem that the flag schema shows."""
+    recipe = loaded.recipe
+    version = recipe.software.megatron or supported_versions()[-1]
+    schema = load_schema(version)
+    values, places, problems = _collect(_settings(recipe), loaded, schema)
+    problems += check_values(values, schema, lambda flag: places.get(_canonical(flag, schema)))
+    problems += _pairs(values, places)
+    problems += _fp8_on_cpu(recipe, values, places)
+    if problems:
+        raise UserError(problems)
+    return MegatronArgs(schema.version, values, emit_argv(values, schema), places)
+
+
+def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
+    """The division of `world_size` GPUs. Raises UserError when they or the batch do not divide."""
+    world = loaded.recipe.resources.world_size
+    tp = args.integer("tensor_model_parallel_size", 1)
+    pp = args.integer("pipeline_model_parallel_size", 1)
+    cp = args.integer("context_parallel_size", 1)
+    if world % (tp * pp * cp):
+        raise UserError(
+            [
+                Problem(
+                    "error",
+                    "world-size",
+                    f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {tp * pp * cp}",
+                    loaded.where("parallel"),
+                    f"use a multiple of {tp * pp * cp} GPUs (resources.nodes x resources.gpus_per_node), or less parallelism",
+                )
+            ]
+        )
+    dp = world // (tp * pp * cp)
+    micro = args.integer("micro_batch_size", 1)
+    batch = args.integer("global_batch_size", micro * dp)
+    if batch % (micro * dp):
+        step = micro * dp
+        raise UserError(
+            [
+                Problem(
+                    "error",
+                    "batch-size",
+                    f"global batch {batch} is no multiple of micro batch {micro} x data parallel {dp} = {step}",
+                    loaded.where("batch", "global"),
+                    f"use {max(step, batch // step * step)} or {(batch // step + 1) * step}",
+                )
+            ]
+        )
+    return Layout(
+        world=world,
+        tp=tp,
+        pp=pp,
+        vp=args.integer("num_virtual_stages_per_pipeline_rank", 1),
+        cp=cp,
+        ep=args.integer("expert_model_parallel_size", 1),
+        dp=dp,
+        micro_batch=micro,
+        global_batch=batch,
+        microbatches=batch // (micro * dp),
+    )
+
+
+def _settings(recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
+    """Every flag that the recipe states: its name, its value and the path that states it."""
+    for flag, value in recipe.model.items():
+        yield flag, value, ("model", flag)
+    batch, train, save = recipe.batch, recipe.train, recipe.checkpoint
+    yield "micro_batch_size", batch.micro, ("batch", "micro")
+    yield "global_batch_size", batch.global_, ("batch", "global")
+    yield "seq_length", batch.sequence, ("batch", "sequence")
+    if "max_position_embeddings" not in recipe.model:
+        yield "max_position_embeddings", batch.sequence, ("batch", "sequence")
+    yield "train_iters", train.iterations, ("train", "iterations")
+    yield "lr", train.lr, ("train", "lr")
+    yield "min_lr", train.min_lr, ("train", "min_lr")
+    yield "lr_warmup_iters", train.warmup, ("train", "warmup")
+    if recipe.precision is not None:
+        yield from _precision(recipe.precision)
+    yield from _parallel(recipe.parallel, recipe)
+    yield from _optimizer(recipe)
+    if recipe.data is not None:
+        yield from _data(recipe.data)
+    yield "save", save.dir, ("checkpoint", "dir")
+    yield "save_interval", save.interval, ("checkpoint", "interval")
+    yield "load", save.load, ("checkpoint", "load")
+    for flag, value in recipe.megatron.items():
+        yield flag, value, ("megatron", flag)
+
+
+def _precision(precision: Precision) -> Iterator[tuple[str, FlagValue, Where]]:
+    stated = ("precision", "recipe")
+    yield "bf16", True, stated
+    if precision.recipe == "nvfp4":
+        yield "fp4_format", precision.format, ("precision", "format")
+        yield "fp4_recipe", "nvfp4", stated
+    elif precision.quantized:
+        yield "fp8_format", precision.format, ("precision", "format")
+        yield "fp8_recipe", precision.recipe, stated
+    if precision.param_gather:
+        here = ("precision", "param_gather")
+        yield ("fp4_param_gather" if precision.recipe == "nvfp4" else "fp8_param_gather"), True, here
+        if precision.recipe == "mxfp8":
+            # Without it Megatron only warns, and then fails when it wraps the model (replace_raw_data of an MXFP8Tensor).
+            yield "reuse_grad_buf_for_mxfp8_param_ag", True, here
+    if precision.bf16_layers is not None:
+        here = ("precision", "bf16_layers")
+        yield "first_last_layers_bf16", True, here
+        yield "num_layers_at_start_in_bf16", precision.bf16_layers.start, here
+        yield "num_layers_at_end_in_bf16", precision.bf16_layers.end, here
+    yield "fp8_amax_history_len", precision.amax_history, ("precision", "amax_history")
+    yield "fp8_amax_compute_algo", precision.amax_algo, ("precision", "amax_algo")
+
+
+def _parallel(parallel: Parallel, recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
+    yield "tensor_model_parallel_size", parallel.tp, ("parallel", "tp")
+    yield "pipeline_model_parallel_size", parallel.pp, ("parallel", "pp")
+    if parallel.vp not in (None, 1):
+        yield "num_virtual_stages_per_pipeline_rank", parallel.vp, ("parallel", "vp")
+    yield "context_parallel_size", parallel.cp, ("parallel", "cp")
+    yield "expert_model_parallel_size", parallel.ep, ("parallel", "ep")
+    yield "expert_tensor_parallel_size", parallel.etp, ("parallel", "etp")
+    # Sequence parallelism costs nothing beside TP, but PyTorch's own norms, which the CPU mode uses, lack it.
+    automatic = parallel.sequence == "auto" and (parallel.tp or 1) > 1 and recipe.resources.gpu != "cpu"
+    if automatic or parallel.sequence is True:
+        yield "sequence_parallel", True, ("parallel", "sequence")
+    here = ("parallel", "fsdp")
+    if parallel.fsdp == "torch_fsdp2":
+        yield "use_torch_fsdp2", True, here
+        yield "ckpt_format", "torch_dist", here
+    elif parallel.fsdp in _FSDP_STRATEGY:
+        yield "use_megatron_fsdp", True, here
+        yield "data_parallel_sharding_strategy", _FSDP_STRATEGY[parallel.fsdp], here
+        yield "ckpt_format", "fsdp_dtensor", here
+
+
+def _optimizer(recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
+    states = recipe.optimizer
+    dtypes = {
+        "exp_avg_dtype": (states.exp_avg, "exp_avg"),
+        "exp_avg_sq_dtype": (states.exp_avg_sq, "exp_avg_sq"),
+        "main_grads_dtype": (states.main_grads, "main_grads"),
+        "main_params_dtype": (states.main_params, "main_params"),
+    }
+    if any(dtype for dtype, _ in dtypes.values()):
+        yield "use_precision_aware_optimizer", True, ("optimizer",)
+    for flag, (dtype, key) in dtypes.items():
+        yield flag, dtype, ("optimizer", key)
+    if states.grad_reduce == "bf16":
+        yield "grad_reduce_in_bf16", True, ("optimizer", "grad_reduce")
+    elif states.grad_reduce == "fp32":
+        yield "accumulate_allreduce_grads_in_fp32", True, ("optimizer", "grad_reduce")
+
+
+def _data(data: Data) -> Iterator[tuple[str, FlagValue, Where]]:
+    if data.kind == "mock":
+        yield "mock_data", True, ("data", "kind")
+    elif data.blend:
+        yield "data_path", [str(part) for part in data.blend], ("data", "blend")
+    if data.tokenizer is not None:
+        yield "tokenizer_type", data.tokenizer.type, ("data", "tokenizer", "type")
+        yield "tokenizer_model", data.tokenizer.model, ("data", "tokenizer", "model")
+    elif data.kind == "mock":
+        yield "tokenizer_type", "NullTokenizer", ("data", "kind")
+    yield "split", data.split, ("data", "split")
+    yield "data_cache_path", data.cache, ("data", "cache")
+
+
+def _canonical(flag: str, schema: FlagSchema) -> str:
+    found = schema.find(flag)
+    return found.name if found else flag.lstrip("-").replace("-", "_")
+
+
+def _collect(
+    settings: Iterable[tuple[str, FlagValue, Where]], loaded: LoadedRecipe, schema: FlagSchema
+) -> tuple[dict[str, FlagValue], dict[str, str], list[Problem]]:
+    """Values and places by canonical flag, and one problem for each pair of settings that disagree."""
+    values: dict[str, FlagValue] = {}
+    places: dict[str, str] = {}
+    setter: dict[str, tuple[str, FlagValue, Where]] = {}
+    problems: list[Problem] = []
+    for flag, value, path in settings:
+        if value is None:
+            continue
+        name = _canonical(flag, schema)
+        found = schema.find(flag)
+        # Two spellings of one Megatron argument (--no-x and --disable-x) meet in its dest.
+        key = found.dest if found else name
+        if key in setter:
+            first_flag, first_value, first_path = setter[key]
+            if (first_flag, first_value) != (name, value):
+                problems.append(_clash(loaded, (first_flag, first_value, first_path), (name, value, path)))
+            continue
+        setter[key] = (name, value, path)
+        values[name] = value
+        places[name] = loaded.where(*path)
+    return values, places, problems
+
+
+def _clash(
+    loaded: LoadedRecipe, first: tuple[str, FlagValue, Where], second: tuple[str, FlagValue, Where]
+) -> Problem:
+    return Problem(
+        "error",
+        "flag-set-twice",
+        f"'{'.'.join(second[2])}: {second[1]}' contradicts '{'.'.join(first[2])}' at {loaded.where(*first[2])}, "
+        f"which sets {first[0]} to {first[1]}",
+        loaded.where(*second[2]),
+        f"keep one of them; the section ({'.'.join(first[2])}) is the usual place",
+    )
+
+
+def _pairs(values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
+    """Format and recipe belong together: alone, the one means `delayed` and the other means bf16, both silently."""
+    for kind in ("fp8", "fp4"):
+        given, missing = f"{kind}_format", f"{kind}_recipe"
+        if given in values and missing not in values:
+            means = "delayed" if kind == "fp8" else "nvfp4"
+            yield Problem(
+                "error",
+                "format-without-recipe",
+                f"{given} is set and {missing} is not, which Megatron reads as {means}",
+                places[given],
+                f"state {missing} as well, or use `precision: {{recipe: ..., format: ...}}`",
+            )
+        if missing in values and given not in values:
+            yield Problem(
+                "error",
+                "recipe-without-format",
+                f"{missing} is set and {given} is not: Megatron then trains in bf16",
+                places[missing],
+                f"state {given} as well, or use `precision: {{recipe: ..., format: ...}}`",
+            )
+
+
+def _fp8_on_cpu(recipe: Recipe, values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
+    """Megatron on a CPU accepts FP8 flags and does nothing with them."""
+    for flag in ("fp8_format", "fp4_format"):
+        if recipe.resources.gpu == "cpu" and flag in values:
+            yield Problem(
+                "error",
+                "fp8-on-cpu",
+                f"{flag} is set and resources.gpu is cpu, where Megatron would silently train in bf16",
+                places[flag],
+                "use `precision: {recipe: bf16}` on CPUs, or name the GPU",
+            )
+
+
+def relative_data_paths(data: Data) -> list[Path]:
+    """The paths in a blend that are not absolute; a blend may interleave weights with paths."""
+    paths = [Path(part) for part in data.blend or [] if isinstance(part, str) and not _is_number(part)]
+    return [path for path in paths if not path.is_absolute()]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""A recipe file, what it extends and what the command line overrides, to one frozen `LoadedRecipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8launch.pack import pack_folder
+from fp8launch.problems import UserError, error
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.source import Node, parse_yaml, read_yaml
+from fp8launch.recipe.validate import validate
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe with the places of its values. `files` are all that went into it, the recipe itself last."""
+
+    recipe: Recipe
+    tree: Node
+    files: tuple[Path, ...]
+
+    def where(self, *path: str | int) -> str:
+        """`file:line` of the deepest part of `path` that the recipe states."""
+        return self.tree.find(path).where
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Load a recipe by path, or by its name in the pack, with `key.path=value` overrides applied last.
+
+    Raises UserError holding every problem found.
+    """
+    path = find_recipe(name)
+    tree, files = _with_parents(path, ())
+    for text in overrides:
+        tree = _apply(tree, text)
+    entries = dict(_entries(tree))
+    entries.pop("extends", None)
+    entries.setdefault("name", Node(path.stem, str(path)))
+    tree = Node(entries, tree.where)
+    return LoadedRecipe(validate(Recipe, tree), tree, tuple(dict.fromkeys(files)))
+
+
+def find_recipe(name: str) -> Path:
+    """The file that a user means: a path, or a name in the recipe pack with or without `recipes/` and `.yaml`."""
+    for candidate in (Path(name), Path(f"{name}.yaml")):
+        if candidate.is_file():
+            return candidate
+    inside = name.removeprefix("recipes/")
+    if not Path(inside).is_absolute() and ".." not in Path(inside).parts:
+        for candidate in (pack_folder("recipes") / inside, pack_folder("recipes") / f"{inside}.yaml"):
+            if candidate.is_file():
+                return candidate
+    if Path(name).exists():
+        return Path(name)
+    raise error("recipe-not-found", "no such recipe", name, "`fp8launch recipes` lists those that come with fp8launch")
+
+
+def merge(base: Node, over: Node) -> Node:
+    """`over` laid on `base`: mappings merge key by key, anything else replaces."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    merged = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = merge(merged[key], child) if key in merged else child
+    return Node(merged, over.where)
+
+
+def _with_parents(path: Path, seen: tuple[Path, ...]) -> tuple[Node, list[Path]]:
+    real = path.resolve()
+    if real in seen:
+        chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
+        raise error("extends-cycle", f"extends itself: {chain}", str(path), "remove one of these `extends`")
+    own = read_yaml(path)
+    tree, files, problems = Node({}, own.where), [], []
+    for parent in _parents(own):
+        try:
+            below, more = _with_parents(_find_parent(parent, path), (*seen, real))
+        except UserError as exc:
+            problems += exc.problems
+            continue
+        tree = merge(tree, below)
+        files += more
+    if problems:
+        raise UserError(problems)
+    return merge(tree, own), [*files, path]
+
+
+def _parents(own: Node) -> Iterable[Node]:
+    node = _entries(own).get("extends")
+    if node is None or node.value is None:
+        return []
+    items = node.value if isinstance(node.value, list) else [node]
+    for item in items:
+        if not isinstance(item.value, str):
+            raise error("bad-value", "'extends' must be a name or a list of names", item.where)
+    return items
+
+
+def _find_parent(parent: Node, child: Path) -> Path:
+    name = str(parent.value)
+    tried = []
+    # Beside the child first, then up to the folder that holds the pack's parts, then the pack itself.
+    for folder in (*child.resolve().parents[:3], pack_folder("recipes")):
+        for candidate in (folder / f"{name}.yaml", folder / name):
+            if candidate.is_file():
+                return candidate
+        tried.append(str(folder))
+    raise error(
+        "missing-parent",
+        f"extends '{name}', which is in none of {', '.join(dict.fromkeys(tried))}",
+        parent.where,
+        "name a file relative to this one, or a part of the pack such as models/llama3_8b",
+    )
+
+
+def _apply(tree: Node, override: str) -> Node:
+    """One `a.b=value`. Another precision recipe brings its whole part, for format and amax settings belong to it; parameter gather stays."""
+    key, sign, text = override.partition("=")
+    steps = key.strip().split(".")
+    if not sign or not all(steps):
+        raise error("bad-override", "must look like section.key=value", f"--set {override}")
+    place = f"--set {override}"
+    node = parse_yaml(text, place, numbered=False)
+    if steps == ["precision", "recipe"]:
+        return _switch_precision(tree, node)
+    for step in reversed(steps):
+        node = Node({step: node}, place)
+    return merge(tree, node)
+
+
+def _switch_precision(tree: Node, choice: Node) -> Node:
+    current = tree.find(("precision",))
+    part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
+    if tree.find(("precision", "recipe")).value == choice.value or not part.is_file():
+        return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
+    rest = {key: child for key, child in _entries(tree).items() if key != "precision"}
+    tree = merge(Node(rest, tree.where), read_yaml(part))
+    kept = {"recipe": choice}
+    if choice.value != "bf16" and isinstance(current.value, dict) and "param_gather" in current.value:
+        kept["param_gather"] = current.value["param_gather"]
+    return merge(tree, Node({"precision": Node(dict(kept), choice.where)}, choice.where))
+
+
+def _entries(tree: Node) -> dict[str, Node]:
+    assert isinstance(tree.value, dict)
+    return tree.value

@@ -1,0 +1,211 @@
+"""The sections of a recipe: one frozen model each, every field in the field's own units.
+
+A section sets only the Megatron flags that it states: what is left out keeps Megatron's default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+PRECISION_RECIPES = ("bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
+
+FlagValue = str | int | float | bool | list[str | int | float] | None
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+_WALL_TIME = r"^(\d+(:\d\d){0,2}|\d+-\d{1,2}(:\d\d){0,2})$"
+_VERSION = r"^\d+(\.\d+)*([a-z0-9.+-]*)$"
+PATTERNS_IN_WORDS = {
+    _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
+    _ENV_NAME: "letters, digits and '_', not starting with a digit",
+    _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
+    _VERSION: 'a version in quotes, such as "0.19"',
+}
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME)]
+WallTime = Annotated[str, StringConstraints(pattern=_WALL_TIME)]
+Version = Annotated[str, StringConstraints(pattern=_VERSION)]
+StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
+Gpu = Literal["a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class Bf16Layers(Section):
+    """How many transformer layers at the start and at the end stay in bf16."""
+
+    start: NotNegative = 1
+    end: NotNegative = 1
+
+
+class Precision(Section):
+    recipe: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
+    format: Literal["e4m3", "hybrid", "e2m1"] | None = None
+    param_gather: bool = False
+    bf16_layers: Bf16Layers | None = None
+    amax_history: Positive | None = None
+    amax_algo: Literal["max", "most_recent"] | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """FP8 or FP4 is asked for."""
+        return self.recipe != "bf16"
+
+    @model_validator(mode="after")
+    def _format_belongs(self) -> Precision:
+        # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
+        allowed = {"bf16": (None,), "nvfp4": ("e2m1",)}.get(self.recipe, ("e4m3", "hybrid"))
+        if self.format not in allowed:
+            names = " or ".join(str(a) for a in allowed if a)
+            need = f"needs `format: {names}`" if names else "takes no `format`"
+            raise ValueError(f"precision recipe {self.recipe} {need}, not {self.format or 'nothing'}")
+        if not self.quantized and (self.param_gather or self.bf16_layers):
+            raise ValueError("precision recipe bf16 has no use for `param_gather` or `bf16_layers`")
+        return self
+
+
+class Parallel(Section):
+    """Sizes of tensor, pipeline, virtual pipeline, context, expert and expert tensor parallelism. DP is derived."""
+
+    tp: Positive | None = None
+    pp: Positive | None = None
+    vp: Positive | None = None
+    cp: Positive | None = None
+    ep: Positive | None = None
+    etp: Positive | None = None
+    sequence: bool | Literal["auto"] | None = None
+    fsdp: Literal["none", "megatron", "megatron_optim", "megatron_optim_grads", "torch_fsdp2"] | None = None
+
+
+class Batch(Section):
+    """Sequences per micro batch and per step; tokens per sequence."""
+
+    micro: Positive | None = None
+    global_: Positive | None = Field(default=None, alias="global")
+    sequence: Positive | None = None
+    scaling: Literal["weak", "strong"] = "weak"
+
+
+class Train(Section):
+    iterations: Positive | None = None
+    lr: Annotated[float, Field(ge=0)] | None = None
+    min_lr: Annotated[float, Field(ge=0)] | None = None
+    warmup: NotNegative | None = None
+
+
+class Optimizer(Section):
+    """Storage types of TE's precision-aware Adam, which stating any of them switches on; type of the gradient reduce."""
+
+    grad_reduce: Literal["fp32", "bf16"] | None = None
+    exp_avg: StateDtype | None = None
+    exp_avg_sq: StateDtype | None = None
+    main_grads: Literal["fp32", "bf16"] | None = None
+    main_params: Literal["fp32", "fp16"] | None = None
+
+
+class Tokenizer(Section):
+    type: str = "NullTokenizer"
+    model: str | None = None
+
+
+class Data(Section):
+    kind: Literal["mock", "indexed"]
+    blend: list[str | float | int] | None = None
+    split: str | None = None
+    tokenizer: Tokenizer | None = None
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _indexed_has_blend(self) -> Data:
+        if (self.kind == "indexed") != bool(self.blend):
+            raise ValueError("data kind indexed needs `blend: [path, ...]`, and only indexed takes it")
+        return self
+
+
+class Checkpoint(Section):
+    """`dir` and `load` are absolute, or relative to the run folder."""
+
+    dir: str | None = None
+    interval: Positive | None = None
+    load: str | None = None
+
+
+class Resources(Section):
+    nodes: Positive = 1
+    gpus_per_node: Positive = 8
+    gpu: Gpu = "h100"
+    time: WallTime = "01:00:00"
+    cpus_per_task: Positive | None = None
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _minutes(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the run: one for each GPU."""
+        return self.nodes * self.gpus_per_node
+
+
+class Container(Section):
+    image: str | None = None
+    mounts: list[str] = []
+
+
+class Launch(Section):
+    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run."""
+
+    mode: Literal["srun", "torchrun"] | None = None
+    script: str | None = None
+    python: str | None = None
+
+
+class Software(Section):
+    """What the job will find: picks the flag schema and the validators."""
+
+    megatron: Version | None = None
+    transformer_engine: Version | None = None
+    cuda: Version | None = None
+
+
+class Recipe(Section):
+    name: Name
+    description: str = ""
+    model: dict[str, FlagValue] = {}
+    precision: Precision | None = None
+    parallel: Parallel = Parallel()
+    batch: Batch = Batch()
+    train: Train = Train()
+    optimizer: Optimizer = Optimizer()
+    data: Data | None = None
+    checkpoint: Checkpoint = Checkpoint()
+    resources: Resources = Resources()
+    container: Container = Container()
+    launch: Launch = Launch()
+    software: Software = Software()
+    env: dict[EnvName, str | int | float | None] = {}
+    secrets: list[EnvName] = []
+    megatron: dict[str, FlagValue] = {}
+    notes: list[str] = []
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _no_bool(cls, value: object) -> object:
+        if isinstance(value, dict):
+            for name, setting in value.items():
+                if isinstance(setting, bool):
+                    raise ValueError(f"{name}: write 1, 0 or a quoted word: an environment variable is text, not true/false")
+        return value
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The recipe's variables as text; those set to null are dropped."""
+        return {name: str(value) for name, value in self.env.items() if value is not None}

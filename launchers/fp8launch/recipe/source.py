@@ -1,0 +1,193 @@
+"""YAML text to a tree of nodes that remember their file and line.
+
+YAML 1.2 core schema, so `off`, `no` and `01:00:00` are words; no tags, no merge keys, no documents beyond the first.
+Anchors work, but what they expand to is bounded, so a small file cannot become a large one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from fp8launch.problems import UserError, error
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 20_000
+MAX_DEPTH = 40
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", "+.inf", ".Inf"), float("inf")),
+    ".nan": float("nan"),
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and where it was written. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`."""
+
+    value: Scalar | list[Node] | dict[str, Node]
+    where: str
+
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def find(self, path: tuple[str | int, ...]) -> Node:
+        """The deepest node on `path` that exists, for pointing at what is wrong or missing."""
+        node = self
+        for step in path:
+            value = node.value
+            if isinstance(value, dict) and step in value:
+                node = value[str(step)]
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                node = value[step]
+            else:
+                break
+        return node
+
+
+def resolve_plain_scalar(text: str) -> Scalar:
+    """What an unquoted scalar means in YAML 1.2's core schema."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) < 40 and _INT.fullmatch(text):
+        # Leading zeros are decimal in YAML 1.2 and refused by int(text, 0).
+        digits = text.lstrip("+-")
+        return int(text, 0) if digits[:2].lower() in ("0x", "0o") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def read_yaml(path: Path) -> Node:
+    """The mapping in a YAML file. Raises UserError for whatever keeps it from being read."""
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise error("file-not-found", "no such file", name) from None
+    except OSError as exc:
+        raise error("unreadable-file", f"cannot be read: {exc.strerror}", name) from None
+    if len(raw) > MAX_BYTES:
+        raise error("file-too-large", f"is larger than {MAX_BYTES >> 20} MiB, so it is no recipe", name)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise error("not-utf8", "is not UTF-8 text", f"{name}:{line}") from None
+    node = parse_yaml(text, name)
+    if node.value is None:
+        raise error("empty-file", "is empty", name, fix="a recipe is a mapping, e.g. `extends: [models/llama3_8b]`")
+    if not isinstance(node.value, dict):
+        raise error("not-a-mapping", "must be a mapping of `section: values` at the top", node.where)
+    return node
+
+
+def parse_yaml(text: str, name: str, numbered: bool = True) -> Node:
+    """YAML text to nodes whose places are `name:line` (or just `name`, for text that came from no file)."""
+    return _Builder(text, name, numbered).document()
+
+
+class _Builder:
+    def __init__(self, text: str, name: str, numbered: bool) -> None:
+        self._name = name
+        self._numbered = numbered
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._count = 0
+        self._events = self._guarded(text)
+
+    def _where(self, mark: Any) -> str:
+        return f"{self._name}:{mark.line + 1}" if self._numbered else self._name
+
+    def _guarded(self, text: str) -> Iterator[Any]:
+        """Events from libyaml where PyYAML has it; its errors become ours."""
+        try:
+            yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError as exc:
+            mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+            what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "unexpected text"
+            raise error("not-yaml", f"is not valid YAML: {what}", self._where(mark) if mark else self._name) from None
+
+    def _fail(self, code: str, message: str, mark: Any, fix: str | None = None) -> UserError:
+        return error(code, message, self._where(mark), fix)
+
+    def document(self) -> Node:
+        node = Node(None, self._name)
+        seen = False
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if seen:
+                    raise self._fail("several-documents", "holds more than one YAML document", event.start_mark)
+                seen = True
+                node = self._node(next(self._events), 0)
+        return node
+
+    def _node(self, event: Any, depth: int, where: str | None = None) -> Node:
+        mark = event.start_mark
+        self._count += 1
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._fail("unknown-alias", f"alias *{event.anchor} refers to no anchor before it", mark)
+            target, size = self._anchors[event.anchor]
+            self._count += size
+            self._check_size(mark, depth)
+            return Node(target.value, where or self._where(mark))
+        self._check_size(mark, depth)
+        if event.tag is not None:
+            raise self._fail("yaml-tag", f"tag {event.tag} is not allowed", mark, "write the plain value")
+        before = self._count
+        where = where or self._where(mark)
+        if isinstance(event, yaml.ScalarEvent):
+            node = Node(resolve_plain_scalar(event.value) if event.implicit[0] else event.value, where)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = Node(self._sequence(depth), where)
+        else:
+            node = Node(self._mapping(depth), where)
+        if event.anchor:
+            self._anchors[event.anchor] = (node, self._count - before)
+        return node
+
+    def _check_size(self, mark: Any, depth: int) -> None:
+        if self._count > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise self._fail("yaml-too-large", f"expands to more than {limit}, so it is no recipe", mark)
+
+    def _sequence(self, depth: int) -> list[Node]:
+        items = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return items
+
+    def _mapping(self, depth: int) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            mark = event.start_mark
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._fail("bad-key", "a key must be a plain name", mark)
+            key = event.value
+            if key == "<<" and event.implicit[0]:
+                raise self._fail("merge-key", "merge keys (<<) are not supported", mark, "use `extends:`")
+            if key in entries:
+                raise self._fail(
+                    "duplicate-key", f"'{key}' is given twice, first at {entries[key].where}", mark, "keep one of them"
+                )
+            # An entry's place is its key's line: that is the line a reader looks for.
+            entries[key] = self._node(next(self._events), depth + 1, self._where(mark))
+        return entries
