@@ -1,0 +1,147 @@
+"""Data for GPT pre-training: Megatron's own datasets, and the batch that one rank needs of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core import utils as core_utils
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
+from megatron.training import get_args, get_tokenizer
+from megatron.training import utils as training_utils
+
+# In the order of the model's parameters; what a batch has beyond these only packed sequences use.
+FIELDS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
+PACKED_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
+
+
+def call_with(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call `function` with those of `values` that it has parameters for.
+
+    Megatron's helpers gained parameters from 0.17 to 0.19 and kept their names; each asks for its own subset.
+    """
+    names = inspect.signature(function).parameters
+    return function(**{name: value for name, value in values.items() if name in names})
+
+
+def builds_mtp(config: Any, vp_stage: int | None) -> bool:
+    """Does this stage hold multi-token-prediction layers? They need tokens and labels on whichever stage they are."""
+    if not config.mtp_num_layers:
+        return False
+    values = {
+        "config": config,
+        "layout": config.pipeline_model_parallel_layout,
+        "mtp_num_layers": config.mtp_num_layers,
+        "ignore_virtual": False,
+        "vp_stage": vp_stage,
+    }
+    return bool(call_with(mtp_on_this_rank, values))
+
+
+def embedding_ranks(config: Any, pipeline_ranks: list[int]) -> list[int]:
+    """Ranks of one pipeline that hold the word embeddings: first and last stage, and those with MTP layers."""
+    ranks = {pipeline_ranks[0], pipeline_ranks[-1]}
+    if config.mtp_num_layers:
+        ranks |= set(get_mtp_ranks(pipeline_ranks, config))
+    return sorted(ranks)
+
+
+def batch_for_this_rank(
+    samples: Iterator[dict[str, Any]] | None, config: Any, vp_stage: int | None
+) -> dict[str, torch.Tensor | None]:
+    """One micro batch on the device: FIELDS, each [micro batch, sequence / context parallel] or None where not needed.
+
+    Tensor-parallel rank 0 reads it and broadcasts it to its group; stages inside the pipeline get their input from the
+    stage before and read nothing.
+    """
+    args = get_args()
+    has_mtp = builds_mtp(config, vp_stage)
+    if not training_utils.is_first_or_last_pipeline_stage(vp_stage) and not has_mtp:
+        return dict.fromkeys(FIELDS)
+
+    values = {
+        "mtp_on_this_rank": has_mtp,
+        "broadcast_src_rank": parallel_state.get_tensor_model_parallel_src_rank(),
+        "broadcast_group": parallel_state.get_tensor_model_parallel_group(),
+        "is_sft": False,
+        "has_cu_seqlens": False,
+        "is_hybrid_cp": False,
+        "create_attention_mask_in_dataloader": args.create_attention_mask_in_dataloader,
+        "cp_size": args.context_parallel_size,
+        "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
+        "micro_batch_size": args.micro_batch_size,
+        "seq_length": args.seq_length,
+        "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
+        "is_pipeline_first_stage": parallel_state.is_pipeline_first_stage(),
+        "is_pipeline_last_stage": parallel_state.is_pipeline_last_stage(),
+        "cp_group": parallel_state.get_context_parallel_group(),
+    }
+    if hasattr(core_utils, "get_batch_on_this_tp_rank"):  # 0.18 on: it only broadcasts
+        batch: dict[str, Any] = {}
+        if values["tp_rank"] == 0:
+            assert samples is not None
+            sample = next(samples)
+            batch = {name: _on_device(sample.get(name)) for name in (*FIELDS, *PACKED_FIELDS)}
+        batch = call_with(core_utils.get_batch_on_this_tp_rank, {**values, "batch": batch})
+    else:  # 0.17: it reads, moves to the device and broadcasts
+        batch = call_with(training_utils.get_batch_on_this_tp_rank, {**values, "data_iterator": samples})
+        batch = {name: batch.get(name) for name in FIELDS}
+    batch = call_with(core_utils.get_batch_on_this_cp_rank, {**values, "batch": batch})
+    return {name: batch.get(name) for name in FIELDS}
+
+
+def _on_device(value: torch.Tensor | None) -> torch.Tensor | None:
+    return None if value is None else value.cuda(non_blocking=True)
+
+
+def _reads_data(vp_stage: int | None) -> bool:
+    """Must this rank build the datasets: the reader of its tensor-parallel group, where tokens or labels are used."""
+    args = get_args()
+    used = training_utils.is_first_or_last_pipeline_stage(vp_stage) or args.mtp_num_layers
+    return bool(used) and parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
+    """Train, validation and test datasets of the wanted sample counts (None: one epoch), or None where none is read.
+
+    Mock data with `--mock-data`, else the indexed files of `--data-path` and its kin, in the blend and split that the
+    arguments say.
+    """
+    args = get_args()
+    kind = MockGPTDataset if args.mock_data else GPTDataset
+    builder = BlendedMegatronDatasetBuilder(
+        kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
+    )
+    train, valid, test = builder.build()
+    return train, valid, test
+
+
+# Megatron builds datasets on every rank that reads them, and must not do it on tensor-parallel rank 0 alone.
+datasets.is_distributed = True  # type: ignore[attr-defined]
+
+
+def dataset_config(args: Any) -> GPTDatasetConfig:
+    """Megatron's dataset configuration from its arguments; a field without a value below has its argument's name."""
+    blend, blend_per_split = training_utils.get_blend_and_blend_per_split(args)
+    renamed = {
+        "random_seed": args.seed,
+        "sequence_length": args.seq_length,
+        "blend": blend,
+        "blend_per_split": blend_per_split,
+        "path_to_cache": args.data_cache_path,
+        "tokenizer": get_tokenizer(),
+        "create_attention_mask": args.create_attention_mask_in_dataloader,
+        "fast_cache_load": args.dataloader_fast_cache_load,
+        "defer_npy_index_mmap": args.dataloader_defer_npy_index_mmap,
+        "sequence_parallel_size": args.tensor_model_parallel_size * args.sequence_parallel,
+    }
+    names = {field.name for field in dataclasses.fields(GPTDatasetConfig) if field.init}
+    same = {name: getattr(args, name) for name in names - renamed.keys() if hasattr(args, name)}
+    return GPTDatasetConfig(**same, **renamed)

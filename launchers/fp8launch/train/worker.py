@@ -1,0 +1,191 @@
+"""One process of a training job: `python worker.py [--script PATH] -- MEGATRON-ARGUMENTS...`
+
+Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs fp8launch's
+own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same preparation. Exit
+codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks. Signals are not touched.
+
+Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu.
+"""
+# mypy: disable-error-code="import-not-found, no-any-return"
+# (mypy sees this folder as a package, Python at run time as scripts side by side)
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.time()  # before anything heavy is imported: Megatron reports the time from here to the first step
+
+import argparse  # noqa: E402
+import importlib  # noqa: E402
+import importlib.util  # noqa: E402
+import os  # noqa: E402
+import runpy  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import NoReturn  # noqa: E402
+
+import backfills  # noqa: E402
+import ranks  # noqa: E402
+
+WRONG_REQUEST = 2
+MACHINE_LACKS = 3
+TESTED_MEGATRON = ((0, 17), (0, 18), (0, 19))
+
+
+def stop(code: int, message: str) -> NoReturn:
+    """One line on stderr, then out."""
+    print(f"fp8launch: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def option(argv: list[str], flag: str) -> str | None:
+    """The value that argparse would take for `flag`: the last one given, as `--flag value` or `--flag=value`."""
+    value = None
+    for position, argument in enumerate(argv):
+        if argument == flag:
+            value = argv[position + 1] if position + 1 < len(argv) else ""
+        elif argument.startswith(flag + "="):
+            value = argument.split("=", 1)[1]
+    return value
+
+
+def low_precision_problem(argv: list[str], device: str) -> str | None:
+    """Why the FP8 or FP4 that `argv` asks for would not happen; None if none is asked for or it can.
+
+    Megatron itself accepts these and silently trains in bf16: only Transformer Engine's layers look at the format.
+    """
+    for flag in ("--fp8-format", "--fp4-format"):
+        value = option(argv, flag)
+        if value is None:
+            continue
+        asked = f"{flag} {value}"
+        if device == "cpu":
+            return f"{asked} on a CPU: there is no FP8 without a GPU; use a bf16 recipe"
+        if option(argv, "--transformer-impl") == "local":
+            return f"{asked} with --transformer-impl local would train in bf16; use transformer_engine"
+        try:
+            importlib.import_module("transformer_engine.pytorch")
+        except (ImportError, OSError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()
+            return f"{asked} needs Transformer Engine, which {sys.executable} cannot import: {reason[0] if reason else error!r}"
+    return None
+
+
+def megatron_version() -> tuple[str, tuple[int, ...]]:
+    """Version of the Megatron-Core that would be imported, from its own file: importing it takes seconds."""
+    found = importlib.util.find_spec("megatron")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        info = Path(folder, "core", "package_info.py")
+        if info.is_file():
+            values = runpy.run_path(str(info))
+            return str(values["__version__"]), tuple(values["VERSION"][:2])
+    stop(MACHINE_LACKS, f"Megatron-Core (megatron-core 0.17 to 0.19) is not installed for {sys.executable}")
+
+
+def check_software(script: Path | None) -> None:
+    if importlib.util.find_spec("torch") is None:
+        stop(MACHINE_LACKS, f"torch is not installed for {sys.executable}")
+    version, minor = megatron_version()
+    if minor not in TESTED_MEGATRON and os.environ["RANK"] == "0":
+        known = ", ".join(".".join(map(str, each)) for each in TESTED_MEGATRON)
+        print(f"fp8launch: warning: megatron-core {version} is not one of the tested versions ({known})", file=sys.stderr)
+    if script is None and importlib.util.find_spec("megatron.training") is None:
+        stop(MACHINE_LACKS, f"megatron-core {version} has no megatron.training; 0.17 or newer has")
+
+
+def check_gpu() -> None:
+    import torch
+
+    visible = torch.cuda.device_count()
+    if visible == 0:
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
+        stop(MACHINE_LACKS, f"no GPU is visible to torch {torch.__version__} ({built}); for a run without: FP8LAUNCH_DEVICE=cpu")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if local_rank >= visible:
+        stop(
+            MACHINE_LACKS,
+            f"local rank {local_rank} needs its own GPU but sees only {visible}: give each task all of the node's GPUs "
+            "(--gpus-per-node, no --gpus-per-task or --gpu-bind), and no more tasks than GPUs",
+        )
+
+
+def prepare(device: str, argv: list[str]) -> None:
+    """Everything that must be in place before Megatron is imported by the entry or the script."""
+    backfills.install()
+    if device == "cpu":
+        import cpu
+
+        missing = cpu.missing_flags(argv)
+        if missing:
+            stop(WRONG_REQUEST, f"training on a CPU also needs: {' '.join(missing)}")
+        cpu.install()
+    else:
+        import wgrad_fusion
+
+        wgrad_fusion.install()
+    import datasets_helper
+
+    try:
+        datasets_helper.install()
+    except datasets_helper.HelperProblem as problem:
+        stop(MACHINE_LACKS, str(problem))
+
+
+def run_script(script: Path, argv: list[str]) -> None:
+    sys.argv = [str(script), *argv]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def run_entry(argv: list[str]) -> None:
+    sys.argv = [str(Path(__file__).with_name("pretrain.py")), *argv]
+    import pretrain
+
+    problems = pretrain.refused(argv)
+    if problems:
+        stop(WRONG_REQUEST, "; ".join(problems))
+    pretrain.main(STARTED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="worker.py", description="One process of a Megatron training job.")
+    parser.add_argument("--script", type=Path, help="run this training script instead of fp8launch's own entry")
+    parser.add_argument("argv", nargs="*", metavar="MEGATRON-ARGUMENT", help="after --")
+    own, _, argv = _split(sys.argv[1:])
+    script: Path | None = parser.parse_args(own).script
+
+    device = os.environ.get("FP8LAUNCH_DEVICE", "cuda")
+    if device not in ("cuda", "cpu"):
+        stop(WRONG_REQUEST, f"FP8LAUNCH_DEVICE is {device!r}; it may be cuda or cpu")
+    try:
+        os.environ.update(ranks.rank_environment(os.environ))
+    except ranks.EnvironmentProblem as problem:
+        stop(WRONG_REQUEST, str(problem))
+    if script is not None:
+        if not script.is_file():
+            stop(WRONG_REQUEST, f"no such script: {script}")
+        # As `python script` would: the checkout's own megatron package comes before an installed one.
+        sys.path.insert(0, str(script.resolve().parent))
+
+    check_software(script)
+    if device == "cuda":
+        check_gpu()
+    problem_found = low_precision_problem(argv, device)
+    if problem_found:
+        stop(WRONG_REQUEST, problem_found)
+    prepare(device, argv)
+    if script is not None:
+        run_script(script, argv)
+    else:
+        run_entry(argv)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """What is ours, the separator, what is Megatron's."""
+    if "--" not in arguments:
+        return arguments, "", []
+    at = arguments.index("--")
+    return arguments[:at], "--", arguments[at + 1 :]
+
+
+if __name__ == "__main__":
+    main()
