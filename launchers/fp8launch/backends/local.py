@@ -1,0 +1,113 @@
+"""This machine: the same processes under torchrun, in a session of their own so that they outlive the shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8launch.backends.base import JobState
+from fp8launch.backends.slurm import clean_environment
+from fp8launch.job.job import Job
+from fp8launch.job.script import local_script
+from fp8launch.problems import error
+from fp8launch.runs.folder import RunFolder
+
+GRACE_SECONDS = 20.0
+
+
+class LocalBackend:
+    """A job id is `pid:start`, the start time being the kernel's, so that a recycled pid is never taken for the run."""
+
+    name = "local"
+
+    def script(self, job: Job) -> tuple[str, str]:
+        return "job.sh", local_script(job)
+
+    def submit(self, job: Job, run: RunFolder) -> str:
+        if job.nodes > 1:
+            raise error(
+                "local-is-one-node",
+                f"the local backend is one machine, and the recipe asks for {job.nodes} nodes",
+                "resources.nodes",
+                "use --nodes 1, or a Slurm backend",
+            )
+        with (run.path / "logs" / "local.out").open("ab") as out:
+            process = subprocess.Popen(
+                ["bash", str(run.script)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=clean_environment(),
+            )
+        return f"{process.pid}:{_started(process.pid)}"
+
+    def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
+        return [_state(run) for run in runs]
+
+    def cancel(self, run: RunFolder) -> None:
+        pid = _alive(run)
+        if pid is None:
+            return
+        run.update(cancelled=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        # The session of the script is its process group: torchrun and every rank get the signal.
+        for sig, wait in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, sig)
+            end = time.monotonic() + wait
+            while time.monotonic() < end:
+                if not _group_lives(pid):
+                    return
+                time.sleep(0.1)
+
+
+def _state(run: RunFolder) -> JobState:
+    if _alive(run) is not None:
+        return JobState("running", "on this machine", source="process table")
+    manifest = run.manifest()
+    if not manifest.get("jobs"):
+        return JobState("unknown", "was never started", source="run folder")
+    if manifest.get("host") not in (None, os.uname().nodename):
+        return JobState("unknown", f"runs on {manifest['host']}; ask there", source="run folder")
+    if manifest.get("cancelled"):
+        return JobState("cancelled", "by fp8launch cancel", source="run folder")
+    attempts = run.attempts()
+    status = attempts[-1].exit_status if attempts else None
+    if status is None:
+        return JobState("failed", "ended without an exit status (killed, or the machine went down)", source="run folder")
+    return JobState("completed" if status == 0 else "failed", f"exit status {status}", status, "run folder")
+
+
+def _alive(run: RunFolder) -> int | None:
+    """The pid of the run's script while it runs on this machine."""
+    manifest = run.manifest()
+    if not manifest.get("jobs") or manifest.get("host") not in (None, os.uname().nodename):
+        return None
+    pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
+    return int(pid) if started and _started(int(pid)) == started else None
+
+
+def _started(pid: int) -> str:
+    """The kernel's start time of a live process, in clock ticks since boot; empty for none or a zombie."""
+    try:
+        # The command in parentheses may hold anything: fields count from behind it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _group_lives(group: int) -> bool:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            return True
+    return False

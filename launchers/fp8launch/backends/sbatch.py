@@ -1,0 +1,34 @@
+"""The rendered script, submitted by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fp8launch.backends import slurm
+from fp8launch.backends.base import JobState
+from fp8launch.job.job import Job
+from fp8launch.job.script import batch_script
+from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import job_ids
+
+
+class SbatchBackend:
+    name = "sbatch"
+
+    def script(self, job: Job) -> tuple[str, str]:
+        return "job.sbatch", batch_script(job)
+
+    def submit(self, job: Job, run: RunFolder) -> str:
+        done = slurm.call("sbatch", "--parsable", str(run.script), timeout=120)
+        # --parsable prints "id" or "id;cluster".
+        match = re.match(r"(\d+)", done.stdout.strip())
+        if done.returncode or not match:
+            raise slurm.refused(done.stderr, run)
+        return match[1]
+
+    def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
+        return slurm.states(runs)
+
+    def cancel(self, run: RunFolder) -> None:
+        slurm.cancel(job_ids(run))

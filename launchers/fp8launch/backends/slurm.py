@@ -1,0 +1,172 @@
+"""Slurm's commands, read as text: the fields used here are the same from 22.05 to 25.11, its JSON is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from fp8launch.backends.base import JobState, Status
+from fp8launch.problems import error
+from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import job_ids
+
+# A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
+_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
+_RANK = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+# Which cluster to talk to is the user's choice, not a leftover of a job.
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
+
+_STATUS: dict[str, Status] = {
+    "PENDING": "pending",
+    "CONFIGURING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "pending",
+    "REQUEUE_FED": "pending",
+    "RESV_DEL_HOLD": "pending",
+    "SPECIAL_EXIT": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "SUSPENDED": "running",
+    "STOPPED": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "RESIZING": "running",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "BOOT_FAIL": "node_fail",
+    "NODE_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "PREEMPTED": "cancelled",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "OUT_OF_MEMORY": "out_of_memory",
+}
+
+
+def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for submitting: everything but what belongs to a surrounding job."""
+    source = os.environ if environment is None else environment
+    return {k: v for k, v in source.items() if k in _KEPT or not (_FOREIGN.fullmatch(k) or k in _RANK)}
+
+
+def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command in a clean environment; a controller that does not answer shows as exit status 124."""
+    env = {**clean_environment(), "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=env, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not answer within {timeout:.0f} s")
+    except OSError as exc:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {exc.strerror}")
+
+
+def available() -> bool:
+    """A Slurm controller answers here."""
+    return call("sbatch", "--version").returncode == 0 and call("scontrol", "ping", timeout=10).returncode == 0
+
+
+def version() -> str | None:
+    """Slurm's version as sbatch prints it, None without Slurm."""
+    shown = call("sbatch", "--version")
+    return shown.stdout.split()[-1] if shown.returncode == 0 and shown.stdout else None
+
+
+def refused(message: str, run: RunFolder) -> Exception:
+    """sbatch's own words as an error that says what to change."""
+    words = " ".join(message.replace("sbatch: error:", "").split()) or "sbatch gave no reason"
+    low = words.lower()
+    advice = {
+        "partition": "set `partition:` in the cluster profile; `sinfo -s` lists those there are",
+        "account": "set `account:` in the cluster profile; `sacctmgr show assoc user=$USER` lists yours",
+        "qos": "set `qos:` in the cluster profile",
+        "time limit": "lower resources.time, or choose another partition",
+        "node configuration": "lower resources.nodes or gpus_per_node, or choose another partition",
+        "unrecognized option": "this cluster lacks the pyxis plugin: set `runtime:` in the cluster profile",
+        "contact slurm controller": "the controller does not answer: the run folder is kept; try again later",
+    }
+    fix = next((text for key, text in advice.items() if key in low), None)
+    return error("sbatch-refused", f"Slurm did not take the job: {words}", str(run.script), fix, exit_code=3)
+
+
+def states(runs: Sequence[RunFolder]) -> list[JobState]:
+    """The newest job of each run, from squeue, then sacct, then the run folder itself.
+
+    squeue knows what lives; sacct what ended, where a site has it; the exit status that the batch script left tells the
+    end even where sacct is off or the controller is silent.
+    """
+    newest = [ids[-1] if (ids := job_ids(run)) else "" for run in runs]
+    wanted = sorted({job for job in newest if job})
+    live, trouble = _squeue(wanted)
+    ended = _sacct([job for job in wanted if job not in live]) if wanted else {}
+    return [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
+
+
+def cancel(ids: Sequence[str]) -> None:
+    """scancel, quiet about jobs that have ended."""
+    done = call("scancel", *ids)
+    if done.returncode and "invalid job id" not in done.stderr.lower():
+        raise error("scancel-failed", f"Slurm did not cancel {', '.join(ids)}: {done.stderr.strip()}", exit_code=3)
+
+
+def _state(
+    run: RunFolder, job: str, live: Mapping[str, JobState], ended: Mapping[str, JobState], trouble: str
+) -> JobState:
+    if not job:
+        return JobState("unknown", "was never submitted", source="run folder")
+    if job in live:
+        return live[job]
+    attempts = [a for a in run.attempts() if a.job_id == job]
+    left = attempts[-1].exit_status if attempts else None
+    if job in ended and (ended[job].final or left is None):
+        return ended[job]
+    if left is not None:
+        status: Status = "completed" if left == 0 else "failed"
+        return JobState(status, f"exit status {left}", left, "run folder")
+    return JobState("unknown", trouble or "Slurm no longer knows the job, and it left no exit status", source="squeue")
+
+
+def _squeue(jobs: Sequence[str]) -> tuple[dict[str, JobState], str]:
+    if not jobs:
+        return {}, ""
+    # All of a user's jobs: with -j, one id that Slurm has forgotten makes 22.05 refuse the whole question.
+    shown = call("squeue", "-h", "-t", "all", "-o", "%i|%T|%r", "-u", str(os.getuid()))
+    if shown.returncode:
+        return {}, f"squeue: {' '.join(shown.stderr.split())[:200]}"
+    found = {}
+    for line in shown.stdout.splitlines():
+        job, _, rest = line.partition("|")
+        word, _, reason = rest.partition("|")
+        if job in jobs:
+            found[job] = JobState(_status(word), _detail(word, reason), None, "squeue")
+    return found, ""
+
+
+def _sacct(jobs: Sequence[str]) -> dict[str, JobState]:
+    if not jobs:
+        return {}
+    # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words.
+    shown = call("sacct", "-X", "-n", "-P", "-D", "-o", "JobID,State,ExitCode,Reason", "-j", ",".join(jobs))
+    found = {}
+    for line in shown.stdout.splitlines() if shown.returncode == 0 else []:
+        job, word, code, reason = [*line.split("|"), "", "", ""][:4]
+        exit_code, _, signal = code.partition(":")
+        number = int(exit_code) if exit_code.isdigit() else None
+        if number == 0 and signal.isdigit() and int(signal):
+            number = 128 + int(signal)
+        found[job] = JobState(_status(word), _detail(word, reason), number, "sacct")
+    return found
+
+
+def _status(word: str) -> Status:
+    # "CANCELLED by 1000": the first word counts. A word that no version above had is a job that has not ended.
+    return _STATUS.get(word.split()[0].rstrip("+") if word else "", "unknown")
+
+
+def _detail(word: str, reason: str) -> str:
+    return word if reason in ("", "None") else f"{word}: {reason}"

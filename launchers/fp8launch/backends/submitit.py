@@ -1,0 +1,84 @@
+"""Submitit as a thin wrapper on the batch host: its job runs the same script, which starts our own srun step.
+
+Submitit's Python never enters the image, its `srun` is off, its USR2 (which would kill the training) is replaced by a
+signal that does nothing, and the script's exit status is the job's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from fp8launch.backends import slurm
+from fp8launch.backends.base import JobState
+from fp8launch.job.job import Job
+from fp8launch.job.script import batch_script
+from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import job_ids
+
+
+class RunScript:
+    """What submitit pickles: runs a script and ends with its exit status."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    def __call__(self) -> None:
+        status = subprocess.run(["bash", self.script], check=False).returncode
+        if status:
+            # SystemExit passes submitit's own handling of errors, which would make every failure a 1.
+            raise SystemExit(status if status > 0 else 128 - status)
+
+
+class SubmititBackend:
+    name = "submitit"
+
+    def script(self, job: Job) -> tuple[str, str]:
+        return "job.sbatch", batch_script(job)
+
+    def submit(self, job: Job, run: RunFolder) -> str:
+        from submitit import SlurmExecutor
+        from submitit.core.utils import FailedJobError
+
+        executor = SlurmExecutor(folder=run.path / "submitit", python=shlex.quote(sys.executable))
+        # wckey=None: sites that enforce workload keys refuse submitit's own.
+        executor.update_parameters(
+            use_srun=False, stderr_to_stdout=True, wckey=None, additional_parameters=_parameters(job)
+        )
+        try:
+            with _environment_of_a_shell():
+                submitted = executor.submit(RunScript(str(run.script)))
+        except FailedJobError as exc:
+            raise slurm.refused(str(exc).rsplit("->", 1)[-1], run) from None
+        return str(submitted.job_id)
+
+    def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
+        return slurm.states(runs)
+
+    def cancel(self, run: RunFolder) -> None:
+        slurm.cancel(job_ids(run))
+
+
+def _parameters(job: Job) -> dict[str, object]:
+    """sbatch's options in submitit's form, which writes each into its own script."""
+    options: dict[str, object] = {name: True if value is None else value for name, value in job.slurm}
+    # Submitit always asks for a signal before the end, and without B: it would reach every rank. CONT does nothing.
+    return {**options, "signal": "B:CONT@1"}
+
+
+@contextlib.contextmanager
+def _environment_of_a_shell() -> Iterator[None]:
+    """Submitit calls sbatch with this process's environment: leave out what belongs to a surrounding job."""
+    before = dict(os.environ)
+    clean = slurm.clean_environment()
+    for name in set(before) - set(clean):
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,72 @@
+"""Where a run came from: the checkout that held its recipe, the image file, the versions."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fp8launch import __version__
+
+MAX_DIFF = 5 << 20
+
+
+def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
+    """The git checkout that holds a file, as commit, branch and whether it has changes; and its uncommitted diff."""
+    folder = file.resolve().parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None, ""
+    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    state = {
+        "commit": commit.strip(),
+        "branch": (_git(folder, "rev-parse", "--abbrev-ref", "HEAD") or "").strip(),
+        "dirty": bool(_git(folder, "status", "--porcelain")),
+    }
+    if len(diff) > MAX_DIFF:
+        state["diff_cut_at_bytes"] = MAX_DIFF
+    return state, diff[:MAX_DIFF]
+
+
+def image_record(image: str | None) -> dict[str, Any] | None:
+    """What identifies an image: a digest in its URI or beside its file, else the file's size and time."""
+    if image is None:
+        return None
+    record: dict[str, Any] = {"image": image}
+    name, at, digest = image.partition("@")
+    if at and digest.startswith("sha256:"):
+        return {**record, "digest": digest}
+    path = Path(name)
+    if path.is_file():
+        stat = path.stat()
+        record |= {"bytes": stat.st_size, "modified": _utc(stat.st_mtime)}
+        beside = path.with_name(path.name + ".sha256")
+        if beside.is_file():
+            record["digest"] = "sha256:" + beside.read_text().split()[0]
+    return record
+
+
+def versions(slurm: str | None) -> dict[str, str | None]:
+    """What submitted the run."""
+    return {"fp8launch": __version__, "python": platform.python_version(), "slurm": slurm}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,76 @@
+"""Which runs there are, from any shell: the run roots that were used are remembered in the user's state folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fp8launch.problems import error, nearest
+from fp8launch.runs.folder import MANIFEST, RunFolder, run_folders, write_atomically
+
+
+def default_root() -> Path:
+    """`FP8LAUNCH_RUNS`, else `~/fp8launch-runs`: home is the one folder that most clusters share between nodes."""
+    return Path(os.environ.get("FP8LAUNCH_RUNS") or "~/fp8launch-runs").expanduser().absolute()
+
+
+def known_roots() -> list[Path]:
+    """Every run root that was used and still exists, the default one first."""
+    try:
+        lines = _roots_file().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    roots = [default_root(), *(Path(line) for line in lines if line)]
+    return [root for root in dict.fromkeys(roots) if root.is_dir()]
+
+
+def remember_root(root: Path) -> None:
+    """Add a run root to those that `runs` looks in. Failing to is no reason to stop a submission."""
+    if root in known_roots() and root != default_root():
+        return
+    file = _roots_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = dict.fromkeys([*map(str, known_roots()), str(root)])
+        write_atomically(file, "\n".join(lines) + "\n")
+    except OSError:
+        return
+
+
+def all_runs() -> list[RunFolder]:
+    """All runs of all known roots, oldest first."""
+    found = [run for root in known_roots() for run in run_folders(root)]
+    return sorted(found, key=lambda run: str(run.manifest().get("created", "")))
+
+
+def find_run(name: str) -> RunFolder:
+    """The run that a user means: a folder, a run id, the start of one that no other shares, a job id, or `latest`."""
+    if (Path(name) / MANIFEST).is_file():
+        return RunFolder(Path(name).absolute())
+    runs = all_runs()
+    if name == "latest" and runs:
+        return runs[-1]
+    matches = [r for r in runs if r.run_id == name] or [r for r in runs if r.run_id.startswith(name)]
+    if not matches and name.isdigit():
+        matches = [r for r in runs if name in job_ids(r)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(r.run_id for r in matches[-5:])
+        raise error("ambiguous-run", f"'{name}' fits {len(matches)} runs: {ids}", fix="give the whole run id, or `latest`")
+    near = nearest(name, [r.run_id for r in runs])
+    raise error(
+        "unknown-run",
+        f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
+        fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
+    )
+
+
+def job_ids(run: RunFolder) -> list[str]:
+    """The ids of the jobs that were submitted for a run, in order."""
+    return [str(job["id"]) for job in run.manifest().get("jobs", [])]
+
+
+def _roots_file() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "fp8launch" / "run_roots"

@@ -1,0 +1,158 @@
+"""From a recipe's name to a submitted run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fp8launch.backends import slurm
+from fp8launch.backends.base import Backend
+from fp8launch.job.cluster import Cluster, Runtime
+from fp8launch.job.job import Job
+from fp8launch.job.plan import plan, probe_runtime
+from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
+from fp8launch.problems import Problem, UserError, error
+from fp8launch.recipe.load import LoadedRecipe, load_recipe
+from fp8launch.runs.folder import RunFolder, create_run_folder
+from fp8launch.runs.provenance import checkout_of, image_record, versions
+from fp8launch.runs.store import default_root, remember_root
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe that is ready to be planned: loaded, translated, and found to divide."""
+
+    loaded: LoadedRecipe
+    args: MegatronArgs
+    layout: Layout
+
+
+def prepare(name: str, overrides: Sequence[str] = (), nodes: int | None = None) -> Prepared:
+    """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem."""
+    loaded = load_recipe(name, overrides)
+    if nodes is not None:
+        loaded = load_recipe(name, [*overrides, *_for_nodes(loaded, nodes)])
+    args = translate(loaded)
+    return Prepared(loaded, args, layout(args, loaded))
+
+
+def _for_nodes(loaded: LoadedRecipe, nodes: int) -> list[str]:
+    """Overrides that put a recipe on `nodes` nodes; in weak scaling the global batch grows with them."""
+    recipe = loaded.recipe
+    changes = [f"resources.nodes={nodes}"]
+    batch, own = recipe.batch.global_, recipe.resources.nodes
+    if batch is not None and recipe.batch.scaling == "weak":
+        if batch * nodes % own:
+            raise error(
+                "batch-size",
+                f"global batch {batch} on {own} nodes does not scale to a whole number on {nodes}",
+                loaded.where("batch", "global"),
+                "set batch.global, or batch.scaling: strong",
+            )
+        changes.append(f"batch.global={batch * nodes // own}")
+    return changes
+
+
+def run_root(cluster: Cluster, stated: str | None) -> Path:
+    """Where run folders go: `--run-root`, else the cluster profile, else the default."""
+    root = stated or cluster.run_root
+    return Path(os.path.expandvars(root)).expanduser().absolute() if root else default_root()
+
+
+def new_run_id(name: str) -> str:
+    return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, backend: Backend) -> Job:
+    """The job of a run that will really be submitted: runtime probed, image, mounts and secrets checked."""
+    recipe = prepared.loaded.recipe
+    missing = [name for name in recipe.secrets if not os.environ.get(name)]
+    if missing:
+        raise UserError(
+            Problem(
+                "error",
+                "secret-missing",
+                f"the secret {name} is not set in this shell",
+                prepared.loaded.where("secrets", i),
+                f"export {name}=... before submitting; it is passed on by name and written nowhere",
+            )
+            for i, name in enumerate(recipe.secrets)
+            if name in missing
+        )
+    runtime: Runtime = "none"
+    if recipe.container.image is not None:
+        runtime = probe_runtime(cluster, slurm.clean_environment())
+        if backend.name == "local" and runtime == "pyxis":
+            runtime = "none"
+    return plan(prepared.loaded, prepared.args, cluster, folder, runtime=runtime)
+
+
+def submit(prepared: Prepared, cluster: Cluster, root: Path, backend: Backend) -> RunFolder:
+    """Make the run folder and submit its job. What was made is kept when Slurm refuses, for the error to point at."""
+    recipe = prepared.loaded.recipe
+    run_id = new_run_id(recipe.name)
+    job = plan_run(prepared, cluster, root / run_id, backend)
+    git, diff = checkout_of(prepared.loaded.files[-1])
+    name, text = backend.script(job)
+    files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
+    if diff:
+        files["git.diff"] = diff
+    run = create_run_folder(root, run_id, files, _manifest(prepared, cluster, job, backend, git))
+    remember_root(root)
+    job_id = backend.submit(job, run)
+    run.update(jobs=[{"id": job_id, "submitted": _now()}])
+    return run
+
+
+def resolved_yaml(prepared: Prepared) -> str:
+    """The recipe with everything that it extends, in the recipe format."""
+    text: str = yaml.safe_dump(_plain(prepared), sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def _plain(prepared: Prepared) -> dict[str, Any]:
+    plain: dict[str, Any] = prepared.loaded.tree.plain()
+    order = ["name", "description"]
+    return {**{k: plain[k] for k in order if k in plain}, **{k: v for k, v in plain.items() if k not in order}}
+
+
+def _manifest(
+    prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, git: dict[str, Any] | None
+) -> dict[str, Any]:
+    recipe = prepared.loaded.recipe
+    return {
+        "format": 1,
+        "run_id": Path(job.folder or "").name,
+        "name": recipe.name,
+        "created": _now(),
+        "backend": backend.name,
+        "host": os.uname().nodename if backend.name == "local" else None,
+        "jobs": [],
+        "command": sys.argv[1:],
+        "recipe": _plain(prepared),
+        "recipe_files": [str(path) for path in prepared.loaded.files],
+        "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
+        "layout": asdict(prepared.layout),
+        "gpu": recipe.resources.gpu,
+        "environment": dict(job.environment),
+        "secrets": list(job.secrets),
+        "slurm": {name: value for name, value in job.slurm},
+        "cluster": cluster.name or None,
+        "python": job.python,
+        "image": image_record(job.container.image if job.container else None),
+        "runtime": job.container.runtime if job.container else None,
+        "git": git,
+        "versions": versions(slurm.version() if backend.name != "local" else None),
+    }
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
