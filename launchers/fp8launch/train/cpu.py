@@ -1,14 +1,15 @@
 """Real Megatron training on a machine without a GPU, for tests, demos and first steps.
 
-Megatron-Core has no CPU mode: it asserts CUDA and places every tensor on it. `install()` answers torch.cuda's questions as a
-machine with one Hopper GPU per process would and sends every tensor meant for CUDA to host memory. Nothing of Megatron's own
-training, parallelism, checkpointing or logging is replaced; collectives run over gloo. Log lines are Megatron's, with 0.0 for
-TFLOP/s and memory (there is no such device).
+Megatron-Core has no CPU mode: it asserts CUDA and places every tensor on it. `install()` answers torch.cuda's
+questions as a machine with one Hopper GPU per process would and sends every tensor meant for CUDA to host memory.
+Nothing of Megatron's own training, parallelism, checkpointing or logging is replaced; collectives run over gloo. Log
+lines are Megatron's, with 0.0 for TFLOP/s and memory (there is no such device).
 
-Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; the distributed optimizer with overlapped
-reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit on a signal; stop on NaN.
-Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, FP8 and FP4, TE's fused
-attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and anything that times or profiles a GPU.
+Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; the distributed optimizer with
+overlapped reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit on a signal; stop on NaN.
+Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, FP8 and FP4, TE's
+fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and anything that times or profiles a
+GPU.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -22,6 +23,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lone_triton
@@ -70,7 +72,8 @@ def install() -> None:
 
 
 def _answer_for_device() -> None:
-    """One GPU per process, of the Hopper kind, since the arguments are validated for one (Megatron asks its generation)."""
+    """One GPU per process, of the Hopper kind, since the arguments are validated for one (Megatron asks its
+    generation)."""
     cuda: Any = torch.cuda
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     properties = types.SimpleNamespace(
@@ -90,7 +93,8 @@ def _answer_for_device() -> None:
 
 
 def _host_random_state() -> None:
-    """The CUDA generator's state is the host generator's: one stream of random numbers, forked as Megatron forks it."""
+    """The CUDA generator's state is the host generator's: one stream of random numbers, forked as Megatron forks
+    it."""
     cuda: Any = torch.cuda
 
     def get_state(device: Any = None) -> torch.Tensor:
@@ -161,7 +165,7 @@ def _timeless_streams() -> None:
     cuda.current_stream = cuda.default_stream = lambda device=None: only
     cuda.set_stream = lambda stream: None
     cuda.stream = lambda stream: contextlib.nullcontext()
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]
+    torch.Tensor.record_stream = lambda self, stream: None
 
 
 # --- Where tensors live ---------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ def _host(device: Any) -> Any:
     return device
 
 
-class _HostMemory(TorchFunctionMode):
+class _HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Sends what is meant for a GPU to host memory, in every torch function and tensor method."""
 
     def __torch_function__(
@@ -199,7 +203,8 @@ class _HostMemory(TorchFunctionMode):
         return result
 
 
-# --- What of Megatron and of torch's CUDA builds is in the way --------------------------------------------------------
+# --- What of Megatron and of torch's CUDA builds is in the way
+# --------------------------------------------------------
 
 
 def _patch_megatron() -> None:
@@ -216,23 +221,25 @@ def _patch_megatron() -> None:
     # A CUDA build of torch without a driver: the data loader's pinning thread and Adam's check for graph capture.
     pinning = importlib.import_module("torch.utils.data._utils.pin_memory")
     pinning.pin_memory = lambda data, device=None: data  # type: ignore[attr-defined]
-    torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda self: None  # type: ignore[method-assign]
+    torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda self: None
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
-# --- Child processes --------------------------------------------------------------------------------------------------
+# --- Child processes
+# --------------------------------------------------------------------------------------------------
 
 
 def _cover_child_processes() -> None:
-    """Children that Megatron forks have all this already; those that it starts afresh (checkpoint writers) get it too.
+    """Children that Megatron forks have all this already; those that it starts afresh (checkpoint writers) get it
+    too.
 
-    Python imports `sitecustomize` at the start of every process; ours waits until the child imports Megatron, so that the
-    many helpers that never do cost nothing. An image's own sitecustomize does not run in those children.
+    Python imports `sitecustomize` at the start of every process; ours waits until the child imports Megatron, so that
+    the many helpers that never do cost nothing. An image's own sitecustomize does not run in those children.
     """
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child")
+    folder = str(Path(__file__).resolve().with_name("child"))
     path = os.environ.get("PYTHONPATH")
     if folder not in (path or "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, path)))

@@ -1,8 +1,9 @@
 """Megatron's compiled dataset index helper, where the wheel's own way to compile it cannot work.
 
-Megatron runs `make` next to `megatron/core/datasets/helpers.cpp` at every start and exits 1 if that fails. The wheels carry the
-compiled helper but no Makefile, so that step kills every run from a wheel although nothing needs compiling. Here it is skipped
-when the helper imports; else the helper is compiled into a cache folder, since site-packages may be read-only.
+Megatron runs `make` next to `megatron/core/datasets/helpers.cpp` at every start and exits 1 if that fails. The wheels
+carry the compiled helper but no Makefile, so that step kills every run from a wheel although nothing needs compiling.
+Here it is skipped when the helper imports; else the helper is compiled into a cache folder, since site-packages may
+be read-only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HELPER = "megatron.core.datasets.helpers_cpp"
@@ -40,7 +41,7 @@ def install() -> None:
         importlib.invalidate_caches()
         importlib.import_module(HELPER)
     # Megatron looks the function up at its call, in rank 0 alone.
-    utils.compile_helpers = lambda: None
+    setattr(utils, "compile_helpers", lambda: None)  # noqa: B010 (mypy knows no such name in a module found by name)
 
 
 def _importable() -> bool:
@@ -68,7 +69,9 @@ def _build(source: Path) -> Path:
 def _compile(source: Path, target: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
-        raise HelperProblem("Megatron's dataset helper is not compiled for this Python and there is no C++ compiler (c++)")
+        raise HelperProblem(
+            "Megatron's dataset helper is not compiled for this Python and there is no C++ compiler (c++)"
+        )
     python_headers = Path(sysconfig.get_paths()["include"])
     if not (python_headers / "Python.h").is_file():
         raise HelperProblem(f"Megatron's dataset helper must be compiled, but Python.h is not in {python_headers}")
@@ -86,9 +89,7 @@ def _compile(source: Path, target: Path) -> None:
 def _pybind11_headers() -> Path:
     """The pybind11 package's headers, else those that torch carries for its own extensions."""
     try:
-        import pybind11
-
-        return Path(pybind11.get_include())
+        return Path(importlib.import_module("pybind11").get_include())
     except ImportError:
         import torch
 
@@ -101,7 +102,8 @@ def _pybind11_headers() -> Path:
 
 
 def _cache_folder() -> Path:
-    """A private folder for compiled code: the user's cache, else one under the temporary folder that only we can write."""
+    """A private folder for compiled code: the user's cache, else one under the temporary folder that only we can
+    write."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     for folder in (Path(base, "fp8launch"), Path(tempfile.gettempdir(), f"fp8launch-{os.getuid()}")):
         try:
@@ -110,14 +112,15 @@ def _cache_folder() -> Path:
             continue
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
             return folder
-    raise HelperProblem("Megatron's dataset helper must be compiled, but no cache folder can be written; set XDG_CACHE_HOME")
+    raise HelperProblem(
+        "Megatron's dataset helper must be compiled, but no cache folder can be written; set XDG_CACHE_HOME"
+    )
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
-        try:
+        # On a file system without locks every process compiles, and the rename makes that harmless.
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            pass  # A file system without locks: every process compiles, and the rename makes that harmless.
         yield

@@ -56,10 +56,11 @@ def embedding_ranks(config: Any, pipeline_ranks: list[int]) -> list[int]:
 def batch_for_this_rank(
     samples: Iterator[dict[str, Any]] | None, config: Any, vp_stage: int | None
 ) -> dict[str, torch.Tensor | None]:
-    """One micro batch on the device: FIELDS, each [micro batch, sequence / context parallel] or None where not needed.
+    """One micro batch on the device: FIELDS, each [micro batch, sequence / context parallel] or None where not
+    needed.
 
-    Tensor-parallel rank 0 reads it and broadcasts it to its group; stages inside the pipeline get their input from the
-    stage before and read nothing.
+    Tensor-parallel rank 0 reads it and broadcasts it to its group; stages inside the pipeline get their input from
+    the stage before and read nothing.
     """
     args = get_args()
     has_mtp = builds_mtp(config, vp_stage)

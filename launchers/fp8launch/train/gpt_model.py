@@ -1,4 +1,5 @@
-"""The GPT model for Megatron 0.17 and 0.18, whose wheels train a model that the caller builds (0.19 builds its own)."""
+"""The GPT model for Megatron 0.17 and 0.18, whose wheels train a model that the caller builds (0.19 builds its
+own)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def build(
 ) -> GPTModel:
     """One pipeline stage (of virtual stage `vp_stage`) of the model that Megatron's arguments describe.
 
-    The block spec lists the layers of this stage one by one, so that dense, MoE and mixed (`--moe-layer-freq`) models,
-    with or without MLA and QK norms, come from the same call, for Transformer Engine's modules and the local ones.
+    The block spec lists the layers of this stage one by one, so that dense, MoE and mixed (`--moe-layer-freq`)
+    models, with or without MLA and QK norms, come from the same call, for Transformer Engine's modules and the local
+    ones.
     """
     args = get_args()
     config = config or core_transformer_config_from_args(args)
@@ -42,9 +44,7 @@ def build(
     if args.mtp_num_layers:
         # A multi-token-prediction layer is another one of the model's last layer, whichever stage holds that layer.
         last_layer = get_gpt_decoder_layer_specs(config, **spec_options)[-1]
-        mtp_spec = get_gpt_mtp_block_spec(
-            config, last_layer, spec_options["use_transformer_engine"], vp_stage=vp_stage
-        )
+        mtp_spec = get_gpt_mtp_block_spec(config, last_layer, spec_options["use_transformer_engine"], vp_stage=vp_stage)
     return GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_decoder_block_spec(config, **spec_options),

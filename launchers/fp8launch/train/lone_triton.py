@@ -1,8 +1,8 @@
 """Import Megatron where there is no triton.
 
-torch for CPUs comes without triton, and Megatron 0.18 and 0.19 import it unguarded in one module on the way to every model:
-the one that holds the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels refuse to run. A
-stand-in for all would make torch and the rest of Megatron believe that triton is there.
+torch for CPUs comes without triton, and Megatron 0.18 and 0.19 import it unguarded in one module on the way to every
+model: the one that holds the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels
+refuse to run. A stand-in for all would make torch and the rest of Megatron believe that triton is there.
 """
 
 from __future__ import annotations

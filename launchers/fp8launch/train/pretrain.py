@@ -1,9 +1,11 @@
 """GPT pre-training on `megatron.training` 0.17 to 0.19, dense and MoE, on mock or indexed data.
 
-Everything that Megatron's arguments can say about model, parallelism, precision, optimizer, checkpoints and logging is
-Megatron's own; this file only connects it. What needs another data path (packed sequences, fine-tuning, RL) is refused:
-name Megatron-LM's script in the recipe for those.
+Everything that Megatron's arguments can say about model, parallelism, precision, optimizer, checkpoints and logging
+is Megatron's own; this file only connects it. What needs another data path (packed sequences, fine-tuning, RL) is
+refused: name Megatron-LM's script in the recipe for those.
 """
+
+# mypy: disable-error-code="import-not-found, no-any-return"
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def _check(total: torch.Tensor) -> None:
 
 
 def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_schedule_plan: bool = False) -> Any:
-    """One micro batch through this stage; returns its output (or its schedule plan) and the loss function to apply."""
+    """One micro batch through this stage; returns its output (or its schedule plan) and the loss function to
+    apply."""
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     with straggler(bdata=True):
@@ -80,7 +83,8 @@ def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_sc
     timers("batch-generator").stop()
 
     with straggler:
-        # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches, from plans instead of outputs.
+        # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches, from plans instead of
+        # outputs.
         run = model.build_schedule_plan if return_schedule_plan else model
         output = run(
             batch["tokens"],
@@ -116,7 +120,8 @@ def refused(argv: list[str]) -> list[str]:
 
 
 def main(started: float) -> None:
-    """Train as sys.argv says. `started` is when the process started (seconds since 1970), for Megatron's start-up report.
+    """Train as sys.argv says. `started` is when the process started (seconds since 1970), for Megatron's start-up
+    report.
 
     The order of `pretrain()`'s parameters differs in each version, so all go by name.
     """

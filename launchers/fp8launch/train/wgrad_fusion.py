@@ -1,9 +1,9 @@
 """Weight-gradient accumulation fusion without APEX.
 
-Megatron's ColumnParallelLinear (used for the output layer, and for every linear of the local layer spec) adds a weight's
-gradient straight into its main gradient through APEX's extension `fused_weight_gradient_mlp_cuda`; without that module it
-refuses to start unless fusion is switched off for the whole model. A pip environment has no APEX. This module offers the
-two functions on top of GEMMs that accumulate in place, so that fusion stays on.
+Megatron's ColumnParallelLinear (used for the output layer, and for every linear of the local layer spec) adds a
+weight's gradient straight into its main gradient through APEX's extension `fused_weight_gradient_mlp_cuda`; without
+that module it refuses to start unless fusion is switched off for the whole model. A pip environment has no APEX. This
+module offers the two functions on top of GEMMs that accumulate in place, so that fusion stays on.
 
 Transformer Engine's own linears fuse by themselves and do not come here.
 """
@@ -31,8 +31,9 @@ def wgrad_gemm_accum_fp16(inputs: torch.Tensor, grad_output: torch.Tensor, main_
 def wgrad_gemm_accum_fp32(inputs: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
     """The same for a fp32 main gradient and 16-bit operands.
 
-    torch has no in-place GEMM of 16-bit operands into fp32; Transformer Engine's does it in one call. Without Transformer
-    Engine the product is rounded to 16 bits before it is added, which is what Megatron does without fusion.
+    torch has no in-place GEMM of 16-bit operands into fp32; Transformer Engine's does it in one call. Without
+    Transformer Engine the product is rounded to 16 bits before it is added, which is what Megatron does without
+    fusion.
     """
     try:
         from transformer_engine.pytorch.cpp_extensions import general_gemm

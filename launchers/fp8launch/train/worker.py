@@ -1,8 +1,9 @@
 """One process of a training job: `python worker.py [--script PATH] -- MEGATRON-ARGUMENTS...`
 
-Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs fp8launch's
-own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same preparation. Exit
-codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks. Signals are not touched.
+Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs
+fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same
+preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
+Signals are not touched.
 
 Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu.
 """
@@ -15,7 +16,6 @@ import time
 
 STARTED = time.time()  # before anything heavy is imported: Megatron reports the time from here to the first step
 
-import argparse  # noqa: E402
 import importlib  # noqa: E402
 import importlib.util  # noqa: E402
 import os  # noqa: E402
@@ -67,7 +67,8 @@ def low_precision_problem(argv: list[str], device: str) -> str | None:
             importlib.import_module("transformer_engine.pytorch")
         except (ImportError, OSError, RuntimeError) as error:
             reason = str(error).strip().splitlines()
-            return f"{asked} needs Transformer Engine, which {sys.executable} cannot import: {reason[0] if reason else error!r}"
+            why = reason[0] if reason else repr(error)
+            return f"{asked} needs Transformer Engine, which {sys.executable} cannot import: {why}"
     return None
 
 
@@ -88,7 +89,9 @@ def check_software(script: Path | None) -> None:
     version, minor = megatron_version()
     if minor not in TESTED_MEGATRON and os.environ["RANK"] == "0":
         known = ", ".join(".".join(map(str, each)) for each in TESTED_MEGATRON)
-        print(f"fp8launch: warning: megatron-core {version} is not one of the tested versions ({known})", file=sys.stderr)
+        print(
+            f"fp8launch: warning: megatron-core {version} is not one of the tested versions ({known})", file=sys.stderr
+        )
     if script is None and importlib.util.find_spec("megatron.training") is None:
         stop(MACHINE_LACKS, f"megatron-core {version} has no megatron.training; 0.17 or newer has")
 
@@ -99,7 +102,10 @@ def check_gpu() -> None:
     visible = torch.cuda.device_count()
     if visible == 0:
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
-        stop(MACHINE_LACKS, f"no GPU is visible to torch {torch.__version__} ({built}); for a run without: FP8LAUNCH_DEVICE=cpu")
+        stop(
+            MACHINE_LACKS,
+            f"no GPU is visible to torch {torch.__version__} ({built}); for a run without: FP8LAUNCH_DEVICE=cpu",
+        )
     local_rank = int(os.environ["LOCAL_RANK"])
     if local_rank >= visible:
         stop(
@@ -146,12 +152,24 @@ def run_entry(argv: list[str]) -> None:
     pretrain.main(STARTED)
 
 
+def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The script, if one is named, and Megatron's arguments.
+
+    Ours come first. The `--` after them may be gone: torchrun's argument parser eats it.
+    """
+    script = None
+    if arguments[:1] == ["--script"]:
+        if len(arguments) < 2:
+            stop(WRONG_REQUEST, "--script needs the path of a training script")
+        script, arguments = Path(arguments[1]), arguments[2:]
+    return script, arguments[1:] if arguments[:1] == ["--"] else arguments
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="worker.py", description="One process of a Megatron training job.")
-    parser.add_argument("--script", type=Path, help="run this training script instead of fp8launch's own entry")
-    parser.add_argument("argv", nargs="*", metavar="MEGATRON-ARGUMENT", help="after --")
-    own, _, argv = _split(sys.argv[1:])
-    script: Path | None = parser.parse_args(own).script
+    script, argv = own_arguments(sys.argv[1:])
+    # A log that is read while the job runs must not lag by a block.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     device = os.environ.get("FP8LAUNCH_DEVICE", "cuda")
     if device not in ("cuda", "cpu"):
@@ -177,14 +195,6 @@ def main() -> None:
         run_script(script, argv)
     else:
         run_entry(argv)
-
-
-def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    """What is ours, the separator, what is Megatron's."""
-    if "--" not in arguments:
-        return arguments, "", []
-    at = arguments.index("--")
-    return arguments[:at], "--", arguments[at + 1 :]
 
 
 if __name__ == "__main__":

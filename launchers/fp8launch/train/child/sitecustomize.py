@@ -8,9 +8,10 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
-CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CODE = str(Path(__file__).resolve().parent.parent)
 
 
 class _BeforeMegatron(importlib.abc.MetaPathFinder):

@@ -1,0 +1,119 @@
+"""One torchrun per node: `python node.py --nproc-per-node G [--script PATH] -- MEGATRON-ARGUMENTS...`
+
+Starts G worker.py processes on this node through torch.distributed.run with a static rendezvous: the job knows its
+nodes and their order (SLURM_NNODES, SLURM_NODEID, MASTER_ADDR, MASTER_PORT), so nothing needs discovering, and a
+second start of the same job cannot meet the first. Without Slurm's variables this is the only node. The workers write
+straight to this process's stdout and stderr, line for line what Megatron prints.
+
+Two things differ from plain torchrun. A signal asks the workers and waits for them (torchrun kills them after 30
+seconds, whatever they are saving, and then reports failure). And the exit code is the first failed worker's, not
+always 1.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ranks
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def launch_arguments(
+    env: Mapping[str, str], per_node: int, worker: Path, script: Path | None, argv: list[str]
+) -> list[str]:
+    """torchrun's arguments for this node. Pure but for the free port of a single node that has none.
+
+    Raises ranks.EnvironmentProblem when several nodes have no common address.
+    """
+    nodes = env.get("SLURM_NNODES") or "1"
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    if missing and nodes != "1":
+        raise ranks.EnvironmentProblem(
+            f"{' and '.join(missing)} not set for {nodes} nodes; "
+            "the job must export the first node's address and one port"
+        )
+    arguments = [
+        f"--nnodes={nodes}",
+        f"--node-rank={env.get('SLURM_NODEID') or '0'}",
+        f"--nproc-per-node={per_node}",
+        "--rdzv-backend=static",
+        f"--master-addr={env.get('MASTER_ADDR') or '127.0.0.1'}",
+        f"--master-port={env.get('MASTER_PORT') or ranks.free_port()}",
+        "--max-restarts=0",
+        str(worker),
+    ]
+    if script is not None:
+        arguments += ["--script", str(script)]
+    return [*arguments, "--", *argv]
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of `parent`'s direct children, from /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # It ended meanwhile.
+            # The command's name, in parentheses, may hold anything; after it come the state and the parent.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def forward_signals() -> None:
+    def forward(number: int, frame: Any) -> None:
+        for child in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    # What torchrun's agent handles itself; without this it would take SIGTERM back when it starts the workers.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+
+
+def main() -> None:
+    own, argv = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, argv = own[:at], own[at + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="node.py", description="All processes of a Megatron training job on this node."
+    )
+    parser.add_argument(
+        "--nproc-per-node", type=int, required=True, metavar="G", help="processes on this node, one per GPU"
+    )
+    parser.add_argument("--script", type=Path, help="run this training script instead of fp8launch's own entry")
+    options = parser.parse_args(own)
+
+    worker = Path(__file__).resolve().with_name("worker.py")
+    try:
+        arguments = launch_arguments(os.environ, options.nproc_per_node, worker, options.script, argv)
+    except ranks.EnvironmentProblem as problem:
+        print(f"fp8launch: {problem}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ImportError as error:
+        print(f"fp8launch: torch cannot be imported by {sys.executable}: {error}", file=sys.stderr)
+        sys.exit(3)
+
+    forward_signals()
+    try:
+        run.main(arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        # A worker ended by signal n has the code -n; a shell would say 128 + n.
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+
+
+if __name__ == "__main__":
+    main()
