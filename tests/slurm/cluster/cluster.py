@@ -1,0 +1,343 @@
+"""Starting, breaking and stopping a cluster."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from . import config, nodes, packages
+from .config import Settings, Site
+from .packages import ClusterError, say
+from .processes import MARK, Process, belonging_to, children, spawn, until
+
+PREFIX = "fp8slurm-"
+# What a Slurm job around the tests, or a user's habits, would push into every command.
+FOREIGN = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SACCT", "SINFO_", "PMI", MARK)
+
+
+def why_not(settings: Settings | None = None) -> str | None:
+    """Why this machine cannot run a cluster, in words for a skipped test; None if it can (perhaps after installing)."""
+    if not sys.platform.startswith("linux"):
+        return f"Slurm needs Linux, and this is {sys.platform}"
+    return packages.why_not_installable(packages.missing((settings or Settings()).accounting))
+
+
+class Cluster:
+    """A running cluster. Make one with `Cluster.up`, or find one again with `Cluster.at`."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._popen: list[subprocess.Popen[bytes]] = []  # kept so that what we started can be reaped
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def up(cls, settings: Settings | None = None, root: Path | None = None, stay: bool = False) -> Cluster:
+        """Installs what is missing and starts a cluster; all nodes are idle when it returns.
+
+        Args:
+            root: its folder, absent or left over from a cluster; by default a new short one in /tmp.
+            stay: keep it when this process ends. Otherwise it goes then, however the process ends.
+
+        Raises:
+            ClusterError: with the reason; nothing is left behind.
+        """
+        settings = settings or Settings()
+        if reason := why_not(settings):
+            raise ClusterError(reason)
+        if not 1 <= settings.nodes <= config.MAX_NODES:
+            raise ClusterError(f"nodes must be 1 to {config.MAX_NODES}, not {settings.nodes}")
+        if needs := packages.missing(settings.accounting):
+            packages.install(needs)
+        _reclaim(root)
+        cluster = cls(_found(settings, root, stay))
+        try:
+            cluster._boot()
+        except BaseException:
+            cluster.down()
+            raise
+        return cluster
+
+    @classmethod
+    def at(cls, root: Path) -> Cluster:
+        """The cluster whose folder is ``root``, started by any process. Raises ClusterError if there is none."""
+        try:
+            return cls(Site.load(root))
+        except FileNotFoundError:
+            raise ClusterError(f"there is no cluster in {root}") from None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.down()
+
+    # -- using it
+
+    @property
+    def root(self) -> Path:
+        return self.site.root
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment for commands on this cluster: this process's, without another Slurm's variables."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        # Charliecloud refuses to start without USER, which services and containers often lack.
+        return {**own, "PATH": packages.SEARCH, "USER": self.site.user, "SLURM_CONF": str(self.site.slurm_conf)}
+
+    def run(
+        self, *argv: str, check: bool = True, timeout: float = 60, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command as a user of the cluster would, ``env`` on top of `env`; ClusterError if it fails and ``check``."""
+        done = subprocess.run(
+            argv, env={**self.env, **(env or {})}, cwd=cwd or self.root, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+        if check and done.returncode:
+            raise ClusterError(f"{' '.join(argv)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def wait_state(self, job: str, *states: str, timeout: float = 60) -> str:
+        """Waits until squeue shows the job in one of ``states`` (it shows finished jobs too, for ten minutes)."""
+        state = ""
+
+        def reached() -> bool:
+            nonlocal state
+            state = self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).stdout.strip()
+            return state in states
+
+        if not until(reached, timeout, every=0.1):
+            raise ClusterError(f"job {job} is {state or 'unknown'} after {timeout:g} s, not {' or '.join(states)}")
+        return state
+
+    def history(self, job: str, field: str = "state") -> list[str]:
+        """One sacct field for each run of a job, the oldest first (a requeued job has several)."""
+        return self.run("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", field).stdout.split("\n")[:-1]
+
+    def node_state(self, node: int) -> str:
+        return self.run("sinfo", "-h", "-p", "main", "-n", f"node{node}", "-o", "%T", check=False).stdout.strip()
+
+    # -- breaking it
+
+    def kill_node(self, node: int) -> None:
+        """A power cut: slurmd, job steps and tasks of the node are gone at once. Slurm notices after 10 s or so."""
+        self._kill(f"node{node}")
+
+    def start_node(self, node: int, wait: bool = True) -> None:
+        """Boots a node again; with ``wait`` it has registered and takes jobs when this returns."""
+        before = self._slurmd_start(node)
+        self._start_node(node)
+        if wait:
+            # Until the controller misses a dead node it calls it idle: its state alone says nothing.
+            usual = ("idle", "mixed", "allocated")
+            ready = lambda: self._slurmd_start(node) != before and self.node_state(node) in usual  # noqa: E731
+            self._expect(ready, 30, f"node{node} to come back", f"node{node}")
+
+    def stop_controller(self) -> None:
+        """kill -9 of slurmctld."""
+        self._kill("slurmctld")
+
+    def start_controller(self) -> None:
+        # -i: after kill -9 a state file may be cut short, which must not keep the controller down.
+        self._spawn("slurmctld", [nodes.program("slurmctld"), "-D", "-i"])
+        ping = lambda: "UP" in self.run("scontrol", "ping", check=False).stdout  # noqa: E731
+        self._expect(ping, 15, "slurmctld to answer", "slurmctld")
+
+    def stop_dbd(self) -> None:
+        """kill -9 of slurmdbd: sacct stops answering, jobs go on."""
+        self._kill("slurmdbd")
+
+    def start_dbd(self) -> None:
+        self._spawn("slurmdbd", [nodes.program("slurmdbd"), "-D"])
+        answers = lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False).returncode == 0  # noqa: E731
+        self._expect(answers, 15, "slurmdbd to answer", "slurmdbd")
+
+    def down(self) -> None:
+        """Stops all that the cluster started, jobs included, and removes its folder and bridge. Twice is fine."""
+        for name in [*self.site.node_names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
+            self._kill(name)
+        for process in belonging_to(self.root):  # with shared namespaces job steps outlive their slurmd
+            process.stop()
+        for child in self._popen:
+            child.wait()
+        if self.site.network:
+            nodes.switch_off(self.site)
+        elif not self.site.namespaces:
+            nodes.name_nodes_on_host(self.site, present=False)
+        shutil.rmtree(self.root, ignore_errors=True)
+        if self._guardian:
+            self._guardian.communicate()  # closes its stdin: it finds nothing left to do
+            self._guardian = None
+
+    # -- inside
+
+    def _boot(self) -> None:
+        self._write_files()
+        if self.site.owner:
+            self._guard()
+        self._spawn("munged", self._munged())
+        if self.site.network:
+            nodes.switch_on(self.site)
+        elif not self.site.namespaces:
+            nodes.name_nodes_on_host(self.site, present=True)
+        self._expect(self.site.munge_socket.exists, 5, "munged to answer", "munged")
+        if self.site.settings.accounting:
+            self._start_mariadb()
+            self.start_dbd()
+            for command in config.sacctmgr_commands(self.site.user):
+                self.run("sacctmgr", "-i", "-Q", *command)
+        # A slurmd that starts before the controller listens tries again only seconds later.
+        self.start_controller()
+        for node in range(1, self.site.settings.nodes + 1):
+            self._start_node(node)
+        everyone = lambda: all(self.node_state(n + 1) == "idle" for n in range(self.site.settings.nodes))  # noqa: E731
+        self._expect(everyone, 30, "all nodes to be idle", "slurmctld", *self.site.node_names)
+
+    def _write_files(self) -> None:
+        site = self.site
+        for folder in ("pids", "log", "state", "spool", "tmp", "disk", "local", "dev", "munge", "db"):
+            (site.root / folder).mkdir()
+        for name in site.node_names:
+            for folder in ("spool", "tmp", "disk"):
+                (site.root / folder / name).mkdir()
+                (site.root / folder / name).chmod(0o755 if folder == "spool" else 0o1777)
+        for gpu in range(site.settings.gpus):
+            (site.root / "dev" / f"nvidia{gpu}").symlink_to("/dev/null")
+        _write(site.root / "munge" / "key", os.urandom(128))
+        _write(site.root / "slurmdbd.conf", config.slurmdbd_conf(site).encode())
+        site.slurm_conf.write_text(config.slurm_conf(site))
+        (site.root / "gres.conf").write_text(config.gres_conf(site))
+        (site.root / "init.sql").write_text(config.INIT_SQL)
+        (site.root / "hosts").write_text(config.hosts(site, nodes.ETC_HOSTS.read_text()))
+        plugstack = site.settings.plugstack
+        (site.root / "plugstack.conf").write_text(Path(plugstack).read_text() if plugstack else "")
+
+    def _guard(self) -> None:
+        """A process that takes the cluster down once the other end of its stdin, held by us alone, is closed.
+
+        So nothing stays behind after Ctrl-C, SIGTERM or kill -9 of the tests, and no handler of theirs is touched.
+        """
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-m", "cluster", "guard", "--root", str(self.root)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+
+    def _munged(self) -> list[str]:
+        folder = self.root / "munge"
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={folder / name}" for option, name in files.items()]
+        return [nodes.program("munged"), "--foreground", "--force", "--num-threads=8", *options]
+
+    def _start_mariadb(self) -> None:
+        self.run(
+            nodes.program("mariadb-install-db"), "--no-defaults", f"--datadir={self.root}/db", f"--user={self.site.user}",
+            "--auth-root-authentication-method=normal", "--skip-test-db",
+        )  # fmt: skip
+        self._spawn("mariadbd", [nodes.program("mariadbd"), *config.mariadb_arguments(self.site)])
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.site.mariadb_port)) == 0
+
+        self._expect(listens, 30, "MariaDB to answer", "mariadbd")
+
+    def _slurmd_start(self, node: int) -> str:
+        shown = self.run("scontrol", "-o", "show", "node", f"node{node}", check=False).stdout
+        return next((word for word in shown.split() if word.startswith("SlurmdStartTime=")), "")
+
+    def _start_node(self, node: int) -> None:
+        stdin = subprocess.PIPE if self.site.network else subprocess.DEVNULL
+        child = self._spawn(f"node{node}", nodes.command(self.site, node), stdin)
+        if child.stdin:
+            nodes.plug_in(self.site, node, child.pid)
+            child.stdin.write(b"plugged in\n")
+            child.stdin.close()
+
+    def _spawn(self, name: str, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        if (running := self._recorded(name)) and running.alive:
+            raise ClusterError(f"{name} already runs, as process {running.pid}")
+        child = spawn(argv, self.root / "log" / f"{name}.out", self.root, self.env, stdin)
+        self._popen.append(child)
+        process = Process.of(child.pid)
+        if process:
+            (self.root / "pids" / name).write_text(f"{process.pid} {process.start}\n")
+        return child
+
+    def _recorded(self, name: str) -> Process | None:
+        try:
+            pid, start = (self.root / "pids" / name).read_text().split()
+        except FileNotFoundError:
+            return None
+        return Process(int(pid), int(start))
+
+    def _kill(self, name: str) -> None:
+        process = self._recorded(name)
+        if process is None:
+            return
+        offspring = children(process.pid) if process.alive else []
+        process.stop()
+        for child in offspring:  # pid 1 of a node dies with its unshare, slurmctld's helper on its own: see it happen
+            if not until(lambda child=child: not child.alive, 2):
+                child.stop()
+        (self.root / "pids" / name).unlink(missing_ok=True)
+        for popen in self._popen:
+            popen.poll()
+
+    def _expect(self, condition: Callable[[], bool], seconds: float, what: str, *logs: str) -> None:
+        if not until(condition, seconds, every=0.05):
+            raise ClusterError("\n".join([f"waited {seconds:g} s in vain for {what}", *map(self._tail, logs)]))
+
+    def _tail(self, name: str) -> str:
+        texts = [path.read_text(errors="replace") for path in sorted((self.root / "log").glob(f"*{name}.*"))]
+        return "\n".join([f"--- log of {name}", *(line for text in texts for line in text.splitlines()[-10:])])
+
+
+def _found(settings: Settings, root: Path | None, stay: bool) -> Site:
+    """Picks the place, and what a node may have of its own; the folder and (if any) the bridge are made here."""
+    namespaces = nodes.namespaces_allowed()
+    network = namespaces and nodes.network_allowed()
+    slot = nodes.claim_slot(network)
+    if root is None:
+        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # short: a socket's path has 108 characters at most
+    else:
+        root.mkdir(parents=True)
+    root.chmod(0o755)
+    owner = None if stay else Process.of(os.getpid())
+    site = Site(root, settings, getpass.getuser(), socket.gethostname().split(".")[0], namespaces, network, slot, owner)
+    site.save()
+    return site
+
+
+def _reclaim(root: Path | None) -> None:
+    """Takes down what is left of clusters whose owner is gone, and whatever is in ``root``."""
+    for file in Path("/tmp").glob(f"{PREFIX}*/cluster.json"):
+        if os.access(file, os.W_OK):
+            left = Cluster.at(file.parent)
+            if left.site.owner and not left.site.owner.alive:
+                say(f"removing what a crashed run left in {left.root}")
+                left.down()
+    if root and root.exists():
+        if (root / "cluster.json").exists():
+            left = Cluster.at(root)
+            if (controller := left._recorded("slurmctld")) and controller.alive:
+                raise ClusterError(f"a cluster already runs in {root}")
+            left.down()
+        elif any(root.iterdir()):
+            raise ClusterError(f"{root} holds something that is no cluster")
+        else:
+            root.rmdir()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that only its owner reads, from the first moment on."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
+        file.write(content)
