@@ -65,7 +65,8 @@ def describe(site: Path) -> dict[str, Json]:
     sys.argv = ["pretrain_gpt.py"]
     dests = {action.dest for action in plain._actions}
     return {
-        "version": importlib.import_module("megatron.core.package_info").__version__,
+        # In a git work tree Megatron appends that tree's commit.
+        "version": importlib.import_module("megatron.core.package_info").__version__.partition("+")[0],
         # What parse_args puts into the namespace beside the flags.
         "added_by_parse_args": sorted(set(vars(arguments.parse_args())) - dests),
         "flags": [flags[name] for name in sorted(flags)],

@@ -181,10 +181,13 @@ class _Module(types.ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Serves every module of the packages it stands in for, at any depth."""
 
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = frozenset(packages)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in PACKAGES:
+        if fullname.partition(".")[0] in self.packages:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -197,13 +200,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def install() -> None:
-    """Put the stand-ins in front of any real torch, numpy and triton of this interpreter. Idempotent."""
-    loaded = [name for name in PACKAGES if name in sys.modules and not isinstance(sys.modules[name], _Module)]
+def install(packages: Sequence[str] = PACKAGES) -> None:
+    """Put the stand-ins in front of any real torch, numpy and triton of this interpreter, or of some of them.
+
+    Raises RuntimeError when one of them is already imported for real.
+    """
+    loaded = [name for name in packages if name in sys.modules and not isinstance(sys.modules[name], _Module)]
     if loaded:
         raise RuntimeError(f"already imported for real: {', '.join(loaded)}")
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder(packages))
 
 
 def modernize_typing() -> None:

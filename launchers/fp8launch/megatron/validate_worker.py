@@ -1,0 +1,277 @@
+"""Run Megatron's own validators for a described target; one JSON request a line in, one JSON verdict a line out.
+
+    python -I validate_worker.py SITE [--real-torch]
+
+SITE is a folder (or wheel) that holds the `megatron` package. `validators.py` starts this file by its path, in an
+isolated interpreter, so that no torch, Megatron checkout or PYTHONPATH of the login node takes part. It imports
+nothing of ours but the stand-ins beside it, and runs on Python 3.10 and later. With `--real-torch` only triton is
+stood in for; the test suite uses that to compare verdicts.
+
+What the validators ask of a machine is answered from the request: world size and environment, the compute capability
+of the GPU, the version of Transformer Engine and, where that is there, two of its functions that they look for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import importlib
+import inspect
+import io
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Json = Any
+
+# pretrain_gpt.py hands these to Megatron; they fill in for flags that are not given.
+ARGS_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
+
+
+class Megatron:
+    """The imported Megatron, and its checks in the order in which a run meets them."""
+
+    def __init__(self) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.utils: Any = importlib.import_module("megatron.core.utils")
+        self.rope: Any = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
+        self.arguments: Any = importlib.import_module("megatron.training.arguments")
+        self.training: Any = importlib.import_module("megatron.training.training")
+        self.distributed: Any = importlib.import_module("megatron.core.distributed")
+        self.microbatches: Any = importlib.import_module("megatron.core.num_microbatches_calculator")
+        self.version: Any = importlib.import_module("packaging.version")
+        factory: Any = getattr(
+            importlib.import_module("megatron.training.argument_utils"), "ArgumentGroupFactory", None
+        )
+        if hasattr(factory, "_get_field_docstrings"):
+            # Building the parser spends nine tenths of its time on help texts, which it digs out of the source.
+            factory._get_field_docstrings = lambda self, config: {}
+
+    def stages(self, argv: list[str], made: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Name and action of each stage; what they make lands in `made` as `args` and `config`."""
+
+        def parse() -> None:
+            sys.argv = ["pretrain_gpt.py", *argv]
+            made["args"] = self.arguments.parse_args()
+
+        def validate() -> None:
+            # Megatron complains about a default that is not used, so it gets only those that are.
+            unset = {name: value for name, value in ARGS_DEFAULTS.items() if getattr(made["args"], name) is None}
+            self.arguments.validate_args(made["args"], unset)
+
+        def transformer_config() -> None:
+            made["config"] = self.arguments.core_transformer_config_from_args(made["args"])
+
+        yield "parse_args", parse
+        yield "validate_args", validate
+        yield "TransformerConfig", transformer_config
+        yield "DistributedDataParallelConfig", lambda: self._ddp_config(made["args"])
+        yield "OptimizerConfig", lambda: self.training.get_megatron_optimizer_config(made["args"])
+        yield "num_microbatches", lambda: self._num_microbatches(made["args"])
+
+    def _ddp_config(self, args: Any) -> None:
+        if hasattr(self.training, "get_megatron_ddp_config"):
+            self.training.get_megatron_ddp_config(args)
+            return
+        # 0.17 builds it in the middle of building the model; its arguments are these.
+        if args.ddp_num_buckets is not None and args.ddp_bucket_size is not None:
+            raise AssertionError("Cannot specify both --ddp-num-buckets and --ddp-bucket-size")
+        if getattr(args, "use_torch_fsdp2", False):
+            return
+        cls = self.distributed.DistributedDataParallelConfig
+        values = {f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)}
+        prefixed = ((f.name, f"ddp_{f.name}") for f in dataclasses.fields(cls))
+        values |= {name: getattr(args, flag) for name, flag in prefixed if hasattr(args, flag)}
+        values["grad_reduce_in_fp32"] = args.accumulate_allreduce_grads_in_fp32
+        values["check_for_nan_in_grad"] = args.check_for_nan_in_loss_and_grad
+        cls(**values)
+
+    def _num_microbatches(self, args: Any) -> None:
+        build = self.microbatches._build_num_microbatches_calculator
+        # Tensor parallel groups of generalized tensor parallelism (0.19) count as data parallel here.
+        data_parallel = args.data_parallel_size * getattr(args, "gtp_weight_remat_size", 1)
+        given = {"rank": 1, "data_parallel_size": data_parallel}
+        build(**{name: given.get(name, getattr(args, name, None)) for name in inspect.signature(build).parameters})
+
+    @contextlib.contextmanager
+    def target(self, request: dict[str, Json]) -> Iterator[None]:
+        """Let Megatron see the machine that the request describes; everything is put back afterwards."""
+        major, minor = request["compute_capability"]
+        te_version = request["te_version"]
+        # As small as the validators need it: OptimizerConfig looks at the signature of TE's optimizer.
+        modules = _transformer_engine(te_version) if te_version else {}
+        properties = types.SimpleNamespace(major=major, minor=minor)
+        cuda = self.torch.cuda
+        environment = {"WORLD_SIZE": str(request["world_size"]), "RANK": "0", "LOCAL_RANK": "0", **request["env"]}
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                (cuda, "get_device_capability", lambda *args, **kwargs: (major, minor)),
+                (cuda, "get_device_properties", lambda *args, **kwargs: properties),
+                (self.utils, "_te_version", self.version.Version(te_version) if te_version else None),
+                (self.rope, "fused_apply_rotary_pos_emb", _unreachable if te_version else None),
+                (sys, "argv", sys.argv),
+            ):
+                stack.enter_context(_patched(owner, name, value))
+            stack.enter_context(_replaced(sys.modules, modules))
+            stack.enter_context(_replaced(os.environ, environment, only=True))
+            yield
+
+
+def _transformer_engine(version: str) -> dict[str, types.ModuleType]:
+    class FusedAdam:
+        def __init__(
+            self, params: Any = None, lr: float = 1e-3, master_weights: bool = False, master_weight_dtype: Any = None,
+            exp_avg_dtype: Any = None, exp_avg_sq_dtype: Any = None, use_decoupled_grad: bool = False,
+            store_param_remainders: bool = False,
+        ) -> None: ...  # fmt: skip
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    modules = {name: types.ModuleType(name) for name in names}
+    modules[names[0]].__dict__["__version__"] = version
+    modules[names[2]].__dict__["FusedAdam"] = FusedAdam
+    return modules
+
+
+def _unreachable(*args: object, **kwargs: object) -> None:
+    raise AssertionError("a validator called a kernel of Transformer Engine")
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _replaced(mapping: Any, values: dict[str, Any], only: bool = False) -> Iterator[None]:
+    """`values` in a mapping for a while, instead of everything else in it with `only`."""
+    before = dict(mapping)
+    if only:
+        mapping.clear()
+    mapping.update(values)
+    try:
+        yield
+    finally:
+        if only:
+            mapping.clear()
+        else:
+            for name in values:
+                del mapping[name]
+        mapping.update(before)
+
+
+class _Records(logging.Handler):
+    """Collects what Megatron logs as a warning."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
+    """Run the stages up to the first that refuses, or up to the one that the request names as its last."""
+    begin = time.perf_counter()
+    made: dict[str, Any] = {"args": None, "config": None}
+    refusal: dict[str, Json] = {"exception": None, "message": None, "at": None}
+    printed, complained, records = io.StringIO(), io.StringIO(), _Records()
+    logging.getLogger().addHandler(records)
+    with (
+        megatron.target(request),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(complained),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for stage, run in megatron.stages(request["argv"], made):
+            try:
+                run()
+            except (Exception, SystemExit) as exception:
+                refusal = _refusal(exception, complained.getvalue())
+                break
+            if stage == request["last_stage"]:
+                break
+    logging.getLogger().removeHandler(records)
+    lines = [line for line in printed.getvalue().splitlines() if "warning" in line.lower()]
+    spoken = [str(w.message) for w in caught if not issubclass(w.category, DeprecationWarning)]
+    answer = {
+        "ok": refusal["exception"] is None,
+        "stage": stage,
+        **refusal,
+        "warnings": list(dict.fromkeys(" ".join(text.split()) for text in (*spoken, *records.messages, *lines))),
+        "seconds": round(time.perf_counter() - begin, 4),
+    }
+    if request["with_args"]:
+        answer["args"] = _plain_attributes(made["args"])
+        answer["config"] = _plain_attributes(made["config"])
+    return answer
+
+
+def _refusal(exception: BaseException, complained: str) -> dict[str, Json]:
+    """What to tell: the parser's own words, the exception's, or for a bare assert the line that asserts."""
+    frame = traceback.extract_tb(exception.__traceback__)[-1]
+    at = f"{frame.filename[frame.filename.rfind('megatron/') :]}:{frame.lineno}"
+    message = str(exception) or frame.line or ""
+    if isinstance(exception, SystemExit):
+        last = (complained.strip().splitlines() or [f"exit {exception.code}"])[-1]
+        message, at = last.partition("error: ")[2] or last, ""
+    return {"exception": type(exception).__name__, "message": " ".join(message.split()), "at": at or None}
+
+
+def _plain_attributes(thing: Any) -> dict[str, Json]:
+    """Those attributes that JSON can hold; enums by name, dtypes as text."""
+    values = {} if thing is None else vars(thing)
+    return {name: _plain(value) for name, value in values.items() if _plain(value) is not _NOT_PLAIN}
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Json:
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
+    return repr(value) if repr(value).startswith("torch.") else _NOT_PLAIN
+
+
+def main(site: str, real_torch: bool) -> None:
+    answers = sys.stdout
+    here = str(Path(__file__).parent)
+    sys.path[:0] = [here, site]
+    standin: Any = importlib.import_module("standin")
+    sys.path.remove(here)
+    if real_torch:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        standin.install(("triton",))
+    else:
+        standin.install()
+    standin.modernize_typing()
+    logging.lastResort = None
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        megatron = Megatron()
+    for line in sys.stdin:
+        print(json.dumps(verdict(megatron, json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "--real-torch" in sys.argv[2:])

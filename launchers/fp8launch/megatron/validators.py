@@ -1,0 +1,199 @@
+"""Ask Megatron-Core itself whether it would take an argument list on a described machine, without torch or a GPU.
+
+`find_megatron` says where a Megatron-Core of the right version lies, `validate` runs its parser, `validate_args`, its
+configuration classes and the micro batch calculator on any number of requests, in one process of their own (about
+0.4 s to start, 10 ms a request). What Megatron does not check, it does not check here either.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fp8launch.problems import MACHINE_LACKS, error
+
+Stage = Literal[
+    "parse_args",
+    "validate_args",
+    "TransformerConfig",
+    "DistributedDataParallelConfig",
+    "OptimizerConfig",
+    "num_microbatches",
+]
+
+_WORKER = Path(__file__).with_name("validate_worker.py")
+# Where a folder is recognized as holding Megatron-Core with its training part, which wheels have since 0.17.
+_ARGUMENTS = Path("megatron/training/arguments.py")
+_PACKAGE_INFO = Path("megatron/core/package_info.py")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An argument list and the machine it is meant for.
+
+    `world_size` is in GPUs, `compute_capability` such as (9, 0), `te_version` that of Transformer Engine there, None
+    if there is none. `env` is the whole environment that Megatron shall see, beside rank and world size. The checks
+    end after `last_stage`. `with_args` asks for Megatron's resolved arguments in the verdict.
+    """
+
+    argv: tuple[str, ...]
+    world_size: int
+    compute_capability: tuple[int, int]
+    te_version: str | None
+    env: Mapping[str, str] = field(default_factory=dict)
+    last_stage: Stage | None = None
+    with_args: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What Megatron said.
+
+    `stage` is the one that refused, or the last one that ran. `message` is Megatron's own, for a bare assertion the
+    line that asserts; `at` is the place in Megatron that raised. `warnings` is what it printed, logged or warned.
+    `args` and `config` hold the attributes of its namespace and TransformerConfig that JSON can hold (enums by name).
+    """
+
+    ok: bool
+    stage: Stage
+    exception: str | None
+    message: str | None
+    at: str | None
+    warnings: tuple[str, ...]
+    seconds: float
+    args: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def validate(
+    requests: Sequence[Request], megatron: Path, python: str = sys.executable, real_torch: bool = False
+) -> list[Verdict]:
+    """Megatron's verdict on each request, in order.
+
+    `megatron` is a wheel of megatron-core, or a folder that holds the `megatron` package. `python` (3.10 or later)
+    must have `packaging`, PyYAML and typing_extensions. `real_torch` uses its torch and numpy instead of our
+    stand-ins. Raises `UserError` when this Megatron cannot be used at all.
+    """
+    site = _unpacked(megatron) if megatron.suffix == ".whl" else megatron
+    # -I keeps PYTHONPATH, the working directory and the user's packages from standing in for the Megatron named.
+    command = [python, "-I", str(_WORKER), str(site), *(["--real-torch"] if real_torch else [])]
+    lines = "".join(json.dumps(asdict(request)) + "\n" for request in requests)
+    try:
+        done = subprocess.run(
+            command, input=lines, capture_output=True, text=True, timeout=120 + len(requests), check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        raise _unusable(megatron, str(failure)) from None
+    verdicts = [_verdict(json.loads(line)) for line in done.stdout.splitlines()]
+    if len(verdicts) != len(requests):
+        raise _unusable(megatron, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return verdicts
+
+
+def _verdict(data: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{**data, "warnings": tuple(data["warnings"])})
+
+
+def _unusable(megatron: Path, reason: str) -> Exception:
+    return error(
+        "megatron-unusable",
+        f"the validators of {megatron} cannot be run: {reason}",
+        fix="name a wheel of megatron-core, or a folder that holds its megatron package, in FP8LAUNCH_MEGATRON",
+        exit_code=MACHINE_LACKS,
+    )
+
+
+def find_megatron(version: str, path: Path | None = None) -> Path | None:
+    """Where a Megatron-Core of this minor version lies, or None.
+
+    Looked at, in this order: `path`; the folder or wheel that FP8LAUNCH_MEGATRON names; the megatron-core that is
+    installed beside this package; the newest in the user's cache. A place may be a wheel, a folder that holds the
+    `megatron` package (an unpacked wheel, site-packages, a Megatron-LM checkout), or a folder of such.
+    Raises `UserError` when `path` is given and has no such version.
+    """
+    minor = _release(version)[:2]
+    if path is not None:
+        found = _newest(_candidates(path), minor)
+        if found is None:
+            raise error(
+                "megatron-path",
+                f"{path} holds no Megatron-Core {version}",
+                fix="name a wheel of megatron-core, or a folder that holds its megatron package",
+            )
+        return found
+    named = os.environ.get("FP8LAUNCH_MEGATRON")
+    places = [_candidates(Path(named).expanduser()) if named else (), _installed(), _candidates(cache_folder())]
+    return next((found for found in (_newest(place, minor) for place in places) if found), None)
+
+
+def cache_folder() -> Path:
+    """Where this user's copies of Megatron-Core lie, a folder each."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8launch" / "megatron"
+
+
+def megatron_version(place: Path) -> str | None:
+    """The version of the Megatron-Core in a wheel or folder, None if there is none or it lacks the training part."""
+    if place.suffix == ".whl":
+        match = re.match(r"megatron_core-([^-]+)-", place.name)
+        return match[1] if match and place.is_file() else None
+    if not (place / _ARGUMENTS).is_file():
+        return None
+    try:
+        text = (place / _PACKAGE_INFO).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", text, re.MULTILINE))
+    return f"{parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}" if len(parts) == 3 else None
+
+
+def _candidates(place: Path) -> Iterator[Path]:
+    yield place
+    if place.is_dir() and not (place / "megatron").is_dir():
+        yield from sorted(place.iterdir())
+
+
+def _installed() -> Iterator[Path]:
+    try:
+        yield Path(str(importlib.metadata.distribution("megatron-core").locate_file("")))
+    except importlib.metadata.PackageNotFoundError:
+        return
+
+
+def _newest(places: Iterable[Path], minor: tuple[int, ...]) -> Path | None:
+    versions = ((megatron_version(place), place) for place in places)
+    matching = [(_release(version), place) for version, place in versions if version]
+    return max((found for found in matching if found[0][:2] == minor), default=(None, None))[1]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _unpacked(wheel: Path) -> Path:
+    """The wheel's content as a folder of the user's cache, where byte code can be kept; the wheel if that fails."""
+    try:
+        target = cache_folder() / f"{megatron_version(wheel)}-{zlib.crc32(wheel.read_bytes()):08x}"
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as folder:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(Path(folder) / "site")
+            # Of two that unpack at once, the second finds a folder there and uses it.
+            (Path(folder) / "site").rename(target)
+    except zipfile.BadZipFile as failure:
+        raise _unusable(wheel, str(failure)) from None
+    except OSError:
+        return target if target.is_dir() else wheel
+    return target

@@ -1,0 +1,71 @@
+"""Real Megatron-Core of every supported version, without torch: the site folders, and one parser process each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fp8launch.megatron import validators
+from fp8launch.megatron.schema import supported_versions
+from fp8launch.problems import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def megatron_site(minor: str) -> Path:
+    """Where the suite's Megatron-Core of this minor version lies; skips the test if it was not installed."""
+    for place in (os.environ.get("FP8LAUNCH_TEST_MEGATRON"), REPOSITORY / ".cache" / "megatron"):
+        try:
+            found = place and validators.find_megatron(minor, Path(place))
+        except UserError:
+            continue
+        if found:
+            return Path(found)
+    installed = next(validators._installed(), None)
+    if installed and (validators.megatron_version(installed) or "").startswith(f"{minor}."):
+        return installed
+    pytest.skip(f"no megatron-core {minor} in FP8LAUNCH_TEST_MEGATRON, in .cache/megatron or installed")
+
+
+@pytest.fixture(params=supported_versions(), scope="session")
+def minor(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def site(minor: str) -> Path:
+    return megatron_site(minor)
+
+
+class Parser:
+    """Megatron's own parser in a process of its own: an argument list in, what it made of it out."""
+
+    def __init__(self, site: Path) -> None:
+        command = [sys.executable, "-I", str(validators._WORKER), str(site)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, argv: list[str]) -> dict[str, Any]:
+        request = {
+            "argv": argv, "world_size": 1, "compute_capability": [9, 0], "te_version": None, "env": {},
+            "last_stage": "parse_args", "with_args": True,
+        }  # fmt: skip
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="session")
+def real_parser(site: Path) -> Iterator[Callable[[list[str]], dict[str, Any]]]:
+    parser = Parser(site)
+    yield parser
+    assert parser.process.stdin
+    parser.process.stdin.close()
+    assert parser.process.wait(timeout=30) == 0
