@@ -12,17 +12,13 @@ from pathlib import Path
 
 from fp8launch.megatron.argv import check_values, emit_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
+from fp8launch.megatron.sections import CHOICES, FIELDS
 from fp8launch.problems import Problem, UserError
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Data, FlagValue, Parallel, Precision, Recipe
+from fp8launch.recipe.schema import Data, FlagValue, Parallel, Precision, Recipe, Section
 
 Where = tuple[str, ...]
-
-_FSDP_STRATEGY = {
-    "megatron": "optim_grads_params",
-    "megatron_optim_grads": "optim_grads",
-    "megatron_optim": "optim",
-}
+Setting = tuple[str, FlagValue, Where]
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ def translate(loaded: LoadedRecipe) -> MegatronArgs:
     recipe = loaded.recipe
     version = recipe.software.megatron or supported_versions()[-1]
     schema = load_schema(version)
-    values, places, problems = _collect(_settings(recipe), loaded, schema)
+    values, places, problems = _collect(flag_settings(recipe), loaded, schema)
     problems += check_values(values, schema, lambda flag: places.get(_canonical(flag, schema)))
     problems += _pairs(values, places)
     problems += _fp8_on_cpu(recipe, values, places)
@@ -117,34 +113,38 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
     )
 
 
-def _settings(recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
+def flag_settings(recipe: Recipe) -> Iterator[Setting]:
     """Every flag that the recipe states: its name, its value and the path that states it."""
     for flag, value in recipe.model.items():
         yield flag, value, ("model", flag)
-    batch, train, save = recipe.batch, recipe.train, recipe.checkpoint
-    yield "micro_batch_size", batch.micro, ("batch", "micro")
-    yield "global_batch_size", batch.global_, ("batch", "global")
-    yield "seq_length", batch.sequence, ("batch", "sequence")
+    yield from _fields(recipe.batch, "batch")
     if "max_position_embeddings" not in recipe.model:
-        yield "max_position_embeddings", batch.sequence, ("batch", "sequence")
-    yield "train_iters", train.iterations, ("train", "iterations")
-    yield "lr", train.lr, ("train", "lr")
-    yield "min_lr", train.min_lr, ("train", "min_lr")
-    yield "lr_warmup_iters", train.warmup, ("train", "warmup")
+        yield "max_position_embeddings", recipe.batch.sequence, ("batch", "sequence")
+    yield from _fields(recipe.train, "train")
     if recipe.precision is not None:
         yield from _precision(recipe.precision)
     yield from _parallel(recipe.parallel, recipe)
     yield from _optimizer(recipe)
     if recipe.data is not None:
         yield from _data(recipe.data)
-    yield "save", save.dir, ("checkpoint", "dir")
-    yield "save_interval", save.interval, ("checkpoint", "interval")
-    yield "load", save.load, ("checkpoint", "load")
+    yield from _fields(recipe.checkpoint, "checkpoint")
     for flag, value in recipe.megatron.items():
         yield flag, value, ("megatron", flag)
 
 
-def _precision(precision: Precision) -> Iterator[tuple[str, FlagValue, Where]]:
+def _fields(section: Section, *path: str) -> Iterator[Setting]:
+    """The fields of a section that set one flag each."""
+    for field, flag in FIELDS[path].items():
+        yield flag, getattr(section, "global_" if field == "global" else field), (*path, field)
+
+
+def _choice(value: str | None, *path: str) -> Iterator[Setting]:
+    """The flags that a field's named choice stands for."""
+    for flag, setting in CHOICES[path].get(value or "", {}).items():
+        yield flag, setting, path
+
+
+def _precision(precision: Precision) -> Iterator[Setting]:
     stated = ("precision", "recipe")
     yield "bf16", True, stated
     if precision.recipe == "nvfp4":
@@ -164,62 +164,38 @@ def _precision(precision: Precision) -> Iterator[tuple[str, FlagValue, Where]]:
         yield "first_last_layers_bf16", True, here
         yield "num_layers_at_start_in_bf16", precision.bf16_layers.start, here
         yield "num_layers_at_end_in_bf16", precision.bf16_layers.end, here
-    yield "fp8_amax_history_len", precision.amax_history, ("precision", "amax_history")
-    yield "fp8_amax_compute_algo", precision.amax_algo, ("precision", "amax_algo")
+    yield from _fields(precision, "precision")
 
 
-def _parallel(parallel: Parallel, recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
-    yield "tensor_model_parallel_size", parallel.tp, ("parallel", "tp")
-    yield "pipeline_model_parallel_size", parallel.pp, ("parallel", "pp")
-    if parallel.vp not in (None, 1):
-        yield "num_virtual_stages_per_pipeline_rank", parallel.vp, ("parallel", "vp")
-    yield "context_parallel_size", parallel.cp, ("parallel", "cp")
-    yield "expert_model_parallel_size", parallel.ep, ("parallel", "ep")
-    yield "expert_tensor_parallel_size", parallel.etp, ("parallel", "etp")
+def _parallel(parallel: Parallel, recipe: Recipe) -> Iterator[Setting]:
+    yield from (s for s in _fields(parallel, "parallel") if s[1:] != (1, ("parallel", "vp")))
     # Sequence parallelism costs nothing beside TP, but PyTorch's own norms, which the CPU mode uses, lack it.
     automatic = parallel.sequence == "auto" and (parallel.tp or 1) > 1 and recipe.resources.gpu != "cpu"
     if automatic or parallel.sequence is True:
         yield "sequence_parallel", True, ("parallel", "sequence")
-    here = ("parallel", "fsdp")
-    if parallel.fsdp == "torch_fsdp2":
-        yield "use_torch_fsdp2", True, here
-        yield "ckpt_format", "torch_dist", here
-    elif parallel.fsdp in _FSDP_STRATEGY:
-        yield "use_megatron_fsdp", True, here
-        yield "data_parallel_sharding_strategy", _FSDP_STRATEGY[parallel.fsdp], here
-        yield "ckpt_format", "fsdp_dtensor", here
+    yield from _choice(parallel.fsdp, "parallel", "fsdp")
 
 
-def _optimizer(recipe: Recipe) -> Iterator[tuple[str, FlagValue, Where]]:
-    states = recipe.optimizer
-    dtypes = {
-        "exp_avg_dtype": (states.exp_avg, "exp_avg"),
-        "exp_avg_sq_dtype": (states.exp_avg_sq, "exp_avg_sq"),
-        "main_grads_dtype": (states.main_grads, "main_grads"),
-        "main_params_dtype": (states.main_params, "main_params"),
-    }
-    if any(dtype for dtype, _ in dtypes.values()):
-        yield "use_precision_aware_optimizer", True, ("optimizer",)
-    for flag, (dtype, key) in dtypes.items():
-        yield flag, dtype, ("optimizer", key)
-    if states.grad_reduce == "bf16":
-        yield "grad_reduce_in_bf16", True, ("optimizer", "grad_reduce")
-    elif states.grad_reduce == "fp32":
-        yield "accumulate_allreduce_grads_in_fp32", True, ("optimizer", "grad_reduce")
+def _optimizer(recipe: Recipe) -> Iterator[Setting]:
+    dtypes = list(_fields(recipe.optimizer, "optimizer"))
+    for _, dtype, where in dtypes:
+        if dtype is not None:
+            yield "use_precision_aware_optimizer", True, where
+            break
+    yield from dtypes
+    yield from _choice(recipe.optimizer.grad_reduce, "optimizer", "grad_reduce")
 
 
-def _data(data: Data) -> Iterator[tuple[str, FlagValue, Where]]:
+def _data(data: Data) -> Iterator[Setting]:
     if data.kind == "mock":
         yield "mock_data", True, ("data", "kind")
     elif data.blend:
         yield "data_path", [str(part) for part in data.blend], ("data", "blend")
     if data.tokenizer is not None:
-        yield "tokenizer_type", data.tokenizer.type, ("data", "tokenizer", "type")
-        yield "tokenizer_model", data.tokenizer.model, ("data", "tokenizer", "model")
+        yield from _fields(data.tokenizer, "data", "tokenizer")
     elif data.kind == "mock":
         yield "tokenizer_type", "NullTokenizer", ("data", "kind")
-    yield "split", data.split, ("data", "split")
-    yield "data_cache_path", data.cache, ("data", "cache")
+    yield from _fields(data, "data")
 
 
 def _canonical(flag: str, schema: FlagSchema) -> str:
@@ -228,12 +204,12 @@ def _canonical(flag: str, schema: FlagSchema) -> str:
 
 
 def _collect(
-    settings: Iterable[tuple[str, FlagValue, Where]], loaded: LoadedRecipe, schema: FlagSchema
+    settings: Iterable[Setting], loaded: LoadedRecipe, schema: FlagSchema
 ) -> tuple[dict[str, FlagValue], dict[str, str], list[Problem]]:
     """Values and places by canonical flag, and one problem for each pair of settings that disagree."""
     values: dict[str, FlagValue] = {}
     places: dict[str, str] = {}
-    setter: dict[str, tuple[str, FlagValue, Where]] = {}
+    setter: dict[str, Setting] = {}
     problems: list[Problem] = []
     for flag, value, path in settings:
         if value is None:
@@ -253,9 +229,7 @@ def _collect(
     return values, places, problems
 
 
-def _clash(
-    loaded: LoadedRecipe, first: tuple[str, FlagValue, Where], second: tuple[str, FlagValue, Where]
-) -> Problem:
+def _clash(loaded: LoadedRecipe, first: Setting, second: Setting) -> Problem:
     return Problem(
         "error",
         "flag-set-twice",
