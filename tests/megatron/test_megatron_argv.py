@@ -28,7 +28,7 @@ def as_read_back(value: Any, kind: str | None) -> Any:
 
 
 @pytest.mark.parametrize("version", supported_versions())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_what_is_emitted_is_read_back(version: str, data: st.DataObject) -> None:
     schema = load_schema(version)
@@ -46,12 +46,12 @@ def test_what_is_emitted_is_read_back(version: str, data: st.DataObject) -> None
                 expected if isinstance(expected, list) else [expected],
                 strict=True,
             ):
-                assert got == given_value or float(got) == given_value
+                assert got == str(given_value) or float(got) == given_value
         else:
             assert read[name] == expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.floats(allow_nan=False))
 def test_a_float_arrives_exactly(value: float) -> None:
     assert parse_argv(emit_argv({"lr": value}, SCHEMA), SCHEMA) == ({"lr": value}, [])
