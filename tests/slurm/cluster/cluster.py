@@ -5,14 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from . import config, nodes, packages
 from .config import Settings, Site
@@ -77,7 +75,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.down()
 
     # -- using it
@@ -94,11 +92,22 @@ class Cluster:
         return {**own, "PATH": packages.SEARCH, "USER": self.site.user, "SLURM_CONF": str(self.site.slurm_conf)}
 
     def run(
-        self, *argv: str, check: bool = True, timeout: float = 60, cwd: Path | None = None, env: dict[str, str] | None = None
+        self,
+        *argv: str,
+        check: bool = True,
+        timeout: float = 60,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        input: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command as a user of the cluster would, ``env`` on top of `env`; ClusterError if it fails and ``check``."""
+        """Runs a command as a user of the cluster would. ``env`` comes on top of `env`, ``input`` is its stdin.
+
+        Raises:
+            ClusterError: it fails, and ``check``.
+            subprocess.TimeoutExpired: it runs longer than ``timeout`` seconds.
+        """
         done = subprocess.run(
-            argv, env={**self.env, **(env or {})}, cwd=cwd or self.root, stdin=subprocess.DEVNULL,
+            argv, env={**self.env, **(env or {})}, cwd=cwd or self.root, input=input,
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if check and done.returncode:
@@ -165,7 +174,7 @@ class Cluster:
         for name in [*self.site.node_names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
             self._kill(name)
         for process in belonging_to(self.root):  # with shared namespaces job steps outlive their slurmd
-            process.stop()
+            process.kill()
         for child in self._popen:
             child.wait()
         if self.site.network:
@@ -192,8 +201,7 @@ class Cluster:
         if self.site.settings.accounting:
             self._start_mariadb()
             self.start_dbd()
-            for command in config.sacctmgr_commands(self.site.user):
-                self.run("sacctmgr", "-i", "-Q", *command)
+            self.run("sacctmgr", "-i", input=config.sacctmgr_script(self.site.user))
         # A slurmd that starts before the controller listens tries again only seconds later.
         self.start_controller()
         for node in range(1, self.site.settings.nodes + 1):
@@ -238,10 +246,9 @@ class Cluster:
         return [nodes.program("munged"), "--foreground", "--force", "--num-threads=8", *options]
 
     def _start_mariadb(self) -> None:
-        self.run(
-            nodes.program("mariadb-install-db"), "--no-defaults", f"--datadir={self.root}/db", f"--user={self.site.user}",
-            "--auth-root-authentication-method=normal", "--skip-test-db",
-        )  # fmt: skip
+        folder = ["--no-defaults", f"--datadir={self.root}/db", f"--user={self.site.user}"]
+        simple = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        self.run(nodes.program("mariadb-install-db"), *folder, *simple)
         self._spawn("mariadbd", [nodes.program("mariadbd"), *config.mariadb_arguments(self.site)])
 
         def listens() -> bool:
@@ -284,10 +291,10 @@ class Cluster:
         if process is None:
             return
         offspring = children(process.pid) if process.alive else []
-        process.stop()
+        process.kill()
         for child in offspring:  # pid 1 of a node dies with its unshare, slurmctld's helper on its own: see it happen
-            if not until(lambda child=child: not child.alive, 2):
-                child.stop()
+            if not child.ends(2):
+                child.kill()
         (self.root / "pids" / name).unlink(missing_ok=True)
         for popen in self._popen:
             popen.poll()

@@ -11,7 +11,7 @@ from .processes import Process
 SLOTS = 200  # clusters that fit on one machine
 PORTS = 70  # ports per slot; 17000 + 200 * 70 stays below Linux's ephemeral ports, which begin at 32768
 MAX_NODES = 64
-ACCOUNT, OTHER_ACCOUNT = "research", "teaching"
+CLUSTER, ACCOUNT = "fp8test", "research"
 QOS, SHORT_QOS, FORBIDDEN_QOS = "normal", "short", "vip"
 
 
@@ -27,14 +27,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Site:
-    """One cluster on this machine. ``namespaces``: a node has its own pids, host name, mounts; ``network``: and address."""
+    """One cluster on this machine."""
 
     root: Path
     settings: Settings
-    user: str
+    user: str  # who starts it, runs its daemons and submits to it
     host: str
-    namespaces: bool
-    network: bool
+    namespaces: bool  # a node has its own pids, host name, mounts
+    network: bool  # and its own address
     slot: int
     owner: Process | None  # the cluster goes when this process does; None: it stays until `down`
 
@@ -106,11 +106,14 @@ class Site:
 
 
 def slurm_conf(site: Site) -> str:
-    nodes = f"node[1-{site.settings.nodes}]"
+    last = site.settings.nodes
+    nodes = f"node[1-{last}]"
+    names = nodes if site.namespaces else site.host
     first = site.port + 3
-    port = str(first) if site.network else f"[{first}-{first + site.settings.nodes - 1}]"
+    port = str(first) if site.network else f"[{first}-{first + last - 1}]"
+    size = f"CPUs={site.settings.cpus} RealMemory=1000000 Gres=gpu:{site.settings.gpu_type}:{site.settings.gpus}"
     return f"""\
-ClusterName=fp8test
+ClusterName={CLUSTER}
 SlurmctldHost={site.host}({site.controller_address})
 SlurmctldPort={site.controller_port}
 SlurmUser={site.user}
@@ -156,9 +159,8 @@ JobCompLoc={site.root}/log/jobcomp.txt
 PlugStackConfig={site.root}/plugstack.conf
 # Per node, or the PMIx servers of the nodes take each other's files in /tmp.
 TmpFS={site.root}/tmp/%n
-NodeName={nodes} NodeHostname={nodes if site.namespaces else site.host} NodeAddr={site.network_prefix}.[1-{site.settings.nodes}] \
-Port={port} CPUs={site.settings.cpus} RealMemory=1000000 Gres=gpu:{site.settings.gpu_type}:{site.settings.gpus} State=UNKNOWN
-PartitionName=DEFAULT Nodes={nodes} State=UP OverSubscribe=NO DefaultTime=10 MaxTime=INFINITE PreemptMode=OFF PriorityTier=5
+NodeName={nodes} NodeHostname={names} NodeAddr={site.network_prefix}.[1-{last}] Port={port} {size}
+PartitionName=DEFAULT Nodes={nodes} OverSubscribe=NO DefaultTime=10 MaxTime=INFINITE PreemptMode=OFF PriorityTier=5
 PartitionName=main Default=YES
 PartitionName=debug Nodes=node1 MaxTime=30
 PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
@@ -180,8 +182,8 @@ AccountingStorageEnforce=associations,limits,qos
 
 def gres_conf(site: Site) -> str:
     # Slurm sets CUDA_VISIBLE_DEVICES only for character devices; the links point to /dev/null.
-    last = site.settings.gpus - 1
-    return f"NodeName=node[1-{site.settings.nodes}] Name=gpu Type={site.settings.gpu_type} File={site.root}/dev/nvidia[0-{last}]\n"
+    files = f"{site.root}/dev/nvidia[0-{site.settings.gpus - 1}]"
+    return f"NodeName=node[1-{site.settings.nodes}] Name=gpu Type={site.settings.gpu_type} File={files}\n"
 
 
 def slurmdbd_conf(site: Site) -> str:
@@ -230,18 +232,16 @@ GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';
 """
 
 
-def sacctmgr_commands(user: str) -> list[list[str]]:
-    """The user belongs to one of two accounts, and may use two of three QOS."""
-    return [
-        ["add", "cluster", "fp8test"],
-        ["add", "account", ACCOUNT, "Cluster=fp8test", "Description=tests"],
-        ["add", "account", OTHER_ACCOUNT, "Cluster=fp8test", "Description=not ours"],
-        ["add", "qos", SHORT_QOS, "MaxWall=10", "Flags=DenyOnLimit"],
-        ["add", "qos", FORBIDDEN_QOS],
-        ["add", "user", user, f"Account={ACCOUNT}", "Cluster=fp8test"],
-        ["modify", "user", user, "set", f"DefaultAccount={ACCOUNT}"],
-        ["modify", "user", user, "where", f"account={ACCOUNT}", "set", f"qos={QOS},{SHORT_QOS}", f"defaultqos={QOS}"],
-    ]
+def sacctmgr_script(user: str) -> str:
+    """The user has one account and may use two of three QOS."""
+    return f"""\
+add cluster {CLUSTER}
+add account {ACCOUNT} Cluster={CLUSTER}
+add qos {SHORT_QOS},{FORBIDDEN_QOS}
+modify qos {SHORT_QOS} set MaxWall=10 Flags=DenyOnLimit
+add user {user} Account={ACCOUNT} Cluster={CLUSTER}
+modify user {user} where Account={ACCOUNT} set DefaultAccount={ACCOUNT} QOS={QOS},{SHORT_QOS} DefaultQOS={QOS}
+"""
 
 
 def hosts(site: Site, machine: str) -> str:

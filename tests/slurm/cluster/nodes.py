@@ -43,7 +43,8 @@ def namespaces_allowed() -> bool:
 
 def network_allowed() -> bool:
     """Whether bridges and cables can be made; tried out where nobody sees it."""
-    return _works("unshare", "--net", "sh", "-c", "ip link add name b type bridge && ip link add name v type veth peer name w")
+    script = "ip link add name b type bridge && ip link add name v type veth peer name w"
+    return _works("unshare", "--net", "sh", "-c", script)
 
 
 def command(site: Site, node: int) -> list[str]:
@@ -58,8 +59,8 @@ def command(site: Site, node: int) -> list[str]:
 
 def plug_in(site: Site, node: int, pid: int) -> None:
     """Connects the node whose outermost process is ``pid`` to the cluster's bridge."""
-    own = os.readlink("/proc/self/ns/net")
-    if not until(lambda: os.readlink(f"/proc/{pid}/ns/net") != own, 5, every=0.005):
+    own = Path("/proc/self/ns/net").readlink()
+    if not until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own, 5, every=0.005):
         raise ClusterError(f"node{node} got no network namespace")
     ip("link", "del", site.veth(node), check=False)  # a killed node's cable may lie there for a moment
     ip("link", "add", "name", site.veth(node), "type", "veth", "peer", "name", "eth0", "netns", str(pid))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,21 +28,16 @@ class Process(NamedTuple):
     def alive(self) -> bool:
         return Process.of(self.pid) == self
 
-    def send(self, number: int) -> None:
-        if self.alive:
-            try:
-                os.kill(self.pid, number)
-            except ProcessLookupError:
-                pass
+    def ends(self, seconds: float) -> bool:
+        """Waits for its end; False if it still lives after ``seconds``."""
+        return until(lambda: not self.alive, seconds)
 
-    def stop(self, grace: float = 0.0) -> None:
-        """TERM, then KILL after ``grace`` seconds (at once for 0), and waits until it is gone."""
-        if grace:
-            self.send(signal.SIGTERM)
-            if until(lambda: not self.alive, grace):
-                return
-        self.send(signal.SIGKILL)
-        until(lambda: not self.alive, 5)
+    def kill(self) -> None:
+        """KILL, and waits for the end."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.ends(5)
 
 
 def until(condition: Callable[[], bool], seconds: float, every: float = 0.02) -> bool:
