@@ -1,4 +1,8 @@
-"""This machine: the same processes under torchrun, in a session of their own so that they outlive the shell."""
+"""This machine: the same processes under torchrun, in a session of their own so that they outlive the shell.
+
+torchrun gives each rank a session of its own too, and a rank outlives a torchrun that is killed. So a run's processes
+are known by a variable that all of them inherit, not by their group.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fp8launch.backends.base import JobState
@@ -18,6 +22,7 @@ from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
 
 GRACE_SECONDS = 20.0
+MARK = "FP8LAUNCH_LOCAL_RUN"
 
 
 class LocalBackend:
@@ -43,7 +48,7 @@ class LocalBackend:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=clean_environment(),
+                env={**clean_environment(), MARK: str(run.path)},
             )
         return f"{process.pid}:{_started(process.pid)}"
 
@@ -51,23 +56,22 @@ class LocalBackend:
         return [_state(run) for run in runs]
 
     def cancel(self, run: RunFolder) -> None:
-        pid = _alive(run)
-        if pid is None:
+        if not _alive(run):
             return
         run.update(cancelled=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-        # The session of the script is its process group: torchrun and every rank get the signal.
         for sig, wait in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, sig)
+            for pid in _alive(run):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sig)
             end = time.monotonic() + wait
             while time.monotonic() < end:
-                if not _group_lives(pid):
+                if not _alive(run):
                     return
                 time.sleep(0.1)
 
 
 def _state(run: RunFolder) -> JobState:
-    if _alive(run) is not None:
+    if _alive(run):
         return JobState("running", "on this machine", source="process table")
     manifest = run.manifest()
     if not manifest.get("jobs"):
@@ -79,17 +83,28 @@ def _state(run: RunFolder) -> JobState:
     attempts = run.attempts()
     status = attempts[-1].exit_status if attempts else None
     if status is None:
-        return JobState("failed", "ended without an exit status (killed, or the machine went down)", source="run folder")
+        how = "ended without an exit status (killed, or the machine went down)"
+        return JobState("failed", how, source="run folder")
     return JobState("completed" if status == 0 else "failed", f"exit status {status}", status, "run folder")
 
 
-def _alive(run: RunFolder) -> int | None:
-    """The pid of the run's script while it runs on this machine."""
+def _alive(run: RunFolder) -> list[int]:
+    """The processes of the run on this machine: its script, and whatever that started and has not ended."""
     manifest = run.manifest()
     if not manifest.get("jobs") or manifest.get("host") not in (None, os.uname().nodename):
-        return None
+        return []
     pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
-    return int(pid) if started and _started(int(pid)) == started else None
+    script = [int(pid)] if started and _started(int(pid)) == started else []
+    return list(dict.fromkeys([*script, *_marked(run)]))
+
+
+def _marked(run: RunFolder) -> Iterator[int]:
+    """The processes that inherited the run's mark. Those of other users, and zombies, show no environment."""
+    mark = f"{MARK}={run.path}".encode()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in file.read_bytes().split(b"\0"):
+                yield int(file.parent.name)
 
 
 def _started(pid: int) -> str:
@@ -100,14 +115,3 @@ def _started(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
-
-
-def _group_lives(group: int) -> bool:
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            return True
-    return False

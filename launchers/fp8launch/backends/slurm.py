@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fp8launch.backends.base import JobState, Status
 from fp8launch.problems import error
@@ -103,7 +104,8 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     newest = [ids[-1] if (ids := job_ids(run)) else "" for run in runs]
     wanted = sorted({job for job in newest if job})
     live, trouble = _squeue(wanted)
-    ended = _sacct([job for job in wanted if job not in live]) if wanted else {}
+    # squeue remembers a job for some minutes after its end, without its exit code.
+    ended = _sacct([job for job in wanted if job not in live or live[job].final])
     return [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
 
 
@@ -119,12 +121,14 @@ def _state(
 ) -> JobState:
     if not job:
         return JobState("unknown", "was never submitted", source="run folder")
-    if job in live:
+    if job in live and not live[job].final:
         return live[job]
     attempts = [a for a in run.attempts() if a.job_id == job]
     left = attempts[-1].exit_status if attempts else None
     if job in ended and (ended[job].final or left is None):
         return ended[job]
+    if job in live:
+        return replace(live[job], exit_code=left)
     if left is not None:
         status: Status = "completed" if left == 0 else "failed"
         return JobState(status, f"exit status {left}", left, "run folder")

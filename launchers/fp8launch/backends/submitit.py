@@ -12,11 +12,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
 from fp8launch.job.job import Job
 from fp8launch.job.script import batch_script
+from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.store import job_ids
 
@@ -41,14 +44,9 @@ class SubmititBackend:
         return "job.sbatch", batch_script(job)
 
     def submit(self, job: Job, run: RunFolder) -> str:
-        from submitit import SlurmExecutor
         from submitit.core.utils import FailedJobError
 
-        executor = SlurmExecutor(folder=run.path / "submitit", python=shlex.quote(sys.executable))
-        # wckey=None: sites that enforce workload keys refuse submitit's own.
-        executor.update_parameters(
-            use_srun=False, stderr_to_stdout=True, wckey=None, additional_parameters=_parameters(job)
-        )
+        executor = _executor(job, run.path / "submitit")
         try:
             with _environment_of_a_shell():
                 submitted = executor.submit(RunScript(str(run.script)))
@@ -61,6 +59,21 @@ class SubmititBackend:
 
     def cancel(self, run: RunFolder) -> None:
         slurm.cancel(job_ids(run))
+
+
+def _executor(job: Job, folder: Path) -> Any:
+    """Submitit's executor for a job; making it raises UserError where there is no Slurm."""
+    from submitit import SlurmExecutor
+
+    try:
+        executor = SlurmExecutor(folder=folder, python=shlex.quote(sys.executable))
+    except RuntimeError:
+        raise error("no-slurm", "submitit finds no srun on this machine", "--backend submitit", exit_code=3) from None
+    # wckey=None: sites that enforce workload keys refuse submitit's own.
+    executor.update_parameters(
+        use_srun=False, stderr_to_stdout=True, wckey=None, additional_parameters=_parameters(job)
+    )
+    return executor
 
 
 def _parameters(job: Job) -> dict[str, object]:

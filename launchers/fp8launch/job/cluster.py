@@ -13,14 +13,23 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from fp8launch.problems import error, nearest
-from fp8launch.recipe.schema import EnvName, Positive, Section
-from fp8launch.recipe.source import read_yaml
+from fp8launch.recipe.schema import PATTERNS_IN_WORDS, EnvName, Positive, Section
+from fp8launch.recipe.source import Node, numbers_as_written, read_yaml
 from fp8launch.recipe.validate import validate
 
 # What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
+_OPTION_NAME = r"^[a-z][a-z0-9-]*$"
 _OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
+_OPTION_TEXT = r"^[^\x00-\x1f\x7f\\]+$"
+PATTERNS_IN_WORDS |= {
+    _OPTION: "one word without quotes, as Slurm reads it",
+    _OPTION_TEXT: "one line without a backslash",
+    _OPTION_NAME: "the long name of an sbatch option without its dashes",
+}
 Option = Annotated[str, StringConstraints(pattern=_OPTION)]
-OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$")]
+# sbatch takes quotes there, but a backslash escapes even between them.
+OptionText = Annotated[str, StringConstraints(pattern=_OPTION_TEXT)]
+OptionName = Annotated[str, StringConstraints(pattern=_OPTION_NAME)]
 Runtime = Literal["pyxis", "apptainer", "charliecloud", "none"]
 
 
@@ -44,12 +53,12 @@ class Cluster(Section):
     requeue: bool | None = None
     mpi: Option | None = None
     launch: Literal["srun", "torchrun"] | None = None
-    options: dict[OptionName, Option | int | bool] = Field(default={}, description="any other sbatch option")
+    options: dict[OptionName, OptionText | int | bool] = Field(default={}, description="any other sbatch option")
     setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
-    env: dict[EnvName, str | int | float] = {}
+    env: dict[EnvName, str | int | float] = Field(default={})
     runtime: Runtime | None = None
     images: dict[str, str] = Field(default={}, description="image name to what this site has it as")
-    mounts: list[str] = []
+    mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
 
@@ -85,5 +94,8 @@ def load_cluster(name: str | None) -> Cluster:
             "--cluster",
             f"did you mean '{near}'?" if near else "give a file, or `fp8launch clusters` to see what is there",
         )
-    cluster = validate(Cluster, read_yaml(path))
+    tree = read_yaml(path)
+    if isinstance(tree.value, dict) and "env" in tree.value:
+        tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
+    cluster = validate(Cluster, tree)
     return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})

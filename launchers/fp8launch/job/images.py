@@ -22,10 +22,12 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     place = cluster.images.get(name) or (known[name]["uri"] if name in known else name)
     if _is_file(place):
         # pyxis reads a relative x.sqsh as the name of an image in a registry.
-        path = Path(place).expanduser().absolute()
+        path = local_path(place, where)
         if must_exist and not path.exists():
             raise error("image-missing", f"container image {path} does not exist", where, "import it first", 3)
         return str(path)
+    if runtime == "apptainer" and "://" in place and not place.startswith("docker://"):
+        return place
     bare = place.removeprefix("docker://")
     if "/" not in bare and ":" not in bare and "#" not in bare:
         near = nearest(name, [*known, *cluster.images])
@@ -37,16 +39,25 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
         )
     if runtime == "pyxis":
         registry, slash, rest = bare.partition("/")
-        # enroot separates the registry with '#'.
-        return f"{registry}#{rest}" if slash and "." in registry and "#" not in bare else bare
+        # enroot separates the registry with '#'; a first part with a dot or a port is a registry.
+        named = registry == "localhost" or (bool(set(".:") & set(registry)) and "://" not in bare)
+        return f"{registry}#{rest}" if slash and named and "#" not in bare else bare
     if runtime == "apptainer":
         return f"docker://{bare.replace('#', '/', 1)}"
     raise error(
         "image-not-local",
         f"Charliecloud runs folders and .sqsh files, not '{name}'",
         where,
-        "pull it with `ch-image pull`, convert it with `ch-convert`, and map its name in the cluster profile's `images:`",
+        "`ch-image pull` it, `ch-convert` it, and map its name in the cluster profile's `images:`",
     )
+
+
+def local_path(text: str, where: str | None = None) -> Path:
+    """A path of this machine as a user writes it, absolute; `~` is the user's home."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise error("no-such-home", f"{Path(text).parts[0]} is no user's home on this machine", where or text) from None
 
 
 def _is_file(place: str) -> bool:

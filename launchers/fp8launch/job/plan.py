@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 from fp8launch.job.cluster import Cluster, Runtime
-from fp8launch.job.images import image_for
+from fp8launch.job.images import image_for, local_path
 from fp8launch.job.job import Container, Job, Mode, Mount
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error
@@ -32,8 +31,9 @@ def plan(
 ) -> Job:
     """The job for a recipe on a cluster.
 
-    `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none" ignores
-    the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not exist.
+    `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none"
+    ignores the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not
+    exist.
     """
     recipe = loaded.recipe
     if folder is not None and not _SAFE_FOLDER.fullmatch(str(folder)):
@@ -167,16 +167,15 @@ def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, 
 def _mount(text: str, where: str, check: bool) -> Mount | Problem:
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
-    source = os.path.expanduser(source)
+    source = str(local_path(source, where)) if source.startswith("~") else source
     target = target or source
     if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
         return Problem(
             "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
         )
     if check and not Path(source).exists():
-        return Problem(
-            "error", "mount-missing", f"mount source {source} does not exist on this machine", where, "create it or drop it"
-        )
+        message = f"mount source {source} does not exist on this machine"
+        return Problem("error", "mount-missing", message, where, "create it or drop it")
     return Mount(source, target, mode == "ro")
 
 
@@ -184,7 +183,7 @@ def _training_script(loaded: LoadedRecipe, runtime: str | None, check: bool) -> 
     script = loaded.recipe.launch.script
     if script is None or runtime not in (None, "none"):
         return script
-    path = Path(script).expanduser()
+    path = local_path(script, loaded.where("launch", "script"))
     if check and not path.is_file():
         raise error("script-missing", f"training script {path} does not exist", loaded.where("launch", "script"))
-    return str(path.absolute())
+    return str(path)

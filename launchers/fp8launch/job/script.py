@@ -158,7 +158,7 @@ def _step(job: Job) -> list[str]:
 
 def _with_status(command: Sequence[Sequence[Word]], redirect: str = "") -> list[str]:
     """The command in lines, and its exit status kept in a file for when Slurm has forgotten the job."""
-    lines = " \\\n".join((INDENT if i else "") + " ".join(map(quote, words)) for i, words in enumerate(command) if words)
+    lines = f" \\\n{INDENT}".join(" ".join(map(quote, words)) for words in command if words)
     return [
         "status=0",
         f"{lines} {redirect}".rstrip() + " || status=$?",

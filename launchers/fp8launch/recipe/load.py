@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8launch.pack import pack_folder
-from fp8launch.problems import UserError, error
-from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.source import Node, parse_yaml, read_yaml
+from fp8launch.problems import Problem, UserError, error
+from fp8launch.recipe.schema import PRECISION_RECIPES, Recipe
+from fp8launch.recipe.source import Node, numbers_as_written, parse_yaml, read_yaml
 from fp8launch.recipe.validate import validate
+
+MAX_GENERATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -32,29 +34,48 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     Raises UserError holding every problem found.
     """
     path = find_recipe(name)
-    tree, files = _with_parents(path, ())
+    tree, files = _with_parents(path, (), {})
     for text in overrides:
         tree = _apply(tree, text)
     entries = dict(_entries(tree))
     entries.pop("extends", None)
     entries.setdefault("name", Node(path.stem, str(path)))
+    if "env" in entries:
+        entries["env"] = numbers_as_written(entries["env"])
     tree = Node(entries, tree.where)
-    return LoadedRecipe(validate(Recipe, tree), tree, tuple(dict.fromkeys(files)))
+    return LoadedRecipe(validate(Recipe, tree), tree, tuple(files))
 
 
 def find_recipe(name: str) -> Path:
     """The file that a user means: a path, or a name in the recipe pack with or without `recipes/` and `.yaml`."""
     for candidate in (Path(name), Path(f"{name}.yaml")):
-        if candidate.is_file():
+        if _is_file(candidate):
             return candidate
     inside = name.removeprefix("recipes/")
     if not Path(inside).is_absolute() and ".." not in Path(inside).parts:
         for candidate in (pack_folder("recipes") / inside, pack_folder("recipes") / f"{inside}.yaml"):
-            if candidate.is_file():
+            if _is_file(candidate):
                 return candidate
-    if Path(name).exists():
+    if _is_there(Path(name)):
         return Path(name)
     raise error("recipe-not-found", "no such recipe", name, "`fp8launch recipes` lists those that come with fp8launch")
+
+
+def _is_file(path: Path) -> bool:
+    """A file that this user may see; a name too long for the file system is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -67,24 +88,34 @@ def merge(base: Node, over: Node) -> Node:
     return Node(merged, over.where)
 
 
-def _with_parents(path: Path, seen: tuple[Path, ...]) -> tuple[Node, list[Path]]:
+def _with_parents(
+    path: Path, seen: tuple[Path, ...], done: dict[Path, tuple[Node, list[Path]]]
+) -> tuple[Node, list[Path]]:
+    """A file laid on all that it extends, and their files. `seen` are its children, `done` what was loaded before:
+    parents of common parents cost no more than a chain."""
     real = path.resolve()
+    if real in done:
+        return done[real]
     if real in seen:
         chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
         raise error("extends-cycle", f"extends itself: {chain}", str(path), "remove one of these `extends`")
     own = read_yaml(path)
-    tree, files, problems = Node({}, own.where), [], []
+    if len(seen) >= MAX_GENERATIONS:
+        raise error("extends-too-deep", f"is more than {MAX_GENERATIONS} `extends` away from the recipe", str(path))
+    tree, files = Node({}, own.where), dict[Path, None]()
+    problems: list[Problem] = []
     for parent in _parents(own):
         try:
-            below, more = _with_parents(_find_parent(parent, path), (*seen, real))
+            below, more = _with_parents(_find_parent(parent, path), (*seen, real), done)
         except UserError as exc:
             problems += exc.problems
             continue
         tree = merge(tree, below)
-        files += more
+        files |= dict.fromkeys(more)
     if problems:
-        raise UserError(problems)
-    return merge(tree, own), [*files, path]
+        raise UserError(dict.fromkeys(problems))
+    done[real] = merge(tree, own), [*files, path]
+    return done[real]
 
 
 def _parents(own: Node) -> Iterable[Node]:
@@ -104,7 +135,7 @@ def _find_parent(parent: Node, child: Path) -> Path:
     # Beside the child first, then up to the folder that holds the pack's parts, then the pack itself.
     for folder in (*child.resolve().parents[:3], pack_folder("recipes")):
         for candidate in (folder / f"{name}.yaml", folder / name):
-            if candidate.is_file():
+            if _is_file(candidate):
                 return candidate
         tried.append(str(folder))
     raise error(
@@ -116,7 +147,8 @@ def _find_parent(parent: Node, child: Path) -> Path:
 
 
 def _apply(tree: Node, override: str) -> Node:
-    """One `a.b=value`. Another precision recipe brings its whole part, for format and amax settings belong to it; parameter gather stays."""
+    """One `a.b=value`. Another precision recipe brings its whole part, for format and amax settings belong to it;
+    parameter gather stays."""
     key, sign, text = override.partition("=")
     steps = key.strip().split(".")
     if not sign or not all(steps):
@@ -133,7 +165,8 @@ def _apply(tree: Node, override: str) -> Node:
 def _switch_precision(tree: Node, choice: Node) -> Node:
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
-    if tree.find(("precision", "recipe")).value == choice.value or not part.is_file():
+    known = choice.value in PRECISION_RECIPES and _is_file(part)
+    if not known or tree.find(("precision", "recipe")).value == choice.value:
         return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
     rest = {key: child for key, child in _entries(tree).items() if key != "precision"}
     tree = merge(Node(rest, tree.where), read_yaml(part))

@@ -18,8 +18,8 @@ NotNegative = Annotated[int, Field(ge=0)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-_WALL_TIME = r"^(\d+(:\d\d){0,2}|\d+-\d{1,2}(:\d\d){0,2})$"
-_VERSION = r"^\d+(\.\d+)*([a-z0-9.+-]*)$"
+_WALL_TIME = r"^([0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2})$"
+_VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
 PATTERNS_IN_WORDS = {
     _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
     _ENV_NAME: "letters, digits and '_', not starting with a digit",
@@ -35,7 +35,7 @@ Gpu = Literal["a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Bf16Layers(Section):
@@ -101,7 +101,7 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """Storage types of TE's precision-aware Adam, which stating any of them switches on; type of the gradient reduce."""
+    """Storage types of TE's precision-aware Adam, which any of them switches on; type of the gradient reduce."""
 
     grad_reduce: Literal["fp32", "bf16"] | None = None
     exp_avg: StateDtype | None = None
@@ -195,15 +195,6 @@ class Recipe(Section):
     secrets: list[EnvName] = []
     megatron: dict[str, FlagValue] = {}
     notes: list[str] = []
-
-    @field_validator("env", mode="before")
-    @classmethod
-    def _no_bool(cls, value: object) -> object:
-        if isinstance(value, dict):
-            for name, setting in value.items():
-                if isinstance(setting, bool):
-                    raise ValueError(f"{name}: write 1, 0 or a quoted word: an environment variable is text, not true/false")
-        return value
 
     @property
     def environment(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,17 +28,22 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".inf", "+.inf", ".Inf"), float("inf")),
-    ".nan": float("nan"),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """A value and where it was written. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`."""
+    """A value and where it was written. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`.
+
+    `text` is what stands in the file for a scalar: 3.10 is the number 3.1 to YAML, but not to an environment variable.
+    """
 
     value: Scalar | list[Node] | dict[str, Node]
     where: str
+    text: str | None = field(default=None, compare=False)
 
     def plain(self) -> Any:
         """The value without its places."""
@@ -75,6 +80,19 @@ def resolve_plain_scalar(text: str) -> Scalar:
     return text
 
 
+def numbers_as_written(mapping: Node) -> Node:
+    """`mapping` with its numbers as the text that was written, for values that are text to whoever reads them."""
+    if not isinstance(mapping.value, dict):
+        return mapping
+    written = {
+        key: Node(child.text, child.where, child.text)
+        if isinstance(child.value, (int, float)) and not isinstance(child.value, bool) and child.text
+        else child
+        for key, child in mapping.value.items()
+    }
+    return Node(written, mapping.where)
+
+
 def read_yaml(path: Path) -> Node:
     """The mapping in a YAML file. Raises UserError for whatever keeps it from being read."""
     name = str(path)
@@ -102,7 +120,14 @@ def read_yaml(path: Path) -> Node:
 
 def parse_yaml(text: str, name: str, numbered: bool = True) -> Node:
     """YAML text to nodes whose places are `name:line` (or just `name`, for text that came from no file)."""
+    _refuse_unwritable(text, name)
     return _Builder(text, name, numbered).document()
+
+
+def _refuse_unwritable(text: str, where: str) -> None:
+    """No argument or file holds a NUL, or half a character (what Python makes of arguments that are no UTF-8)."""
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise error("not-text", "holds a NUL character or something that is not UTF-8 text", where)
 
 
 class _Builder:
@@ -148,14 +173,15 @@ class _Builder:
             target, size = self._anchors[event.anchor]
             self._count += size
             self._check_size(mark, depth)
-            return Node(target.value, where or self._where(mark))
+            return Node(target.value, where or self._where(mark), target.text)
         self._check_size(mark, depth)
         if event.tag is not None:
             raise self._fail("yaml-tag", f"tag {event.tag} is not allowed", mark, "write the plain value")
         before = self._count
         where = where or self._where(mark)
         if isinstance(event, yaml.ScalarEvent):
-            node = Node(resolve_plain_scalar(event.value) if event.implicit[0] else event.value, where)
+            _refuse_unwritable(event.value, where)
+            node = Node(resolve_plain_scalar(event.value) if event.implicit[0] else event.value, where, event.value)
         elif isinstance(event, yaml.SequenceStartEvent):
             node = Node(self._sequence(depth), where)
         else:
@@ -182,6 +208,7 @@ class _Builder:
             if not isinstance(event, yaml.ScalarEvent):
                 raise self._fail("bad-key", "a key must be a plain name", mark)
             key = event.value
+            _refuse_unwritable(key, self._where(mark))
             if key == "<<" and event.implicit[0]:
                 raise self._fail("merge-key", "merge keys (<<) are not supported", mark, "use `extends:`")
             if key in entries:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterator
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -11,6 +12,7 @@ from fp8launch.recipe.schema import PATTERNS_IN_WORDS
 from fp8launch.recipe.source import Node
 
 Model = TypeVar("Model", bound=BaseModel)
+Path: TypeAlias = "tuple[str | int, ...]"
 
 
 def validate(model: type[Model], node: Node) -> Model:
@@ -18,21 +20,27 @@ def validate(model: type[Model], node: Node) -> Model:
     try:
         return model.model_validate(node.plain())
     except ValidationError as exc:
-        # A value that fits no member of a union is reported once for each member: keep one problem a place.
-        problems = {}
-        for err in exc.errors(include_url=False):
-            problems.setdefault((_real_path(node, err["loc"]), err["type"] == "missing" and err["loc"]), err)
-        raise UserError(_problem(model, node, err) for err in problems.values()) from None
+        raise UserError(_problems(model, node, exc)) from None
 
 
-def _problem(model: type[BaseModel], node: Node, err: Any) -> Problem:
-    # Pydantic adds the names of union members and the '[key]' mark to a location: only real steps point somewhere.
-    path = _real_path(node, err["loc"])
+def _problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Iterator[Problem]:
+    # A value that fits no member of a union is reported once for each member: one problem a place.
+    places: dict[tuple[Path, object], list[Any]] = {}
+    for err in exc.errors(include_url=False):
+        path = _real_path(node, err["loc"])
+        places.setdefault((path, err["type"] == "missing" and err["loc"]), []).append(err)
+    for (path, _), errors in places.items():
+        if len(errors) == 1 and len(errors[0]["loc"]) == len(path):
+            yield _problem(model, node, path, errors[0])
+        # What is wrong inside a list says more than that the list is not a scalar either.
+        elif not any(len(other) > len(path) and other[: len(path)] == path for other, _ in places):
+            yield _union_problem(model, node, path, errors)
+
+
+def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Problem:
     place = node.find(path).where
     dotted = ".".join(str(step) for step in path)
     kind, given, ctx = err["type"], err["input"], err.get("ctx", {})
-    if len(err["loc"]) > len(path) and kind.endswith("_type"):
-        return Problem("error", "bad-value", f"'{dotted}' must be {_SCALARS}, not {_shown(given)}", place)
     if kind == "extra_forbidden":
         known = _fields(_model_at(model, path[:-1]))
         near = nearest(str(path[-1]), known)
@@ -43,10 +51,27 @@ def _problem(model: type[BaseModel], node: Node, err: Any) -> Problem:
         return Problem("error", "missing-key", f"'{name}' is missing", place, f"add '{err['loc'][-1]}:'")
     if kind == "value_error":
         return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {ctx['error']}", place)
-    return Problem("error", "bad-value", f"'{dotted}' {_demand(kind, ctx)}, not {_shown(given)}", place)
+    message = f"'{dotted or 'the file'}' must be {_demand(kind, ctx)}, not {_shown(given)}"
+    return Problem("error", "bad-value", message, place)
 
 
-def _real_path(node: Node, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[Any]) -> Problem:
+    """The one problem of a place where none of several types fits, or of a key or a missing entry."""
+    kinds = {err["type"]: err for err in errors}
+    if len(kinds) == 1:
+        return _problem(model, node, path, errors[0])
+    # A whole number is a number.
+    kinds = {kind: err for kind, err in kinds.items() if kind != "int_type" or "float_type" not in kinds}
+    demand = " or ".join(_demand(kind, err.get("ctx", {})) for kind, err in kinds.items())
+    given = errors[0]["input"]
+    fix = "quote it, or write 1 or 0" if isinstance(given, bool) and "string_type" in kinds else None
+    dotted = ".".join(str(step) for step in path)
+    message = f"'{dotted}' must be {demand}, not {_shown(given)}"
+    return Problem("error", "bad-value", message, node.find(path).where, fix)
+
+
+def _real_path(node: Node, loc: Path) -> Path:
+    """The steps of a location that are really in the tree: pydantic adds names of union members and '[key]' marks."""
     path: list[str | int] = []
     for step in loc:
         value = node.find(tuple(path)).value
@@ -57,11 +82,12 @@ def _real_path(node: Node, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(path)
 
 
-def _model_at(model: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel]:
+def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
         by_alias = {(f.alias or name): f for name, f in model.model_fields.items()}
         annotation = by_alias[str(step)].annotation
-        candidates = [c for c in (annotation, *get_args(annotation)) if isinstance(c, type) and issubclass(c, BaseModel)]
+        members = (annotation, *get_args(annotation))
+        candidates = [c for c in members if isinstance(c, type) and issubclass(c, BaseModel)]
         if not candidates:
             return model
         model = candidates[0]
@@ -72,33 +98,34 @@ def _fields(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-_SCALARS = "text, a number, true or false, or a list of these"
-
 _DEMANDS = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "string_type": "must be text (quote it)",
-    "bool_type": "must be true or false",
-    "list_type": "must be a list",
-    "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "model_attributes_type": "must be a mapping",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text (quote it)",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "none_required": "null",
 }
 
 
 def _demand(kind: str, ctx: dict[str, Any]) -> str:
     if kind == "literal_error":
-        return f"must be one of {ctx['expected']}"
+        return f"one of {ctx['expected']}" if " or " in ctx["expected"] else str(ctx["expected"])
     if kind == "greater_than":
-        return f"must be greater than {ctx['gt']}"
+        return f"greater than {ctx['gt']}"
     if kind == "greater_than_equal":
-        return f"must be at least {ctx['ge']}"
+        return f"at least {ctx['ge']}"
     if kind == "string_pattern_mismatch":
-        return f"must be {PATTERNS_IN_WORDS.get(ctx['pattern'], ctx['pattern'])}"
-    return _DEMANDS.get(kind, f"is not valid ({kind})")
+        return PATTERNS_IN_WORDS.get(ctx["pattern"], f"text of the form {ctx['pattern']}")
+    return _DEMANDS.get(kind, f"valid ({kind})")
 
 
 def _shown(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
+    words = {None: "nothing", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

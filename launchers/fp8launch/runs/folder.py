@@ -88,7 +88,7 @@ def create_run_folder(root: Path, run_id: str, files: Mapping[str, str], manifes
     try:
         root.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o755)
-        (path / "logs").mkdir()
+        (path / "logs").mkdir(mode=0o755)
         shutil.copytree(in_job_folder(), path / "code", ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
         for name, text in files.items():
             write_atomically(path / name, text)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 
-from fp8launch.problems import error, nearest
+from fp8launch.problems import UserError, error, nearest
 from fp8launch.runs.folder import MANIFEST, RunFolder, run_folders, write_atomically
 
 
@@ -38,9 +39,20 @@ def remember_root(root: Path) -> None:
 
 
 def all_runs() -> list[RunFolder]:
-    """All runs of all known roots, oldest first."""
-    found = [run for root in known_roots() for run in run_folders(root)]
-    return sorted(found, key=lambda run: str(run.manifest().get("created", "")))
+    """All runs of all known roots, oldest first. A folder whose manifest cannot be read is left out: `find_run` with
+    its path says why."""
+    found = [(run, _created(run)) for root in known_roots() for run in run_folders(root)]
+    return [run for run, _ in sorted((f for f in found if f[1] is not None), key=lambda f: (f[1] or 0.0, f[0].run_id))]
+
+
+def _created(run: RunFolder) -> float | None:
+    """When the run was made, in seconds: texts of two time zones do not sort. None without a manifest."""
+    try:
+        return datetime.fromisoformat(str(run.manifest().get("created"))).timestamp()
+    except UserError:
+        return None
+    except ValueError:
+        return 0.0
 
 
 def find_run(name: str) -> RunFolder:
@@ -56,8 +68,8 @@ def find_run(name: str) -> RunFolder:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        ids = ", ".join(r.run_id for r in matches[-5:])
-        raise error("ambiguous-run", f"'{name}' fits {len(matches)} runs: {ids}", fix="give the whole run id, or `latest`")
+        message = f"'{name}' fits {len(matches)} runs: {', '.join(r.run_id for r in matches[-5:])}"
+        raise error("ambiguous-run", message, fix="give the whole run id, or `latest`")
     near = nearest(name, [r.run_id for r in runs])
     raise error(
         "unknown-run",

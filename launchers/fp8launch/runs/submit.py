@@ -16,6 +16,7 @@ import yaml
 from fp8launch.backends import slurm
 from fp8launch.backends.base import Backend
 from fp8launch.job.cluster import Cluster, Runtime
+from fp8launch.job.images import local_path
 from fp8launch.job.job import Job
 from fp8launch.job.plan import plan, probe_runtime
 from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
@@ -64,7 +65,7 @@ def _for_nodes(loaded: LoadedRecipe, nodes: int) -> list[str]:
 def run_root(cluster: Cluster, stated: str | None) -> Path:
     """Where run folders go: `--run-root`, else the cluster profile, else the default."""
     root = stated or cluster.run_root
-    return Path(os.path.expandvars(root)).expanduser().absolute() if root else default_root()
+    return local_path(os.path.expandvars(root), "the run root") if root else default_root()
 
 
 def new_run_id(name: str) -> str:
@@ -144,7 +145,7 @@ def _manifest(
         "gpu": recipe.resources.gpu,
         "environment": dict(job.environment),
         "secrets": list(job.secrets),
-        "slurm": {name: value for name, value in job.slurm},
+        "slurm": dict(job.slurm),
         "cluster": cluster.name or None,
         "python": job.python,
         "image": image_record(job.container.image if job.container else None),
@@ -155,4 +156,4 @@ def _manifest(
 
 
 def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
