@@ -13,7 +13,7 @@ from pathlib import Path
 from fp8launch.megatron.argv import check_values, emit_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
 from fp8launch.megatron.sections import CHOICES, FIELDS
-from fp8launch.problems import Problem, UserError
+from fp8launch.problems import ANSWER_IS_NO, Problem, UserError
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Data, FlagValue, Parallel, Precision, Recipe, Section
 
@@ -61,7 +61,7 @@ def translate(loaded: LoadedRecipe) -> MegatronArgs:
     problems += _pairs(values, places)
     problems += _fp8_on_cpu(recipe, values, places)
     if problems:
-        raise UserError(problems)
+        raise UserError(problems, ANSWER_IS_NO)
     return MegatronArgs(schema.version, values, emit_argv(values, schema), places)
 
 
@@ -81,7 +81,8 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
                     loaded.where("parallel"),
                     f"use a multiple of {tp * pp * cp} GPUs (resources.nodes x resources.gpus_per_node), or less parallelism",
                 )
-            ]
+            ],
+            ANSWER_IS_NO,
         )
     dp = world // (tp * pp * cp)
     micro = args.integer("micro_batch_size", 1)
@@ -97,7 +98,8 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
                     loaded.where("batch", "global"),
                     f"use {max(step, batch // step * step)} or {(batch // step + 1) * step}",
                 )
-            ]
+            ],
+            ANSWER_IS_NO,
         )
     return Layout(
         world=world,

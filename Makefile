@@ -1,0 +1,24 @@
+# make demo   everything set up, then a tiny model trained: the whole way from recipe to number
+# make test   everything set up, then every test
+# Both say what they download before they do, and do only what is missing when run again.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.train
+	@FP8LAUNCH=$(BIN)/fp8launch bash tools/demo.sh
+
+test: $(VENV)/.test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+$(VENV)/.train: pyproject.toml tools/setup.sh
+	@bash tools/setup.sh train $(VENV)
+
+$(VENV)/.test: $(VENV)/.train
+	@bash tools/setup.sh test $(VENV)
+
+clean:
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,80 @@
+"""`fp8launch runs`: what was submitted and how it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fp8launch import backends
+from fp8launch.backends.base import JobState
+from fp8launch.cli.output import json_option, say, show_json, show_table
+from fp8launch.problems import UserError
+from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import all_runs, find_run, job_ids, known_roots
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[RUN...]")
+@click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Show the last N runs.")
+@json_option
+def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
+    """List runs with their state, newest last."""
+    found = [find_run(name) for name in names] if names else all_runs()[-last:]
+    rows = [(run, run.manifest(), state) for run, state in zip(found, run_states(found), strict=True)]
+    if as_json:
+        show_json([_json(run, manifest, state) for run, manifest, state in rows])
+        return
+    if not rows:
+        say(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
+        return
+    show_table(
+        ["run", "state", "job", "backend", "size", "created", "detail"],
+        [
+            (
+                run.run_id,
+                state.status,
+                ",".join(job_ids(run)),
+                str(manifest.get("backend", "")),
+                _size(manifest),
+                str(manifest.get("created", ""))[:16].replace("T", " "),
+                state.detail,
+            )
+            for run, manifest, state in rows
+        ],
+    )
+
+
+def run_states(found: list[RunFolder]) -> list[JobState]:
+    """The states of runs of any backends, each backend asked once."""
+    by_backend: dict[str, list[RunFolder]] = {}
+    for run in found:
+        by_backend.setdefault(str(run.manifest().get("backend")), []).append(run)
+    states: dict[RunFolder, JobState] = {}
+    for name, members in by_backend.items():
+        try:
+            states.update(zip(members, backends.backend(name).states(members), strict=True))
+        except UserError as exc:
+            states.update((run, JobState("unknown", str(exc))) for run in members)
+    return [states[run] for run in found]
+
+
+def _size(manifest: dict[str, Any]) -> str:
+    resources = manifest.get("recipe", {}).get("resources", {})
+    return f"{resources.get('nodes', 1)} x {resources.get('gpus_per_node', '?')} {manifest.get('gpu', '')}"
+
+
+def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str, Any]:
+    return {
+        "run": run.run_id,
+        "folder": str(run.path),
+        "name": manifest.get("name"),
+        "created": manifest.get("created"),
+        "backend": manifest.get("backend"),
+        "jobs": job_ids(run),
+        "state": state.status,
+        "detail": state.detail,
+        "exit_code": state.exit_code,
+        "source": state.source,
+        "attempts": len(run.attempts()),
+    }
