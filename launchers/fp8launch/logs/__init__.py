@@ -1,0 +1,24 @@
+"""Megatron logs: bytes to iterations, events, processes and failures."""
+
+from fp8launch.logs.failures import Failure
+from fp8launch.logs.lines import Iteration, Memory, Validation
+from fp8launch.logs.processes import Ending, Head, ParsedLog, Process, read_log
+from fp8launch.logs.reader import LogTail, Scan, Scanner, scan_file
+from fp8launch.logs.table import IterationTable
+
+__all__ = [
+    "Ending",
+    "Failure",
+    "Head",
+    "Iteration",
+    "IterationTable",
+    "LogTail",
+    "Memory",
+    "ParsedLog",
+    "Process",
+    "Scan",
+    "Scanner",
+    "Validation",
+    "read_log",
+    "scan_file",
+]

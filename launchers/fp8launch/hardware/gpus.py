@@ -1,0 +1,58 @@
+"""GPUs: what each can compute, how fast and how much it holds.
+
+Dense tensor-core peaks in TFLOP/s, no sparsity. H100, B200, B300, GB200, GB300: the table that NVIDIA's
+dgxc-benchmarking uses as denominator of its published MFU (GB200's and GB300's bf16 and fp8 lie 2 % under the NVL72
+data sheet); A100 and H200: NVIDIA data sheets (H200 has H100's chip). FP8 needs compute capability 8.9, MXFP8 and
+FP4 need 10.0. Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100;
+for GB300 that of B300, which has the same 288 GB of HBM3e.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fp8launch.problems import error, nearest
+
+Dtype = Literal["bf16", "fp8", "fp4"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_gib: float
+    bf16: float | None = None
+    fp8: float | None = None
+    fp4: float | None = None
+
+    def peak(self, dtype: Dtype) -> float | None:
+        """Dense peak in TFLOP/s, None where the hardware lacks the type."""
+        return {"bf16": self.bf16, "fp8": self.fp8, "fp4": self.fp4}[dtype]
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100", (8, 0), 80.0, bf16=312.0),
+        Gpu("h100", (9, 0), 79.6, bf16=989.0, fp8=1979.0),
+        Gpu("h200", (9, 0), 140.4, bf16=989.0, fp8=1979.0),
+        Gpu("b200", (10, 0), 179.1, bf16=2250.0, fp8=4500.0, fp4=9000.0),
+        Gpu("b300", (10, 3), 268.6, bf16=2250.0, fp8=4500.0, fp4=13500.0),
+        Gpu("gb200", (10, 0), 185.0, bf16=2450.0, fp8=4900.0, fp4=9800.0),
+        Gpu("gb300", (10, 3), 268.6, bf16=2450.0, fp8=4900.0, fp4=14700.0),
+        Gpu("cpu", (0, 0), 0.0),
+    )
+}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that name, upper or lower case. Raises UserError naming the known ones."""
+    found = GPUS.get(name.lower())
+    if found is None:
+        close = nearest(name.lower(), GPUS)
+        hint = f"did you mean {close}?" if close else None
+        raise error("unknown-gpu", f"unknown GPU {name!r}; known: {', '.join(GPUS)}", where="gpu", fix=hint)
+    return found

@@ -1,0 +1,270 @@
+"""What lines mean that a run failed: text -> code, how deep a cause it is, and what to do. Data only.
+
+Texts are those of Slurm, PyTorch, Transformer Engine, NCCL, gloo, torchrun, pyxis, enroot, Apptainer and Megatron.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Depth. A dead rank makes all others fail too: NCCL and gloo report a lost peer, torchrun a dead child, srun an exit
+# code. So the cause is the earliest line of the lowest depth.
+CAUSE, EXCEPTION, PEER, END = range(4)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    expression: re.Pattern[str]
+    code: str
+    depth: int
+    advice: str
+
+
+def _pattern(depth: int, code: str, advice: str, *alternatives: str) -> Pattern:
+    return Pattern(re.compile("|".join(alternatives)), code, depth, advice)
+
+
+# The first match in this order gives a line its meaning, so the special stands before the general.
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern(
+        CAUSE,
+        "time-limit",
+        "ask for more time, or resume from the last checkpoint",
+        r"DUE TO TIME ?LIMIT",
+    ),
+    _pattern(CAUSE, "preempted", "resume from the last checkpoint", r"DUE TO PREEMPTION"),
+    _pattern(
+        CAUSE,
+        "node-failure",
+        "resume; exclude the node if it fails again",
+        r"DUE TO NODE ?FAIL",
+        r"\bNODE_FAIL\b",
+        r"Node failure on",
+    ),
+    _pattern(
+        CAUSE,
+        "cancelled",
+        "someone, or a script, cancelled the job",
+        r"\*\*\* (?:JOB|STEP) .*CANCELLED AT",
+        r"srun: forcing job termination",
+    ),
+    _pattern(
+        CAUSE,
+        "host-out-of-memory",
+        "the node's own memory ran out: ask Slurm for more (--mem=0), or use fewer data loader workers",
+        r"oom[_-]kill",
+        r": task.? \d.*: Out Of Memory",
+        r"DataLoader worker .*killed by signal: (?:Killed|Bus error)",
+        r"DefaultCPUAllocator: .*allocate memory",
+    ),
+    _pattern(
+        CAUSE,
+        "out-of-memory",
+        "lower batch.micro, add recompute, shard more (TP, PP, CP, distributed optimizer) or keep moments in bf16",
+        r"CUDA out of memory",
+        r"OutOfMemoryError",
+        r"CUDA error: out of memory",
+        r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"cudaErrorMemoryAllocation",
+        r"Cuda failure.*out of memory",
+    ),
+    _pattern(
+        CAUSE,
+        "unsupported-hardware",
+        "this GPU, driver or library cannot run the chosen precision: `fp8launch check --gpu` names what each GPU can",
+        r"[Cc]ompute capability .*(?:required|or higher|not supported)",
+        r"no kernel image is available",
+        r"(?:is|are) not supported (?:on|by) (?:this |the )?(?:device|GPU|hardware|arch|SM|sm_)",
+        r"(?:FP8|FP4|[Bb]lock scal\w+)\b.*(?:not (?:supported|available)|requires?|only).*(?:GPU|device|Hopper|SM|sm_)",
+        r"CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)",
+        r"not compiled for .*sm_\d+",
+        r"requires? (?:Hopper|Blackwell|SM ?\d+)",
+        r"No CUDA GPUs are available",
+        r"Found no NVIDIA driver",
+        r"CUDA driver version is insufficient",
+    ),
+    _pattern(
+        CAUSE,
+        "nan",
+        "lower the learning rate, lengthen the warm-up, keep first and last layers in bf16, or use a finer FP8 recipe",
+        r"[Ff]ound NaN",
+        r"[Ff]ound Inf",
+        r"loss is (?:NaN|Inf)",
+        r"Unexpected result (?:nan|inf|tensor\((?:nan|inf))",
+        r"NaN (?:loss|detected|in)\b",
+        r"grad(?:ient)? norm is (?:nan|inf)",
+    ),
+    _pattern(
+        CAUSE,
+        "missing-module",
+        "the image lacks a package: see `fp8launch images`",
+        r"^(?:ModuleNotFound|Import)Error: ",
+    ),
+    _pattern(
+        CAUSE,
+        "bad-arguments",
+        "`fp8launch check` finds such arguments before the job is queued",
+        r"\w\.py: error: ",
+        r": error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)",
+        r"ArgumentError",
+    ),
+    _pattern(
+        CAUSE,
+        "disk-full",
+        "free space, or put checkpoints elsewhere",
+        r"No space left on device",
+        r"Disk quota exceeded",
+    ),
+    _pattern(
+        CAUSE,
+        "missing-checkpoint",
+        "check checkpoint.load",
+        r"exit-on-missing-checkpoint",
+        r"FileNotFoundError.*(?:checkpoint|iter_\d+|\.metadata)",
+        r"Checkpoint(?:ing)?Exception",
+    ),
+    _pattern(
+        CAUSE,
+        "missing-data",
+        "check data.blend and data.tokenizer, and that their folders are mounted in the container",
+        r"(?:FileNotFoundError|No such file or directory).*(?:\.bin|\.idx|tokenizer|vocab|merges)\b",
+        r"(?:\.bin|\.idx|[Dd]ataset) .*(?:does not exist|not found)",
+        r"does not exist.*\.(?:bin|idx)",
+    ),
+    _pattern(
+        CAUSE,
+        "port-in-use",
+        "another job holds the rendezvous port on that node",
+        r"EADDRINUSE",
+        r"[Aa]ddress already in use",
+    ),
+    _pattern(
+        CAUSE,
+        "container",
+        "the container could not start: check the image name and the mounts",
+        r"pyxis: .*(?:error|failed|couldn't)",
+        r"enroot-\w+: \[ERROR\]",
+        r"FATAL:\s+(?:container|could not open image|while)",
+        r"spank.*required plugin",
+    ),
+    _pattern(
+        CAUSE,
+        "command-not-found",
+        "check the container and the set-up lines",
+        r"command not found",
+        r"execve\(\).*No such file or directory",
+        r"can't open file '.*No such file or directory",
+    ),
+    # A program's own exception, known only by its kind.
+    _pattern(EXCEPTION, "missing-file", "check paths and mounts", r"\bFileNotFoundError: "),
+    _pattern(
+        EXCEPTION,
+        "permission",
+        "check who owns the files, and the mounts",
+        r"\bPermissionError: ",
+        r"Permission denied",
+    ),
+    _pattern(
+        EXCEPTION,
+        "cuda-error",
+        "try again on another node; if it stays, run with CUDA_LAUNCH_BLOCKING=1",
+        r"CUDA error: ",
+        r"AcceleratorError",
+        r"Xid \(PCI",
+        r"uncorrectable ECC",
+        r"(?:CUBLAS|CUDNN)_STATUS_",
+        r"cuDNN Error",
+    ),
+    # Peers that noticed that someone is gone.
+    _pattern(
+        PEER,
+        "nccl",
+        "a rank stopped or the network failed: find the rank that stopped first; NCCL_DEBUG=INFO shows the transport",
+        r"NCCL error",
+        r"nccl(?:System|Internal|Remote|UnhandledCuda)Error",
+        r"NCCL WARN .*(?:closed by remote|[Tt]imeout|abort)",
+        r"Watchdog caught collective operation timeout",
+        r"ProcessGroupNCCL.*(?:[Tt]imeout|terminate|aborted)",
+        r"DistBackendError",
+    ),
+    _pattern(
+        PEER,
+        "network",
+        "a rank stopped or could not be reached: check the rendezvous address and port",
+        r"\[[^\]]*gloo[^\]]*\]",
+        r"[Gg]loo (?:connect|.*fail)",
+        r"Connection (?:closed|reset) by peer",
+        r"Dist(?:Network|Store)Error",
+        r"client socket has (?:timed out|failed)",
+        r"Broken pipe",
+        r"TCPStore.*(?:fail|timed out)",
+        r"Rendezvous(?:Connection|Timeout)Error",
+    ),
+    # How processes ended: the only trace if nothing was printed before.
+    _pattern(
+        END,
+        "segfault",
+        "a native library crashed: try another image",
+        r"Segmentation fault",
+        r"SIGSEGV",
+        r"[Ss]ignal 11\b",
+        r"exitcode\s*:? -11",
+    ),
+    _pattern(
+        END,
+        "aborted",
+        "a native library crashed: try another image",
+        r"SIGABRT",
+        r"\bAborted\b",
+        r"[Ss]ignal 6\b",
+        r"exitcode\s*:? -6",
+        r"Bus error",
+        r"core dumped",
+    ),
+    _pattern(
+        END,
+        "killed",
+        "killed from outside, often for its memory",
+        r"SIGKILL",
+        r"[Ss]ignal 9\b",
+        r"exitcode\s*:? -9",
+        r"(?:^|[: ])Killed\s*(?:$|\w+ )",
+    ),
+    _pattern(
+        END,
+        "terminated",
+        "stopped from outside",
+        r"SIG(?:TERM|INT|HUP)\b",
+        r"[Ss]ignal 15\b",
+        r"death signal",
+        r"KeyboardInterrupt",
+        r": Terminated\b",
+    ),
+    _pattern(
+        END,
+        "crash",
+        "look at the end of the log",
+        r"ChildFailedError",
+        r"Exited with exit code [1-9]",
+        r"exitcode\s*:\s*[1-9]",
+        r"(?:srun|slurmstepd): error: ",
+    ),
+)
+
+# A line that matches a pattern holds one of these. Looking for fixed texts first is what keeps long logs fast; a test
+# holds the two together.
+NEEDLES: tuple[bytes, ...] = tuple(
+    text.encode()
+    for text in (
+        "Traceback", '  File "', "rror", "Exception", "DUE TO", "CANCELLED", "NODE_FAIL", "Node failure", "forcing job",
+        "oom", "Out Of Memory", "out of memory", "DataLoader worker", "DefaultCPUAllocator", "_STATUS_", "apability",
+        "no kernel image", "not supported", "not available", "require", "only", "not compiled", "No CUDA GPUs",
+        "NVIDIA driver", "driver version", "ound NaN", "ound Inf", "loss is", "Unexpected result", "NaN ", "norm is",
+        "No space left", "Disk quota", "missing-checkpoint", "No such file", "not exist", "not found", "EADDRINUSE",
+        "ddress already", "pyxis", "enroot", "FATAL", "spank", "Permission denied", "Xid", "uncorrectable",
+        "NCCL WARN", "Watchdog", "ProcessGroupNCCL", "gloo", "Gloo", "by peer", "client socket", "Broken pipe",
+        "TCPStore", "Segmentation", "SIG", "ignal ", "exitcode", "exit code", "Aborted", "core dumped", "Killed",
+        "Terminated", "KeyboardInterrupt",
+    )
+)  # fmt: skip

@@ -1,0 +1,243 @@
+"""The processes behind a log: where each started and ended, what it was told to do, and how it came to its end.
+
+A restart shows as a new argument dump, or as an iteration number that falls or repeats. Only the text around the
+first and the last iteration of each process is read here, so a log of gigabytes costs a few milliseconds more.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fp8launch.logs.failure_patterns import NEEDLES
+from fp8launch.logs.failures import Failure, FailureFinder
+from fp8launch.logs.lines import Validation, argument_value, clean, parse_argument, split_prefix
+from fp8launch.logs.reader import Scan, scan_file
+from fp8launch.logs.regions import line_number, lines, lines_with
+from fp8launch.logs.table import IterationTable
+
+# Iterations may follow what Slurm says about the end (KillWait), and ranks reach the file out of step.
+SLACK = 1 << 20
+# Nobody's set-up says more than this; a file with no iteration at all may be huge.
+HEAD_LIMIT = 1 << 26
+_LAST_ROWS = 3
+
+_HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on", b"padded vocab")
+_END_NEEDLES = (b"after training is done]", b"[exiting program")
+_WORLD = re.compile(r"using world size:\s*(\d+)")
+_VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+ (\S+)")
+_PARAMETERS = re.compile(r"number of parameters on .*rank \(([\d, ]+)\):\s*(\d+)")
+_PADDED = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+_EXITING = re.compile(r"\[(exiting program[^\]]*)")
+_SLURM_SAYS = re.compile(r"DUE TO |CANCELLED AT ")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a process says before its first iteration. `parameters` is by model-parallel rank, as printed."""
+
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    world_size: int | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    padded_vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`finished` if Megatron said that training is done; `exit_line` is the reason it gave for leaving early."""
+
+    finished: bool = False
+    exit_line: str | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One start of the training program. `rows` index the table of its log; a process that died early has none."""
+
+    begin: int
+    end: int
+    rows: tuple[int, ...]
+    head: Head
+    ending: Ending
+
+
+@dataclass(frozen=True)
+class ParsedLog:
+    """A whole log file.
+
+    `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
+    evaluation or a checkpoint; `duplicates` counts iteration lines that another rank, or a tee, had printed
+    already.
+    """
+
+    path: Path
+    size: int
+    iterations: IterationTable
+    processes: tuple[Process, ...]
+    peak_memory: Mapping[str, float]
+    validations: tuple[Validation, ...]
+    saves: tuple[int, ...]
+    disturbed_rows: Mapping[int, str]
+    duplicates: int = 0
+
+
+def read_log(path: Path) -> ParsedLog:
+    """Reads a log of any content: bytes that are not text are replaced, lines that make no sense are passed over.
+
+    Raises OSError where the file cannot be read.
+    """
+    scan = scan_file(path)
+    _attach_step_times(scan)
+    rows, starts, duplicates = _starts(scan.table, scan.dumps)
+    return ParsedLog(
+        path=path,
+        size=scan.size,
+        iterations=scan.table,
+        processes=_processes(path, scan, rows, starts),
+        peak_memory=scan.peak_memory,
+        validations=tuple(v for _, v in scan.validations),
+        saves=tuple(scan.saves),
+        disturbed_rows=_disturbed(scan, rows),
+        duplicates=duplicates,
+    )
+
+
+def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], list[int], int]:
+    """Rows without duplicates, the offset where each process begins, and how many rows were duplicates."""
+    number, rank, offset, time = (table.column(n) for n in ("number", "rank", "offset", "step_time_ms"))
+    rows: list[int] = []
+    # Text before the first dump belongs to the first process.
+    starts = [0]
+    pending = list(dumps)
+    if pending and (not len(table) or pending[0] < offset[0]):
+        pending.pop(0)
+    speaker = None
+    low = 0.0
+    duplicates = 0
+    for row in range(len(table)):
+        mine = None if rank[row] != rank[row] else rank[row]
+        new = not rows
+        while pending and pending[0] < offset[row]:
+            starts.append(pending.pop(0))
+            new = True
+        if not new:
+            last = rows[-1]
+            copy = number[row] == number[last] and time[row] == time[last]
+            # Two ranks that print the same iterations, side by side.
+            echo = mine != speaker and low <= number[row] <= number[last] + 1
+            if copy or echo:
+                duplicates += 1
+                continue
+            if number[row] <= number[last]:
+                starts.append(int(offset[row]))
+                new = True
+        if new:
+            speaker, low = mine, number[row]
+        rows.append(row)
+    return rows, starts + pending, duplicates
+
+
+def _processes(path: Path, scan: Scan, rows: Sequence[int], starts: Sequence[int]) -> tuple[Process, ...]:
+    offsets = scan.table.column("offset")
+    found = []
+    at = 0
+    quiet_since = 0
+    for begin, end in zip(starts, [*starts[1:], scan.size], strict=True):
+        mine = []
+        while at < len(rows) and offsets[rows[at]] < end:
+            mine.append(rows[at])
+            at += 1
+        places = [int(offsets[r]) for r in mine]
+        first = places[0] if places else end
+        # The lines just before a dump, after the previous process's last iteration, are this process's.
+        head = _read_head(path, quiet_since, min(first, quiet_since + HEAD_LIMIT), _dump_in(scan.dumps, begin, first))
+        found.append(Process(begin, end, tuple(mine), head, _read_ending(path, begin, end, places)))
+        quiet_since = places[-1] if places else begin
+    return tuple(found)
+
+
+def _dump_in(dumps: Sequence[int], begin: int, end: int) -> int | None:
+    at = bisect_left(dumps, begin)
+    return dumps[at] if at < len(dumps) and dumps[at] < end else None
+
+
+def _attach_step_times(scan: Scan) -> None:
+    """Gives Bridge's throughput to the iteration line, just after or before it, whose time it states."""
+    table = scan.table
+    offsets, times = table.column("offset"), table.column("step_time_ms")
+    for offset, step in scan.step_times:
+        at = bisect_left(offsets, offset)
+        for row in (at, at - 1):
+            if 0 <= row < len(table) and abs(times[row] / 1e3 - step.seconds) <= max(0.006, 0.002 * step.seconds):
+                table.set("tflops_per_gpu", row, step.tflops_per_gpu)
+                break
+
+
+def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:
+    """The first row after each validation and checkpoint, with the reason."""
+    offsets = scan.table.column("offset")
+    kept = [offsets[r] for r in rows]
+    events = [(o, "after evaluation") for o, _ in scan.validations]
+    events += [(o, "after checkpoint") for o in scan.save_offsets]
+    found: dict[int, str] = {}
+    for offset, reason in events:
+        at = bisect_left(kept, offset)
+        if at < len(rows):
+            found.setdefault(rows[at], reason)
+    return found
+
+
+def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
+    """Where a line comes twice the later one holds: it is nearer to this process."""
+    head = Head()
+    versions: dict[str, str] = {}
+    parameters: dict[str, int] = {}
+    for _, raw in lines_with(path, begin, end, _HEAD_NEEDLES):
+        _, line = split_prefix(clean(raw))
+        if found := _WORLD.search(line):
+            head = replace(head, world_size=int(found[1]))
+        elif found := _VERSION.search(line):
+            versions[found[1]] = found[2]
+        elif found := _PARAMETERS.search(line):
+            parameters[found[1]] = int(found[2])
+        elif found := _PADDED.search(line):
+            head = replace(head, padded_vocab_size=int(found[1]))
+    arguments = {} if dump is None else _read_arguments(path, dump, min(end, dump + HEAD_LIMIT))
+    return replace(head, versions=versions, parameters=parameters, arguments=arguments)
+
+
+def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
+    """The argument dump that starts at `begin`; lines of other ranks in between are passed over."""
+    arguments: dict[str, object] = {}
+    for _, raw in lines(path, begin, end):
+        _, line = split_prefix(clean(raw))
+        if "- end of arguments -" in line:
+            break
+        if pair := parse_argument(line):
+            arguments[pair[0]] = argument_value(pair[1])
+    return arguments
+
+
+def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int]) -> Ending:
+    """How a process ended. What went wrong before its last iterations did not stop it, save what Slurm announced."""
+    since = iterations[-_LAST_ROWS:][0] if iterations else begin
+    finished, exit_line = False, None
+    finder = FailureFinder()
+    for offset, raw in lines_with(path, max(begin, since - SLACK), end, (*_END_NEEDLES, *NEEDLES)):
+        if offset < since and not _SLURM_SAYS.search(raw):
+            continue
+        if "after training is done]" in raw:
+            finished, finder = True, FailureFinder()
+        elif found := _EXITING.search(raw):
+            exit_line = found[1].strip()
+        else:
+            finder.feed(offset, raw)
+    failure = finder.found
+    if failure:
+        failure = replace(failure, line=line_number(path, failure.offset))
+    return Ending(finished, exit_line, failure)

@@ -1,0 +1,202 @@
+"""A Megatron log, of any size, read once in blocks: iterations into columns, the few other events as records.
+
+Every line of interest has a bar in it, except two that have long fixed texts, and looking for one byte or one long
+text is what Python does at the speed of memory. So a block is never split into lines: only lines around a hit are
+cut out. What the log says before the first and after the last iteration of a process (versions, arguments, how it
+ended) is read afterwards, from those parts only (see `processes`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from fp8launch.logs.lines import (
+    Iteration,
+    Memory,
+    StepTime,
+    Validation,
+    parse_checkpoint_save,
+    parse_memory,
+    parse_step_time,
+    parse_validation,
+)
+from fp8launch.logs.table import Collector, IterationTable
+
+BLOCK = 1 << 20
+# A line longer than this is not Megatron's; cutting it keeps memory constant on files without newlines.
+LONGEST_LINE = 1 << 22
+
+_BAR = b"|"
+_ELAPSED = b"elapsed time per iteration"
+_ITERATION = b"iteration"
+_DUMP = b"------------------------ arguments ------------------------"
+_SAVING = b"saving checkpoint at iteration"
+_BRIDGE = b"MODEL_TFLOP/s/GPU"
+
+
+@dataclass
+class Scan:
+    """What one pass over a log found. Offsets are bytes from the start of the log to the start of a line."""
+
+    table: IterationTable = field(default_factory=IterationTable)
+    dumps: list[int] = field(default_factory=list)
+    peak_memory: dict[str, float] = field(default_factory=dict)
+    validations: list[tuple[int, Validation]] = field(default_factory=list)
+    saves: array[int] = field(default_factory=lambda: array("q"))
+    save_offsets: array[int] = field(default_factory=lambda: array("q"))
+    step_times: list[tuple[int, StepTime]] = field(default_factory=list)
+    size: int = 0
+
+
+class Scanner:
+    """Feed it the bytes of a log in pieces of any size; `scan` grows. `finish` takes the last line, complete or not."""
+
+    def __init__(self) -> None:
+        self.scan = Scan()
+        self._collector = Collector(self.scan.table)
+        self._pending = b""
+
+    def feed(self, data: bytes) -> None:
+        first = data.find(b"\n") + 1
+        if not first:
+            self._pending += data
+            if len(self._pending) > LONGEST_LINE:
+                self.finish()
+            return
+        begin = 0
+        if self._pending:
+            line = self._pending + data[:first]
+            self._block(line, 0, len(line))
+            begin = first
+        end = data.rfind(b"\n") + 1
+        self._block(data, begin, end)
+        self._pending = data[end:]
+
+    def finish(self) -> Scan:
+        if self._pending:
+            self._block(self._pending, 0, len(self._pending))
+            self._pending = b""
+        return self.scan
+
+    def _block(self, data: bytes, begin: int, end: int) -> None:
+        """Reads whole lines, data[begin:end]: bounds and not a slice, because a copy costs as much as a search."""
+        base = self.scan.size - begin
+        self._bars(data, begin, end, base)
+        for offset, line in _lines_with(data, _DUMP, begin, end):
+            # The dump's own title, not a line that quotes it.
+            if line.rstrip().endswith(_DUMP):
+                self.scan.dumps.append(base + offset)
+        for offset, line in _lines_with(data, _SAVING, begin, end):
+            number = parse_checkpoint_save(line.decode("utf-8", "replace"))
+            if number is not None:
+                self.scan.saves.append(number)
+                self.scan.save_offsets.append(base + offset)
+        if self._throughput_is_elsewhere():
+            for offset, line in _lines_with(data, _BRIDGE, begin, end):
+                step_time = parse_step_time(line.decode("utf-8", "replace"))
+                if step_time:
+                    self.scan.step_times.append((base + offset, step_time))
+        self.scan.size += end - begin
+
+    def _throughput_is_elsewhere(self) -> bool:
+        table = self.scan.table
+        return not len(table) or "tflops_per_gpu" not in table.names
+
+    def _bars(self, data: bytes, begin: int, limit: int, base: int) -> None:
+        """Iterations, memory and validation: each has a bar, and `iteration` before the first one."""
+        lines: list[bytes] = []
+        offsets: list[int] = []
+        find, rfind = data.find, data.rfind
+        at = find(_BAR, begin, limit)
+        while at >= 0:
+            start = max(rfind(b"\n", begin, at) + 1, begin)
+            end = find(b"\n", at, limit)
+            if end < 0:
+                end = limit
+            if find(_ELAPSED, at, end) >= 0:
+                # Megatron's own line start, ` [time stamp] iteration`, says nothing that is kept.
+                skip = find(b"] iteration ", start, start + 44) + 2 if data.startswith(b" [", start) else 0
+                lines.append(data[skip if skip > 1 else start : end])
+                offsets.append(base + start)
+            elif find(_ITERATION, start, at) >= 0:
+                self._other(base + start, data[start:end].decode("utf-8", "replace"))
+            at = find(_BAR, end, limit)
+        self._collector.add(lines, offsets)
+
+    def _other(self, offset: int, line: str) -> None:
+        memory = parse_memory(line)
+        if memory:
+            self._memory(memory)
+            return
+        validation = parse_validation(line)
+        if validation:
+            self.scan.validations.append((offset, validation))
+
+    def _memory(self, memory: Memory) -> None:
+        peak = self.scan.peak_memory
+        for name, value in memory.values.items():
+            peak[name] = max(value, peak.get(name, 0.0))
+
+
+def _lines_with(data: bytes, text: bytes, begin: int, limit: int) -> Iterator[tuple[int, bytes]]:
+    at = data.find(text, begin, limit)
+    while at >= 0:
+        start = max(data.rfind(b"\n", begin, at) + 1, begin)
+        end = data.find(b"\n", at, limit)
+        if end < 0:
+            end = limit
+        yield start, data[start:end]
+        at = data.find(text, end, limit)
+
+
+def scan_stream(stream: BinaryIO) -> Scan:
+    scanner = Scanner()
+    while block := stream.read(BLOCK):
+        scanner.feed(block)
+    return scanner.finish()
+
+
+def scan_file(path: Path) -> Scan:
+    """Raises OSError where the file cannot be read."""
+    with path.open("rb", buffering=0) as stream:
+        return scan_stream(stream)
+
+
+class LogTail:
+    """Reads a growing log: each `poll` returns the iterations written since the last one.
+
+    A log that does not exist yet has none. One that became shorter was started anew and is read from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._restart()
+
+    def _restart(self) -> None:
+        self._offset = 0
+        self._seen = 0
+        self._scanner = Scanner()
+
+    @property
+    def scan(self) -> Scan:
+        return self._scanner.scan
+
+    def poll(self) -> list[Iteration]:
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                if stream.seek(0, 2) < self._offset:
+                    self._restart()
+                stream.seek(self._offset)
+                while block := stream.read(BLOCK):
+                    self._offset += len(block)
+                    self._scanner.feed(block)
+        except FileNotFoundError:
+            return []
+        table = self.scan.table
+        new = [table[i] for i in range(self._seen, len(table))]
+        self._seen = len(table)
+        return new

@@ -1,0 +1,175 @@
+"""Iteration lines in columns: eight bytes a number, so a million lines stay small, and statistics run over arrays."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+
+from fp8launch.logs.labels import field_of
+from fp8launch.logs.lines import Iteration, parse_iterations
+
+NAN = math.nan
+# The prefixes of `lines.split_prefix`, each with the rank as its only group, and one for lines that have none of them.
+_RANK_PREFIXES = (
+    r"^ *(\d{1,6}): ",
+    r"^ *\[(?:default|rank)(\d{1,6})\]:?",
+    r"^(?! *\d{1,6}: | *\[(?:default|rank))[^|\n]*?\[rank-(\d+)/\d+\]",
+)
+_NO_RANK = r"^(?! *\d{1,6}: | *\[(?:default|rank))(?![^|\n]*\[rank-\d)"
+_OWN = ("number", "planned", "rank", "offset")
+
+
+class IterationTable:
+    """Columns of equal length. `column(name)` is an array of doubles, NaN where a line did not have the field.
+
+    Beside the fields of `labels` there are `number`, `planned` (of how many iterations), `rank` (NaN without a
+    prefix) and `offset` (bytes from the start of the log to the line).
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[float]] = {name: array("d") for name in _OWN}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, row: int) -> Iteration:
+        if not -self._length <= row < self._length:
+            raise IndexError(row)
+        values = {k: c[row] for k, c in self._columns.items() if k not in _OWN and not math.isnan(c[row])}
+        rank = self._columns["rank"][row]
+        number, planned = self._columns["number"][row], self._columns["planned"][row]
+        return Iteration(int(number), int(planned), values, None if math.isnan(rank) else int(rank))
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return (self[i] for i in range(self._length))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._columns)
+
+    def column(self, name: str) -> array[float]:
+        """The values of a field, one per row; all NaN for a field that no line has."""
+        found = self._columns.get(name)
+        return found if found is not None else array("d", [NAN]) * self._length
+
+    def append(self, record: Iteration, offset: int) -> None:
+        rank = NAN if record.rank is None else record.rank
+        own = {"number": record.number, "planned": record.planned, "rank": rank, "offset": offset}
+        self.extend({k: array("d", [v]) for k, v in {**own, **record.values}.items()}, 1)
+
+    def extend(self, columns: dict[str, array[float]], rows: int) -> None:
+        """Adds `rows` rows; a column that is not given, or was not known before, is filled with NaN."""
+        gap = array("d", [NAN])
+        for name in [n for n in columns if n not in self._columns]:
+            self._columns[name] = gap * self._length
+        for name, mine in self._columns.items():
+            mine.extend(columns.get(name) or gap * rows)
+        self._length += rows
+
+    def set(self, name: str, row: int, value: float) -> None:
+        if name not in self._columns:
+            self._columns[name] = array("d", [NAN]) * self._length
+        self._columns[name][row] = value
+
+
+class Layout:
+    """The labels of one iteration line, turned into one expression that reads all lines alike in a single call.
+
+    Only a shortcut: whatever it does not match exactly goes through `parse_iterations`, which decides.
+    """
+
+    def __init__(self, fields: Sequence[str], expression: re.Pattern[str], prefixed: bool) -> None:
+        self._fields = ("rank", "number", "planned", *fields) if prefixed else ("number", "planned", *fields)
+        self._expression = expression
+
+    @classmethod
+    def of(cls, line: str) -> Layout | None:
+        """The layout of a line in plain form (` label: number |` throughout, one record), None for any other."""
+        start = re.search(r"\biteration\s+\d+/\s*\d+ \|", line)
+        records = parse_iterations(line)
+        if not start or len(records) != 1:
+            return None
+        segments = line[start.end() :].split("|")
+        if segments[-1].strip():
+            return None
+        fields, parts = [], [r"iteration +(\d+)/ *(\d+) \|"]
+        for segment in segments[:-1]:
+            label, colon, _ = segment.rpartition(":")
+            name = field_of(label)
+            if not colon or name in fields:
+                return None
+            if name is None:
+                parts.append(re.escape(label) + r":[^|\n]*\|")
+            elif name in records[0].values:
+                fields.append(name)
+                parts.append(re.escape(label) + r": *([^|/ \n]+)[^|\n]*\|")
+            else:
+                return None
+        has_rank = records[0].rank is not None
+        prefix = next((p for p in _RANK_PREFIXES if re.match(p, line)), None) if has_rank else _NO_RANK
+        if prefix is None:
+            return None
+        # The usual line comes here without its time stamp; then nothing needs to be skipped.
+        before = prefix + r"[^|\n]*\b" if start.start() else "^"
+        expression = re.compile(before + "".join(parts) + r"[ \r]*$", re.MULTILINE)
+        return cls(fields, expression, has_rank)
+
+    def read(self, text: str, lines: int) -> dict[str, array[float]] | None:
+        """The columns of `lines` lines, or None unless every one of them has this layout."""
+        rows = self._expression.findall(text) if "\x1b" not in text else ()
+        if len(rows) != lines:
+            return None
+        try:
+            return {name: _numbers(cells) for name, cells in zip(self._fields, zip(*rows, strict=True), strict=True)}
+        except ValueError:
+            return None
+
+
+def _numbers(cells: tuple[str, ...]) -> array[float]:
+    distinct = set(cells)
+    convert: Callable[[str], float] = float
+    if 8 * len(distinct) < len(cells):
+        # Counters and batch sizes hardly ever change; looking a text up is several times cheaper than converting it.
+        convert = {cell: float(cell) for cell in distinct}.__getitem__
+    return array("d", list(map(convert, cells)))
+
+
+class Collector:
+    """Lines in, rows of a table out."""
+
+    def __init__(self, table: IterationTable) -> None:
+        self.table = table
+        self._layouts: list[Layout] = []
+
+    def add(self, lines: list[bytes], offsets: list[int]) -> None:
+        """Reads candidate lines (without newline); those that hold no iteration add nothing."""
+        if not lines:
+            return
+        text = b"\n".join(lines).decode("utf-8", "replace")
+        for layout in self._layouts:
+            columns = layout.read(text, len(lines))
+            if columns:
+                columns["offset"] = array("d", offsets)
+                self.table.extend(columns, len(lines))
+                return
+        if len(lines) > 16:
+            middle = len(lines) // 2
+            self.add(lines[:middle], offsets[:middle])
+            self.add(lines[middle:], offsets[middle:])
+            return
+        for line, offset in zip(lines, offsets, strict=True):
+            self._add_one(line.decode("utf-8", "replace"), offset)
+
+    def _add_one(self, line: str, offset: int) -> None:
+        records = parse_iterations(line)
+        for record, place in zip(records, repeat(offset)):
+            self.table.append(record, place)
+        if len(records) == 1 and not any(layout.read(line, 1) for layout in self._layouts):
+            layout = Layout.of(line)
+            if layout and layout.read(line, 1):
+                # The newest first: runs of one layout are long. A log has few; a garbled one must not pile them up.
+                self._layouts = [layout, *self._layouts[:7]]

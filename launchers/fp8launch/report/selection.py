@@ -1,0 +1,148 @@
+"""Which iteration lines count: one per iteration, no warm-up, nothing that an evaluation or a checkpoint disturbed.
+
+The rule, also part of every report:
+Megatron logs the first iteration of every process without resetting its timer, so the second line is a mean that
+includes the first: both are dropped, per process. Further lines at the start are dropped while they take over 1.1
+times the median of the process's second half (FP8 autotuning, allocator growth, CUDA graph capture), but never more
+than half of them. The first line after an evaluation or a checkpoint, profiled iterations, and lines with another
+global batch size than the last one (ramp-up) are set apart. Where attempts overlap, the last one counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8launch.logs import Iteration, ParsedLog, Process
+
+START_LINES = 2
+SLOW = 1.1
+FEWEST = 3
+
+RULE = (
+    f"per process start the first {START_LINES} lines are dropped (the second still holds the first), then lines over "
+    f"{SLOW} x the median of the second half, at most half of them; apart: the line after an evaluation or checkpoint, "
+    "profiled iterations, other batch sizes; of repeated iterations the last attempt counts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One iteration line and where it stands: the attempt that printed it, its number and time."""
+
+    attempt: int
+    log: ParsedLog
+    row: int
+    number: int
+    step_time_ms: float
+    global_batch_size: float
+
+    def record(self) -> Iteration:
+        return self.log.iterations[self.row]
+
+    def value(self, name: str) -> float:
+        return self.log.iterations.column(name)[self.row]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`lines` one per iteration, in order; `kept` those that statistics use; `dropped` reason -> iterations."""
+
+    lines: tuple[Line, ...]
+    kept: tuple[Line, ...]
+    dropped: Mapping[str, tuple[int, ...]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def warmup_dropped(self) -> int:
+        return len(self.dropped.get("process start", ())) + len(self.dropped.get("warm-up", ()))
+
+
+def select(attempts: Sequence[tuple[ParsedLog, Process]]) -> Selection:
+    by_attempt = [_lines(i, log, process) for i, (log, process) in enumerate(attempts)]
+    reasons: dict[tuple[int, int], str] = {}
+    for lines, (log, process) in zip(by_attempt, attempts, strict=True):
+        reasons.update(_reasons(lines, log, process))
+    last = {line.number: line for lines in by_attempt for line in lines}
+    chosen = tuple(last[n] for n in sorted(last))
+    superseded = [x.number for lines in by_attempt for x in lines if last[x.number] is not x]
+    final_batch = chosen[-1].global_batch_size if chosen else math.nan
+    dropped: dict[str, list[int]] = {}
+    apart: list[Line] = []
+    kept: list[Line] = []
+    for line in chosen:
+        reason = reasons.get((line.attempt, line.row))
+        if reason is None and line.global_batch_size != final_batch and not math.isnan(final_batch):
+            reason = "other batch size"
+        if reason is None:
+            kept.append(line)
+        else:
+            dropped.setdefault(reason, []).append(line.number)
+            if reason.startswith("after "):
+                apart.append(line)
+    notes = []
+    if len(kept) < FEWEST and apart:
+        kept = sorted([*kept, *apart], key=lambda x: x.number)
+        dropped = {k: v for k, v in dropped.items() if not k.startswith("after ")}
+        notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
+    if chosen and len(kept) < FEWEST:
+        notes.append(f"only {len(kept)} lines left after warm-up: train longer for a number to rely on")
+    if superseded:
+        dropped["repeated by a later attempt"] = sorted(superseded)
+    return Selection(chosen, tuple(kept), {k: tuple(v) for k, v in dropped.items()}, tuple(notes))
+
+
+def _lines(attempt: int, log: ParsedLog, process: Process) -> list[Line]:
+    table = log.iterations
+    number, time, batch = (table.column(n) for n in ("number", "step_time_ms", "global_batch_size"))
+    return [Line(attempt, log, r, int(number[r]), time[r], batch[r]) for r in process.rows]
+
+
+def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tuple[int, int], str]:
+    """Why lines of one process do not count, by (attempt, row); the first reason holds."""
+    found: dict[tuple[int, int], str] = {}
+    for line in lines[:START_LINES]:
+        found[line.attempt, line.row] = "process start"
+    rest = lines[START_LINES:]
+    second_half = [x.step_time_ms for x in rest[len(rest) // 2 :] if _usable(x)]
+    if second_half:
+        limit = SLOW * statistics.median(second_half)
+        for line in rest[: len(rest) // 2]:
+            if line.step_time_ms <= limit:
+                break
+            found[line.attempt, line.row] = "warm-up"
+    profiled = _profiled(process.head.arguments)
+    for line in rest:
+        reason = log.disturbed_rows.get(line.row)
+        if not _usable(line):
+            reason = "no usable time"
+        elif line.number in profiled:
+            reason = "profiled"
+        if reason:
+            found.setdefault((line.attempt, line.row), reason)
+    return found
+
+
+def _usable(line: Line) -> bool:
+    return math.isfinite(line.step_time_ms) and line.step_time_ms > 0
+
+
+def _profiled(arguments: Mapping[str, object]) -> range:
+    """Iterations that the profiler slowed down, with the one after it in which it writes."""
+    start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
+    if not arguments.get("profile") or not isinstance(start, int) or not isinstance(stop, int):
+        return range(0)
+    return range(start, stop + 2)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`1-2, 7, 10-12`."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1][1:] = [n]
+        else:
+            parts.append([n])
+    return ", ".join("-".join(map(str, p)) for p in parts)

@@ -1,0 +1,93 @@
+"""A run report for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fp8launch.report.selection import ranges
+from fp8launch.report.statistics import Statistic
+from fp8launch.report.throughput import RunReport
+
+_STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
+
+
+def render_text(report: RunReport) -> RenderableType:
+    """Units, spread, the peak that MFU divides by and the lines that were left out, on one screen."""
+    parts: list[RenderableType] = [_headline(report)]
+    if report.failure and report.status == "failed":
+        place = f", line {report.failure.line}" if report.failure.line else ""
+        parts.append(Text(f"{report.failure.code}{place}: {report.failure.message}", style="red"))
+        parts.append(Text(f"advice: {report.failure.advice}"))
+    if report.step_time_ms:
+        parts.append(_table(report))
+    parts += [Text(line) for line in _facts(report)]
+    parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
+    if report.step_time_ms:
+        parts.append(Text(f"rule: {report.rule}", style="dim"))
+    return Group(*parts)
+
+
+def _headline(report: RunReport) -> Text:
+    of = f" of {report.iterations_planned}" if report.iterations_planned else ""
+    last = report.iteration_last if report.iteration_last is not None else 0
+    attempts = f", {len(report.attempts)} attempts" if len(report.attempts) > 1 else ""
+    text = Text(report.status.replace("_", " "), style=_STYLE[report.status])
+    return text.append(f"  iteration {last}{of}{attempts}", style="default")
+
+
+def _table(report: RunReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in ("median", "mean", "min", "max", "IQR", "n"):
+        table.add_column(name, justify="right")
+    _row(table, "step time, ms", report.step_time_ms, 1)
+    _row(table, "tokens/s/GPU", report.tokens_per_s_per_gpu, 1)
+    source = "" if report.tflops_source == "logged" else " (recomputed)"
+    _row(table, f"model TFLOP/s/GPU{source}", report.tflops_per_gpu, 4 if _small(report.tflops_per_gpu) else 1)
+    if report.tflops_source == "logged":
+        _row(table, "  recomputed", report.tflops_per_gpu_recomputed, 1)
+    if report.mfu and report.mfu_denominator:
+        peak = report.mfu_denominator
+        label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
+        _row(table, label, report.mfu, 1, scale=100)
+    _row(table, "energy, J/iteration/GPU", report.energy_j_per_gpu, 1)
+    return table
+
+
+def _small(value: Statistic | None) -> bool:
+    return value is not None and value.median < 1
+
+
+def _row(table: Table, label: str, value: Statistic | None, digits: int, scale: float = 1) -> None:
+    if value is None:
+        return
+    numbers = (value.median, value.mean, value.min, value.max, value.iqr)
+    table.add_row(label, *(f"{scale * v:,.{digits}f}" for v in numbers), str(value.n))
+
+
+def _facts(report: RunReport) -> list[str]:
+    facts = []
+    if report.peak_memory_mib:
+        facts.append(f"peak memory {report.peak_memory_mib:,.0f} MiB (allocated by PyTorch)")
+    if report.lines:
+        loss = " to ".join("missing" if v is None else f"{v:.4f}" for v in (report.loss_first, report.loss_last))
+        norm = "" if report.grad_norm_last is None else f", last grad norm {report.grad_norm_last:.3f}"
+        counts = f"{report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
+        facts.append(f"loss {loss}{norm}; {counts}")
+    for validation in report.validations[-1:]:
+        facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
+    if report.fp8:
+        asked = f"{report.fp8['recipe']}, {report.fp8['format']}" if report.fp8["requested"] else "not asked for"
+        facts.append(f"FP8: {asked} (by the arguments; `fp8launch verify` looks for proof)")
+    run = [
+        f"{report.world_size} ranks" if report.world_size else "",
+        f"sequence {report.seq_length}" if report.seq_length else "",
+        f"global batch {report.global_batch_size}" if report.global_batch_size else "",
+        ", ".join(f"{k} {v}" for k, v in report.versions.items()),
+    ]
+    if any(run):
+        facts.append("; ".join(filter(None, run)))
+    facts += [f"left out, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
+    return facts
