@@ -57,6 +57,7 @@ def error(
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, or None when nothing is close."""
-    found = difflib.get_close_matches(name.replace("-", "_"), [k.replace("-", "_") for k in known], n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name closest to a misspelt one, dashes and underscores being the same; None when nothing is close."""
+    by_form = {k.replace("-", "_"): k for k in known}
+    found = difflib.get_close_matches(name.replace("-", "_"), by_form, n=1, cutoff=0.6)
+    return by_form[found[0]] if found else None

@@ -1,0 +1,64 @@
+"""`fp8launch parse`: the throughput of a run, or of any Megatron log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8launch.cli.output import json_option, show_json
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.problems import ANSWER_IS_NO, error
+from fp8launch.report.throughput import RunReport, parse_paths
+from fp8launch.runs.folder import MANIFEST, RunFolder
+from fp8launch.runs.store import find_run
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG...")
+@click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model, for MFU; a run knows its own.")
+@click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, where a log does not say.")
+@json_option
+def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_json: bool) -> int:
+    """Report throughput. Several logs are the attempts of one run, oldest first."""
+    if all(Path(name).is_file() for name in names):
+        run, report = None, parse_paths([Path(name) for name in names], gpu=gpu, world_size=world_size)
+    elif len(names) == 1:
+        run = find_run(names[0])
+        report = report_of(run, gpu)
+    else:
+        missing = next(name for name in names if not Path(name).is_file())
+        raise error("file-not-found", "no such log", missing, "give logs of one run, or a single run")
+    if as_json:
+        extra: dict[str, Any] = {"run": run.run_id, "folder": str(run.path)} if run else {}
+        show_json({**extra, **report.as_json()})
+    else:
+        _show(report)
+    return ANSWER_IS_NO if report.status == "failed" else 0
+
+
+def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
+    """The report of a run, from the logs of all its attempts and what its manifest says of it."""
+    manifest = run.manifest()
+    logs = [attempt.log for attempt in run.attempts()]
+    if not logs:
+        # A job that died before its first process still left the batch script's words.
+        logs = run.batch_output()
+    if not logs:
+        place = str(run.path / MANIFEST)
+        raise error("no-log", f"{run.run_id} has no log yet", place, "`fp8launch runs` shows its state", ANSWER_IS_NO)
+    return parse_paths(
+        logs,
+        gpu=gpu or str(manifest.get("gpu", "")) or None,
+        world_size=manifest.get("layout", {}).get("world"),
+    )
+
+
+def _show(report: RunReport) -> None:
+    from rich.console import Console
+
+    from fp8launch.report.text import render_text
+
+    terminal = Console().is_terminal
+    Console(width=None if terminal else 120, soft_wrap=not terminal).print(render_text(report))
