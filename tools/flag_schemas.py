@@ -143,7 +143,7 @@ def _type(action: argparse.Action) -> tuple[str | None, list[Json] | None]:
         choices = None if action.choices is None else [_plain(choice) for choice in action.choices]
         return (convert or str).__name__, choices
     if action.choices is not None and all(isinstance(choice, enum.Enum) for choice in action.choices):
-        return "str", [choice.name for choice in action.choices]
+        return "str", [choice.name for choice in action.choices if choice.name not in _NEWER_PYTHON]
     if _result(convert, "[1]*2+[0]") == [1, 1, 0] and _result(convert, "3") == 3:
         return "pattern", None
     if _result(convert, "1,2") == (1, 2):
@@ -152,6 +152,10 @@ def _type(action: argparse.Action) -> tuple[str | None, list[Json] | None]:
     if words and _result(convert, "surely-no-such-word") is _Refused:
         return "str", words
     raise SystemExit(f"{action.option_strings[0]}: the conversion function {convert!r} is new here")
+
+
+# Members of Python's own enums that Python 3.10 lacks: a schema does not depend on the Python that made it.
+_NEWER_PYTHON = frozenset({"SIGSTKFLT"})
 
 
 class _Refused:

@@ -25,7 +25,7 @@ def megatron_site(minor: str) -> Path:
             found = place and validators.find_megatron(minor, Path(place))
         except UserError:
             continue
-        if found:
+        if found and Path(found).is_dir():
             return Path(found)
     installed = next(validators._installed(), None)
     if installed and (validators.megatron_version(installed) or "").startswith(f"{minor}."):

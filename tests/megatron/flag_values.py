@@ -62,9 +62,9 @@ def scalars(flag: Flag) -> st.SearchStrategy[Scalar | list[Scalar]]:
 
 
 @st.composite
-def flag_values(draw: st.DrawFn, schema: FlagSchema, flag: Flag) -> FlagValue:
+def flag_values(draw: st.DrawFn, flag: Flag) -> FlagValue:
     if not flag.takes_value:
-        return True if schema.negative(flag) is None else draw(st.booleans())
+        return draw(st.booleans()) if flag.action == "boolean" else True
     if flag.nargs is None:
         return draw(scalars(flag))
     count = flag.nargs if isinstance(flag.nargs, int) else None
@@ -80,7 +80,7 @@ def value_mappings(draw: st.DrawFn, schema: FlagSchema) -> dict[str, FlagValue]:
     flags = [flag for flag in schema.flags() if flag.name not in SIDE_EFFECTS and flag.needs is None]
     # Of the flags that set the same attribute one may say the opposite of another.
     chosen = draw(st.lists(st.sampled_from(flags), max_size=12, unique_by=lambda flag: flag.dest))
-    return {flag.name: draw(flag_values(schema, flag)) for flag in chosen}
+    return {flag.name: draw(flag_values(flag)) for flag in chosen}
 
 
 @st.composite

@@ -74,6 +74,7 @@ def test_a_float_is_written_as_a_person_would(value: float, text: str) -> None:
         ({"recompute_modules": "mlp"}, "--recompute-modules mlp"),
         ({"rl_partial_rollouts": False}, "--no-rl-partial-rollouts"),
         ({"no_rl_partial_rollouts": True}, "--no-rl-partial-rollouts"),
+        ({"no_yarn_correction_range_round_to_int": False}, "--yarn-correction-range-round-to-int"),
         ({"disable_fp8_wgrad": True}, "--disable-fp8-wgrad"),
         ({"moe_layer_freq": [1, 0]}, "--moe-layer-freq [1,0]"),
         ({"window_size": [-1, 0]}, "--window-size=-1,0"),
