@@ -218,10 +218,40 @@ def _patch_megatron() -> None:
         module = importlib.import_module(f"megatron.core.transformer.moe.{name}")
         module.maybe_move_tensor_to_cpu = _split_sizes  # type: ignore[attr-defined]
 
+    _resume_with_torch_adam(importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer)
+
     # A CUDA build of torch without a driver: the data loader's pinning thread and Adam's check for graph capture.
     pinning = importlib.import_module("torch.utils.data._utils.pin_memory")
     pinning.pin_memory = lambda data, device=None: data  # type: ignore[attr-defined]
     torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda self: None
+
+
+def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
+    """Let the distributed optimizer load a checkpoint where Adam is torch's, for lack of Transformer Engine and APEX.
+
+    Two faults of Megatron are in the way. It reads the step number from Adam's state, which torch fills only at the
+    first step: an assertion fails at every load. And a load leaves all parameters with one and the same step tensor,
+    of a stale number, which each of them then increments: Adam's bias correction and the losses leave their course.
+    """
+    state_dict, load_state_dict = distributed_optimizer.state_dict, distributed_optimizer.load_state_dict
+
+    def state_dict_of_started(self: Any) -> Any:
+        if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
+        return state_dict(self)
+
+    def load_own_steps(self: Any, state: Any) -> None:
+        load_state_dict(self, state)
+        if isinstance(self.optimizer, torch.optim.Adam):
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
+
+    distributed_optimizer.state_dict = state_dict_of_started
+    distributed_optimizer.load_state_dict = load_own_steps
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -75,8 +75,6 @@ def forward_signals() -> None:
 
     for number in FORWARDED:
         signal.signal(number, forward)
-    # What torchrun's agent handles itself; without this it would take SIGTERM back when it starts the workers.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
 
 
 def main() -> None:
@@ -107,6 +105,10 @@ def main() -> None:
         sys.exit(3)
 
     forward_signals()
+    if "--signals-to-handle" in run.get_args_parser().format_help():
+        # The signals that torchrun's agent handles itself: not SIGTERM. Where this option does not exist yet, it takes
+        # SIGTERM back when it starts the workers, and they have its 30 seconds.
+        arguments = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", *arguments]
     try:
         run.main(arguments)
     except ChildFailedError as error:
