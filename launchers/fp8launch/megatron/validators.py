@@ -7,14 +7,11 @@ configuration classes and the micro batch calculator on any number of requests, 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -133,7 +130,7 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
             )
         return found
     named = os.environ.get("FP8LAUNCH_MEGATRON")
-    places = [_candidates(Path(named).expanduser()) if named else (), _installed(), _candidates(cache_folder())]
+    places = (_candidates(Path(named).expanduser()) if named else (), _installed(), _candidates(cache_folder()))
     return next((found for found in (_newest(place, minor) for place in places) if found), None)
 
 
@@ -164,9 +161,12 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def _installed() -> Iterator[Path]:
+    # 35 ms to import, and not needed where FP8LAUNCH_MEGATRON answers.
+    from importlib import metadata
+
     try:
-        yield Path(str(importlib.metadata.distribution("megatron-core").locate_file("")))
-    except importlib.metadata.PackageNotFoundError:
+        yield Path(str(metadata.distribution("megatron-core").locate_file("")))
+    except metadata.PackageNotFoundError:
         return
 
 
@@ -182,6 +182,9 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _unpacked(wheel: Path) -> Path:
     """The wheel's content as a folder of the user's cache, where byte code can be kept; the wheel if that fails."""
+    import tempfile
+    import zipfile
+
     try:
         target = cache_folder() / f"{megatron_version(wheel)}-{zlib.crc32(wheel.read_bytes()):08x}"
         if target.is_dir():
