@@ -31,6 +31,13 @@ class Problem:
     where: str | None = None
     fix: str | None = None
 
+    def __post_init__(self) -> None:
+        # Problems quote files and arguments: no terminal shall obey, and no pipe refuse, what those hold.
+        for name in ("message", "where", "fix"):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                object.__setattr__(self, name, _printable(text))
+
     def as_json(self) -> dict[str, str | None]:
         return asdict(self)
 
@@ -38,6 +45,10 @@ class Problem:
         place = f"{self.where}: " if self.where else ""
         fix = f"\n    fix: {self.fix}" if self.fix else ""
         return f"{place}{self.severity}: {self.message} [{self.code}]{fix}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(Exception):

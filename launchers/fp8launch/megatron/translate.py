@@ -71,6 +71,16 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
     tp = args.integer("tensor_model_parallel_size", 1)
     pp = args.integer("pipeline_model_parallel_size", 1)
     cp = args.integer("context_parallel_size", 1)
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    batches = ("micro_batch_size", "global_batch_size")
+    if no_sizes := [flag for flag in (*sizes, *batches) if args.integer(flag, 1) < 1]:
+        raise UserError(
+            (
+                Problem("error", "size", f"{flag} is {args.values[flag]}", args.places[flag], "use 1 or more")
+                for flag in no_sizes
+            ),
+            ANSWER_IS_NO,
+        )
     if world % (tp * pp * cp):
         raise UserError(
             [
@@ -78,8 +88,8 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
                     "error",
                     "world-size",
                     f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {tp * pp * cp}",
-                    loaded.where("parallel"),
-                    f"use a multiple of {tp * pp * cp} GPUs (resources.nodes x resources.gpus_per_node), or less parallelism",
+                    next((args.places[flag] for flag in sizes if args.integer(flag, 1) > 1), None),
+                    f"use a multiple of {tp * pp * cp} GPUs (nodes x gpus_per_node), or less parallelism",
                 )
             ],
             ANSWER_IS_NO,
@@ -95,7 +105,7 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
                     "error",
                     "batch-size",
                     f"global batch {batch} is no multiple of micro batch {micro} x data parallel {dp} = {step}",
-                    loaded.where("batch", "global"),
+                    args.places.get("global_batch_size"),
                     f"use {max(step, batch // step * step)} or {(batch // step + 1) * step}",
                 )
             ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from fp8launch.pack import pack_folder
 from fp8launch.problems import Problem, UserError, error
@@ -13,6 +14,9 @@ from fp8launch.recipe.source import Node, numbers_as_written, parse_yaml, read_y
 from fp8launch.recipe.validate import validate
 
 MAX_GENERATIONS = 20
+
+# What each file came to, with all that it extends.
+Done: TypeAlias = "dict[Path, tuple[Node, list[Path]] | UserError]"
 
 
 @dataclass(frozen=True)
@@ -88,25 +92,33 @@ def merge(base: Node, over: Node) -> Node:
     return Node(merged, over.where)
 
 
-def _with_parents(
-    path: Path, seen: tuple[Path, ...], done: dict[Path, tuple[Node, list[Path]]]
-) -> tuple[Node, list[Path]]:
-    """A file laid on all that it extends, and their files. `seen` are its children, `done` what was loaded before:
-    parents of common parents cost no more than a chain."""
+def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
+    """A file laid on all that it extends, and their files. `seen` are its children, the recipe first."""
     real = path.resolve()
-    if real in done:
-        return done[real]
     if real in seen:
         chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
         raise error("extends-cycle", f"extends itself: {chain}", str(path), "remove one of these `extends`")
-    own = read_yaml(path)
-    if len(seen) >= MAX_GENERATIONS:
+    if len(seen) > MAX_GENERATIONS:
         raise error("extends-too-deep", f"is more than {MAX_GENERATIONS} `extends` away from the recipe", str(path))
+    # A file that is reached on many ways is loaded once, so common parents cost no more than a chain.
+    if real not in done:
+        try:
+            done[real] = _laid_on_parents(path, (*seen, real), done)
+        except UserError as exc:
+            done[real] = exc
+    found = done[real]
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
+    own = read_yaml(path)
     tree, files = Node({}, own.where), dict[Path, None]()
     problems: list[Problem] = []
     for parent in _parents(own):
         try:
-            below, more = _with_parents(_find_parent(parent, path), (*seen, real), done)
+            below, more = _with_parents(_find_parent(parent, path), seen, done)
         except UserError as exc:
             problems += exc.problems
             continue
@@ -114,8 +126,7 @@ def _with_parents(
         files |= dict.fromkeys(more)
     if problems:
         raise UserError(dict.fromkeys(problems))
-    done[real] = merge(tree, own), [*files, path]
-    return done[real]
+    return merge(tree, own), [*files, path]
 
 
 def _parents(own: Node) -> Iterable[Node]:

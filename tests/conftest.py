@@ -1,0 +1,72 @@
+"""What all tests share: golden files with one command to write them again, and a home of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Slurm's and torchrun's variables of a surrounding job would reach what the tests start.
+for name in [n for n in os.environ if n.startswith(("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE"))]:
+    del os.environ[name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files, do not compare with them")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file of that name in the golden folder beside the test."""
+
+    def compare(name: str, text: str) -> None:
+        file = request.path.parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.is_file(), f"no golden file {name}: pytest --update-golden writes it"
+        assert text == file.read_text(encoding="utf-8"), f"{name} differs: look, then pytest --update-golden"
+
+    return compare
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home: no cluster profiles, no known run roots."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "FP8LAUNCH_RUNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], str]:
+    """Writes a file below the test's folder and returns its path."""
+
+    def write_file(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return str(file)
+
+    return write_file
+
+
+@pytest.fixture(scope="session")
+def shellcheck() -> Callable[[str], None]:
+    """Asserts that shellcheck has nothing to say about a script. Skips without shellcheck."""
+    program = shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck is not installed")
+
+    def check(script: str) -> None:
+        done = subprocess.run([program, "--shell=bash", "-"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+    return check
