@@ -57,3 +57,28 @@ CHOICES: Mapping[Path, Mapping[str, Mapping[str, bool | str]]] = {
         "fp32": {"accumulate_allreduce_grads_in_fp32": True},
     },
 }
+
+# What describes the model and nothing else: the flags that a recipe keeps under `model:`.
+MODEL_FLAGS = frozenset(
+    """
+    num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention num_query_groups kv_channels
+    max_position_embeddings position_embedding_type rotary_base rotary_percent rotary_interleaved rotary_scaling_factor
+    rotary_seq_len_interpolation_factor rope_type rope_scaling_factor use_rope_scaling no_rope_freq mrope_section
+    mscale mscale_all_dim yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow
+    yarn_correction_range_round_to_int no_yarn_correction_range_round_to_int
+    normalization norm_epsilon apply_layernorm_1p swiglu quick_geglu squared_relu openai_gelu onnx_safe
+    glu_linear_offset activation_func_clamp_value disable_bias_linear add_qkv_bias qk_layernorm qk_l2_norm
+    untie_embeddings_and_output_weights attention_dropout hidden_dropout init_method_std init_method_xavier_uniform
+    embedding_init_method_std softmax_type window_size window_attn_skip_freq attention_output_gate
+    apply_residual_connection_post_layernorm vocab_size make_vocab_size_divisible_by padded_vocab_size
+    multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+    experimental_attention_variant linear_attention_freq linear_conv_kernel_dim linear_key_head_dim
+    linear_value_head_dim linear_num_key_heads linear_num_value_heads
+    num_experts moe_layer_freq moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_shared_expert_gate
+    moe_router_topk moe_router_num_groups moe_router_group_topk moe_router_score_function moe_router_pre_softmax
+    moe_router_topk_scaling_factor moe_router_enable_expert_bias moe_router_bias_update_rate
+    moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff moe_latent_size
+    mtp_num_layers mtp_loss_scaling_factor
+    hybrid_layer_pattern hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads
+    """.split()  # noqa: SIM905
+)

@@ -1,0 +1,58 @@
+"""Holes: marks inside a word for what only running the script could tell, so that it is told instead of guessed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+# Private-use characters around the hole's number; a script's own are replaced before it is read.
+_MARK = re.compile("\ue000(\\d+)\ue001")
+# What names a secret must never be copied: not its value, and no argument that holds it.
+_SECRET = re.compile(r"(?:^|_)\w*?(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?=_|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Something that only running the script could tell."""
+
+    raw: str
+    line: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.raw} of line {self.line} {self.why}"
+
+
+@dataclass
+class Holes:
+    """The holes of one script; a mark in a word refers to one of them."""
+
+    _all: list[Hole] = field(default_factory=list)
+
+    def mark(self, raw: str, line: int, why: str) -> str:
+        """The mark of a new hole."""
+        self._all.append(Hole(raw if len(raw) <= 60 else f"{raw[:57]}...", line, why))
+        return f"\ue000{len(self._all) - 1}\ue001"
+
+    def of(self, word: str) -> tuple[Hole, ...]:
+        """The holes in a word."""
+        return tuple(self._all[int(number)] for number in _MARK.findall(word))
+
+    def shown(self, word: str) -> str:
+        """The word with what its holes say in the script."""
+        return _MARK.sub(lambda mark: self._all[int(mark[1])].raw, word)
+
+
+def is_known(*words: str) -> bool:
+    """Whether none of these words has a hole."""
+    return not any(map(_MARK.search, words))
+
+
+def without_marks(text: str) -> str:
+    """Text in which no character can be taken for a mark."""
+    return re.sub("[\ue000\ue001\0]", "\ufffd", text)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return _SECRET.search(name) is not None

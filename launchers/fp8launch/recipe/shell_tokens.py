@@ -1,0 +1,86 @@
+"""The pieces that shell text consists of, as `shell_lexer` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`$name` or `${name...}`. `index` is "@" or "*" for a whole array; `fallback` is what follows `rule`."""
+
+    name: str
+    raw: str
+    quoted: bool
+    line: int
+    index: str = ""
+    rule: str = ""
+    fallback: Word | None = None
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`$((...))` with its inner text as a word."""
+
+    inner: Word
+    raw: str
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """What only a shell could tell, such as `$(date)`. `raw` shows at most the first word of a command."""
+
+    raw: str
+    line: int
+    why: str
+
+
+Part: TypeAlias = "Text | Variable | Arithmetic | Opaque"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word as written. `array` holds the elements of `NAME=(...)`, whose `parts` are then `NAME=` alone."""
+
+    parts: tuple[Part, ...]
+    line: int
+    array: tuple[Word, ...] | None = None
+
+    @property
+    def bare(self) -> str | None:
+        """The text of a word without quotes or expansions, the only kind that can be a keyword."""
+        if self.array is None and len(self.parts) == 1 and isinstance(part := self.parts[0], Text) and not part.quoted:
+            return part.text
+        return None
+
+
+@dataclass(frozen=True)
+class Operator:
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """A redirection with its target; a here-document's body is passed over."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The command `((...))`."""
+
+    text: str
+    line: int
+
+
+Token: TypeAlias = "Word | Operator | Redirect | Sum"

@@ -1,0 +1,101 @@
+"""A recipe as YAML that people like to read: sections in their usual order, short ones on one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.source import resolve_plain_scalar
+
+_WIDTH = 110
+# Long by nature, and read line by line.
+_ALWAYS_BLOCK = ("model", "env", "megatron")
+_PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.+@%=-]*(?:[: ][A-Za-z0-9_/.+@%=-]+)*")
+# Words that older YAML readers take for true and false.
+_OLD_WORDS = frozenset(("y", "n", "yes", "no", "on", "off"))
+
+
+def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] | None = None) -> str:
+    """`recipe`, in the recipe format, as YAML text. `comments` go above the section of that name, those of "" first."""
+    notes = dict(comments or {})
+    lines = _comment(notes.pop("", ()))
+    order = [*(name for name in ("extends", *Recipe.model_fields) if name in recipe or name in notes)]
+    order += [name for name in recipe if name not in order]
+    for name in order:
+        lines += _comment(notes.get(name, ()))
+        if name in recipe:
+            lines += _entry(name, recipe[name], 0, flow=name not in _ALWAYS_BLOCK)
+    return "\n".join(lines) + "\n"
+
+
+def _comment(texts: Iterable[str]) -> list[str]:
+    return [f"# {line}".rstrip() for text in texts for line in _visible(text).split("\n")]
+
+
+def _entry(key: str, value: Any, depth: int, flow: bool) -> list[str]:
+    indent = "  " * depth
+    name = _scalar(key)
+    if not isinstance(value, (dict, list)) or not value:
+        return [f"{indent}{name}: {_flow(value)}"]
+    line = f"{indent}{name}: {_flow(value)}"
+    if len(line) <= _WIDTH and (flow or isinstance(value, list)):
+        return [line]
+    if isinstance(value, list):
+        return [f"{indent}{name}:", *(f"{indent}  - {_flow(item)}" for item in value)]
+    return [f"{indent}{name}:", *(line for k, v in value.items() for line in _entry(k, v, depth + 1, True))]
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, int):
+        # Longer ones are text to the reader, as they should be.
+        return str(value)
+    text = str(value)
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _OLD_WORDS and isinstance(resolve_plain_scalar(text), str)
+    return text if plain else _quoted(text)
+
+
+def _float(value: float) -> str:
+    """Plain from 0.001 up to a million, else as 3.0e-4, which every YAML reader takes for a number."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return ".nan" if value != value else ".inf" if value > 0 else '"-inf"'
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return repr(value)
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    text = "".join(map(str, digits)).rstrip("0") or "0"
+    power = int(exponent) + len(digits) - 1
+    return f"{'-' if sign else ''}{text[0]}.{text[1:] or '0'}e{'-' if power < 0 else '+'}{abs(power)}"
+
+
+def _quoted(text: str) -> str:
+    return re.sub(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]", _escape, _json(text))
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escape(char: re.Match[str]) -> str:
+    return f"\\U{ord(char[0]):08x}"
+
+
+def _visible(text: str) -> str:
+    """A comment's text; control characters would end the comment or make the file unreadable."""
+    return re.sub(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]", " ", text)
