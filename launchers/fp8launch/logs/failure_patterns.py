@@ -120,7 +120,7 @@ PATTERNS: tuple[Pattern, ...] = (
         CAUSE,
         "missing-checkpoint",
         "check checkpoint.load",
-        r"exit-on-missing-checkpoint",
+        r"exit-on-missing-checkpoint' set",
         r"FileNotFoundError.*(?:checkpoint|iter_\d+|\.metadata)",
         r"Checkpoint(?:ing)?Exception",
     ),

@@ -17,7 +17,7 @@ _SECOND_HAND = ("ChildFailedError", "KeyboardInterrupt", "ProcessExitedException
 # Lines that report nothing wrong although they hold the words: warnings, notes, source text, the argument dump.
 _HARMLESS = re.compile(
     r"Warning:|\bWARNING\b|INFO:|NCCL INFO|destroy_process_group\(\) was not called|(?i:error_handling)"
-    r"|^\s{1,8}\w+ \.{2,} |number of nan iterations|^\s*(?:export|raise|assert|#|\^)"
+    r"|^\s{1,8}\w+ \.{2,} |number of nan iterations|^\s*(?:export|raise|assert|#|\^|\[--)"
 )
 _CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")
 _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "RuntimeError")

@@ -88,7 +88,7 @@ def select(attempts: Sequence[tuple[ParsedLog, Process]]) -> Selection:
         dropped = {k: v for k, v in dropped.items() if not k.startswith("after ")}
         notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
     if chosen and len(kept) < FEWEST:
-        notes.append(f"only {len(kept)} lines left after warm-up: train longer for a number to rely on")
+        notes.append(f"{len(kept)} lines left after warm-up: train longer for a number to rely on")
     if superseded:
         dropped["repeated by a later attempt"] = sorted(superseded)
     return Selection(chosen, tuple(kept), {k: tuple(v) for k, v in dropped.items()}, tuple(notes))

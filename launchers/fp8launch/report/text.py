@@ -82,7 +82,7 @@ def _facts(report: RunReport) -> list[str]:
         asked = f"{report.fp8['recipe']}, {report.fp8['format']}" if report.fp8["requested"] else "not asked for"
         facts.append(f"FP8: {asked} (by the arguments; `fp8launch verify` looks for proof)")
     run = [
-        f"{report.world_size} ranks" if report.world_size else "",
+        f"world size {report.world_size}" if report.world_size else "",
         f"sequence {report.seq_length}" if report.seq_length else "",
         f"global batch {report.global_batch_size}" if report.global_batch_size else "",
         ", ".join(f"{k} {v}" for k, v in report.versions.items()),

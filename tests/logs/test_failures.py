@@ -1,0 +1,214 @@
+"""The cause of death, among all that a dying job prints."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from fp8launch.logs import read_log
+from fp8launch.logs.failure_patterns import NEEDLES, PATTERNS
+from fp8launch.logs.failures import find_failure
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support_logs import DATA, dump, line
+
+
+def cause(*lines: str) -> str | None:
+    found = find_failure(enumerate(lines))
+    return found.code if found else None
+
+
+# Lines as the programs print them, with the code that each must give.
+LINES = [
+    ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***", "time-limit"),
+    ("slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***", "time-limit"),
+    ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO PREEMPTION ***", "preempted"),
+    ("slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node-failure"),
+    ("srun: error: Node failure on n3", "node-failure"),
+    ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 ***", "cancelled"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.", "host-out-of-memory"),
+    ("srun: error: n1: task 3: Out Of Memory", "host-out-of-memory"),
+    ("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB", "out-of-memory"),
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "out-of-memory"),
+    ("[rank3]: RuntimeError: CUDA error: out of memory", "out-of-memory"),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out-of-memory"),
+    ("[rank0]: AssertionError: Device compute capability 8.9 or higher required for FP8 execution.", "unsupported-hardware"),
+    ("AssertionError: Device compute capability 10.0 or higher required for MXFP8 execution.", "unsupported-hardware"),
+    ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "unsupported-hardware"),
+    ("RuntimeError: No CUDA GPUs are available", "unsupported-hardware"),
+    ("RuntimeError: Rank 0, node n1, device 0, iteration 5: Unexpected result nan (message='loss is NaN')", "nan"),
+    ("AssertionError: Rank 0: found NaN in local forward loss calculation. Device: 0, node: n1", "nan"),
+    ("ModuleNotFoundError: No module named 'transformer_engine'", "missing-module"),
+    ("pretrain_gpt.py: error: unrecognized arguments: --foo", "bad-arguments"),
+    ("pretrain_gpt.py: error: argument --fp8-format: invalid choice: 'e5m2' (choose from 'e4m3', 'hybrid')", "bad-arguments"),
+    ("OSError: [Errno 28] No space left on device", "disk-full"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/data/c4_text_document.idx'", "missing-data"),
+    ("torch.distributed.DistNetworkError: The server socket has failed to listen ... (errno: 98 - Address already in use).", "port-in-use"),
+    ("pyxis: [ERROR] couldn't start container", "container"),
+    ("bash: torchrun: command not found", "command-not-found"),
+    ("torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94", "nccl"),
+    ("[rank1]:[E1120 09:41:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "nccl"),
+    ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1234", "network"),
+    ("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (n1, 29500).", "network"),
+    ("srun: error: n1: task 0: Segmentation fault (core dumped)", "segfault"),
+    ("E1120 09:00:00 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 12)", "killed"),
+    ("srun: error: n1: task 2: Killed", "killed"),
+    ("srun: error: n1: task 0: Exited with exit code 1", "crash"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "code"), LINES, ids=[f"{c}-{i}" for i, (_, c) in enumerate(LINES)])
+def test_each_line_by_itself(text: str, code: str) -> None:
+    assert cause(text) == code
+    assert cause("3: " + text) == code
+
+
+@pytest.mark.parametrize(("text", "code"), LINES, ids=[f"{c}-{i}" for i, (_, c) in enumerate(LINES)])
+def test_the_quick_search_lets_each_line_through(text: str, code: str) -> None:
+    assert any(needle in text.encode() for needle in NEEDLES)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_whatever_matches_a_pattern_is_found_by_the_quick_search(data: st.DataObject) -> None:
+    """The fixed texts are only a shortcut: they may not hide a line that a pattern knows."""
+    pattern = data.draw(st.sampled_from(PATTERNS))
+    alternative = data.draw(st.sampled_from(_alternatives(pattern.expression.pattern)))
+    text = data.draw(st.from_regex(re.compile(alternative, re.ASCII)))
+    assert any(needle in text.encode("utf-8", "replace") for needle in NEEDLES), (alternative, text)
+
+
+def _alternatives(pattern: str) -> list[str]:
+    parts, depth, start, escaped, in_class = [], 0, 0, False, False
+    for i, c in enumerate(pattern):
+        if escaped:
+            escaped = False
+        elif c == "\\":
+            escaped = True
+        elif in_class:
+            in_class = c != "]"
+        elif c == "[":
+            in_class = True
+        elif c in "()":
+            depth += 1 if c == "(" else -1
+        elif c == "|" and depth == 0:
+            parts.append(pattern[start:i])
+            start = i + 1
+    return [*parts, pattern[start:]]
+
+
+CASCADE = [
+    "[rank1]:[E1120 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "srun: error: n1: task 0: Exited with exit code 1",
+    "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T10:00:00 ***",
+]
+OOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_the_cause_is_named_and_not_what_followed() -> None:
+    assert cause(OOM, *CASCADE) == "out-of-memory"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([OOM, *CASCADE[:3]])))
+def test_order_of_arrival_does_not_hide_the_cause(order: tuple[str, ...]) -> None:
+    assert cause(*order) == "out-of-memory"
+
+
+def test_a_time_limit_is_not_blamed_on_the_ranks_that_it_stops() -> None:
+    limit = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***"
+    assert cause(limit, "Traceback (most recent call last):", "KeyboardInterrupt", *CASCADE) == "time-limit"
+
+
+def test_a_memory_error_that_hung_the_job_until_its_limit_is_the_cause() -> None:
+    assert cause(OOM, "slurmstepd: error: *** JOB 1 ON n CANCELLED AT x DUE TO TIME LIMIT ***") == "out-of-memory"
+
+
+def test_an_assertion_without_text_is_told_by_its_place() -> None:
+    found = find_failure(
+        enumerate(
+            [
+                "[rank0]: Traceback (most recent call last):",
+                '[rank0]:   File "/site/megatron/training/arguments.py", line 700, in validate_args',
+                "[rank0]:     assert args.tp == 1",
+                "[rank0]: AssertionError",
+            ]
+        )
+    )
+    assert found is not None
+    assert found.code == "bad-arguments"
+    assert "validate_args" in found.message
+
+
+def test_interleaved_tracebacks_are_kept_apart() -> None:
+    found = find_failure(
+        enumerate(
+            [
+                "0: Traceback (most recent call last):",
+                "1: Traceback (most recent call last):",
+                '0:   File "/site/megatron/training/arguments.py", line 7, in validate_args',
+                '1:   File "/site/torch/x.py", line 7, in wait',
+                "1: RuntimeError: [gloo/pair.cc:1] Connection closed by peer",
+                "0: AssertionError: tensor parallel size is wrong",
+            ]
+        )
+    )
+    assert found is not None
+    assert (found.code, found.offset) == ("bad-arguments", 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/site/torch/x.py:83: UserWarning: barrier(): CUDA out of memory is likely",
+        "WARNING: Setting args.overlap_p2p_comm to False since FP8 requires a GPU",
+        "[rank2]:[W1120 ProcessGroupNCCL.cpp:1575] Warning: WARNING: destroy_process_group() was not called before exit",
+        "node1:1:1 [0] NCCL INFO Using network Socket error",
+        "  check_for_nan_in_loss_and_grad .................. True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+        "training ...",
+        "                   [--exit-on-missing-checkpoint]",
+    ],
+)
+def test_what_only_sounds_bad_is_no_failure(text: str) -> None:
+    assert cause(text) is None
+
+
+@pytest.mark.parametrize("name", [p.name for p in sorted(DATA.glob("llama8b*.log")) + sorted(DATA.glob("tiny*rank*.log"))])
+def test_real_logs_that_ended_well_show_no_failure(name: str) -> None:
+    assert all(p.ending.failure is None for p in read_log(DATA / name).processes)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("tiny_cpu_0.19_bad_argument.log", "bad-arguments", "--frobnicate"),
+        ("tiny_cpu_0.19_exception.log", "exception", "invalid for input of size"),
+        ("tiny_cpu_0.19_nan.log", "nan", "found NaN in local grad norm"),
+    ],
+)
+def test_real_logs_of_failed_runs(name: str, code: str, text: str) -> None:
+    path = DATA / name
+    failure = read_log(path).processes[-1].ending.failure
+    assert failure is not None
+    assert failure.code == code
+    assert text in failure.message
+    assert text in path.read_text().split("\n")[failure.line - 1]
+
+
+def test_trouble_that_training_outlived_is_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    early = [dump(a=1), line(1), "Traceback (most recent call last):", "ValueError: one sample was odd"]
+    path.write_text("\n".join([*early, *(line(i) for i in range(2, 9))]) + "\n")
+    assert read_log(path).processes[0].ending.failure is None
+
+
+def test_slurms_announcement_counts_although_iterations_follow(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    limit = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***"
+    path.write_text("\n".join([line(1), line(2), limit, *(line(i) for i in range(3, 12))]) + "\n")
+    failure = read_log(path).processes[0].ending.failure
+    assert failure is not None
+    assert (failure.code, failure.line) == ("time-limit", 3)

@@ -1,0 +1,194 @@
+"""One line at a time: versions, forks, prefixes, cuts."""
+
+from __future__ import annotations
+
+import pytest
+from fp8launch.logs.lines import (
+    argument_value,
+    parse_argument,
+    parse_checkpoint_save,
+    parse_iterations,
+    parse_memory,
+    parse_step_time,
+    parse_validation,
+    split_prefix,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from support_logs import line
+
+# As printed by the versions and forks named; numbers are made up.
+DIALECTS = {
+    "megatron 0.12": (
+        " [2025-03-02 10:11:12] iteration      100/    1000 | consumed samples:         3200 | elapsed time per iteration"
+        " (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 345.6 | learning rate: 1.0E-04 | global batch size:    32 |"
+        " lm loss: 5.0E+00 | loss scale: 1.0 | grad norm: 0.500 | num zeros: 12 | number of skipped iterations:   0 |"
+        " number of nan iterations:   0 |"
+    ),
+    "no time stamp": (
+        " iteration      100/    1000 | consumed samples: 3200 | elapsed time per iteration (ms): 1234.5 | throughput per"
+        " GPU (TFLOP/s/GPU): 345.6 | global batch size: 32 | lm loss: 5.0E+00 | number of skipped iterations: 0 |"
+    ),
+    "primus": (
+        "[20251023 12:39:12][rank-63/64][INFO ] [--------trainer.py:2382] :  iteration      100/   1000 | consumed"
+        " samples: 3200 | elapsed time per iteration (ms): 1234.5/1300.1 | hip mem usage/free/total/usage_ratio:"
+        " 253.38GB/2.60GB/255.98GB/98.98% | throughput per GPU (TFLOP/s/GPU): 345.6/340.0 | tokens per GPU"
+        " (tokens/s/GPU): 246.7/238.1 | global batch size:    32 | lm loss: 5.0E+00 |"
+    ),
+    "primus, newer": (
+        " iteration 100/1000 | elapsed time per iteration (ms): 1,234.5/1,300.1 | compute per GPU (TFLOP/s/GPU): 345.6"
+        " (avg 340.0) | tokens/s/GPU inst/harmonic mean: 246.7/238.1 | global batch size: 32 | lm loss: 5.0E+00 |"
+    ),
+    "other order, other company": (
+        " iteration 100/1000 | lm loss: 5.0E+00 | shoe size: 43 | load_balancing_loss: 1.0 | global batch size: 32 |"
+        " throughput per GPU (TFLOP/s/GPU): 345.6 | elapsed time per iteration (ms): 1234.5 |"
+    ),
+    "bridge": (
+        "run/0  [2025-12-22 15:18:33] iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | 345.6"
+        " MODEL_TFLOP/s/GPU | global batch size: 32 | lm loss: 5.0E+00 |"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+def test_every_dialect_gives_the_same_numbers(text: str) -> None:
+    (found,) = parse_iterations(text)
+    assert (found.number, found.planned) == (100, 1000)
+    assert found.step_time_ms == 1234.5
+    assert found.values["tflops_per_gpu"] == 345.6
+    assert found.values["global_batch_size"] == 32
+    assert found.loss == 5.0
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("tokens/sec/gpu: 246.7", 246.7),
+        ("Tokens per second per GPU (Tok/s/GPU): 246.7", 246.7),
+        ("tokens per GPU (tokens/s/GPU): 246.7/238.1", 246.7),
+        ("tokens/s/GPU inst/harmonic mean: 246.7/238.1", 246.7),
+    ],
+)
+def test_forks_tokens_per_second(label: str, value: float) -> None:
+    (found,) = parse_iterations(f" iteration 1/2 | elapsed time per iteration (ms): 1.0 | {label} |")
+    assert found.values["tokens_per_s_per_gpu"] == value
+
+
+def test_mtp_and_moe_losses_keep_their_names_and_lm_loss_is_the_loss() -> None:
+    (found,) = parse_iterations(
+        " iteration 1/2 | elapsed time per iteration (ms): 1.0 | mtp_1 loss: 9.0E+00 | lm loss: 2.0E+00 | z_loss: 0.5 |"
+    )
+    assert found.losses == {"mtp_1 loss": 9.0, "lm loss": 2.0, "z_loss": 0.5}
+    assert found.loss == 2.0
+
+
+def test_a_nan_loss_that_megatron_leaves_out_is_none() -> None:
+    (found,) = parse_iterations(line(7, loss=None, nan=1))
+    assert found.loss is None
+    assert found.values["nan_iterations"] == 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [("7: ", 7), ("[default7]:", 7), ("[rank7]:", 7), ("  12: ", 12), ("3: [default1]:", 1), ("", None)],
+)
+def test_launchers_prefixes_change_nothing_but_the_rank(prefix: str, rank: int | None) -> None:
+    (plain,) = parse_iterations(line(3))
+    (found,) = parse_iterations(prefix + line(3))
+    assert found.values == plain.values
+    assert found.rank == rank
+
+
+@given(st.sampled_from(["", "\x1b[32m", "\x1b[1;31m"]), st.integers(0, 400))
+def test_colours_change_nothing(colour: str, at: int) -> None:
+    text = line(3)
+    at = min(at, len(text))
+    assert parse_iterations(text[:at] + colour + text[at:]) == parse_iterations(text)
+
+
+def test_a_progress_bar_before_the_line_is_passed_over() -> None:
+    bar = " 50%|#####     | 5/10 [00:01<00:01]\r"
+    assert parse_iterations(bar + line(3)) == parse_iterations(line(3))
+
+
+def test_two_records_in_one_line_are_two() -> None:
+    both = parse_iterations(line(3, ms=30.0) + line(4, ms=40.0))
+    assert [(r.number, r.step_time_ms) for r in both] == [(3, 30.0), (4, 40.0)]
+
+
+@given(st.integers(0, 500))
+def test_a_cut_line_never_gives_a_wrong_number(cut: int) -> None:
+    """What is left of a line says the same as the whole line, or nothing."""
+    (whole,) = parse_iterations(line(3, ms=4317.8, loss=12.13451))
+    for found in parse_iterations(line(3, ms=4317.8, loss=12.13451)[:cut]):
+        assert (found.number, found.planned) == (whole.number, whole.planned)
+        assert found.values.items() <= whole.values.items()
+
+
+@given(st.text())
+def test_no_text_raises(text: str) -> None:
+    for parse in (
+        parse_iterations, parse_memory, parse_validation, parse_checkpoint_save, parse_step_time, parse_argument,
+        argument_value, split_prefix,
+    ):  # fmt: skip
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.5 | reserved: 3.0",
+        " 4: [Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.5 | total device memory used: 9 |",
+    ],
+)
+def test_memory(text: str) -> None:
+    found = parse_memory(text)
+    assert found is not None
+    assert (found.rank, found.iteration, found.values["max allocated"]) == (0, 2, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "iteration", "name"),
+    [
+        (" validation loss at iteration 10 | lm loss value: 1.5E+00 | lm loss PPL: 4.4E+00 | ", 10, ""),
+        (" validation loss at iteration 10 on test set | lm loss value: 1.5E+00 | lm loss PPL: 4.4E+00 | ", 10, "on test set"),
+        (" validation-code loss at iteration 10 on validation set | lm loss value: 1.5E+00 |", 10, "code on validation set"),
+    ],
+)
+def test_validation(text: str, iteration: int, name: str) -> None:
+    found = parse_validation(text)
+    assert found is not None
+    assert (found.iteration, found.losses["lm loss"]) == (iteration, 1.5)
+    assert found.name.split() == name.split()
+
+
+def test_bridge_step_time() -> None:
+    found = parse_step_time("run/0 Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU")
+    assert found is not None
+    assert (found.seconds, found.tflops_per_gpu) == (9.09, 663.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("  fp8 ............................................. hybrid", ("fp8", "hybrid")),
+        ("  inference_dynamic_batching_unified_memory_level . 0", ("inference_dynamic_batching_unified_memory_level", "0")),
+        ("  an_argument_whose_name_is_longer_than_48_characters_  True", ("an_argument_whose_name_is_longer_than_48_characters_", "True")),
+        ("  blend ........................................... ['a b', 'c']", ("blend", "['a b', 'c']")),
+    ],
+)  # fmt: skip
+def test_argument(text: str, pair: tuple[str, str]) -> None:
+    assert parse_argument(text) == pair
+
+
+@pytest.mark.parametrize("text", ["training ...", "INFO: something ... done", "", "----------------"])
+def test_prose_is_no_argument(text: str) -> None:
+    assert parse_argument(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("None", None), ("True", True), ("3e-05", 3e-05), ("[0, 1]", [0, 1]), ("AttnBackend.fused", "AttnBackend.fused")],
+)
+def test_argument_value(text: str, value: object) -> None:
+    assert argument_value(text) == value
