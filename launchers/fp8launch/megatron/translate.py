@@ -106,7 +106,7 @@ def layout(args: MegatronArgs, loaded: LoadedRecipe) -> Layout:
                     "batch-size",
                     f"global batch {batch} is no multiple of micro batch {micro} x data parallel {dp} = {step}",
                     args.places.get("global_batch_size"),
-                    f"use {max(step, batch // step * step)} or {(batch // step + 1) * step}",
+                    f"use {f'{batch // step * step} or ' if batch > step else ''}{(batch // step + 1) * step}",
                 )
             ],
             ANSWER_IS_NO,

@@ -19,6 +19,7 @@ from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import local_path
 from fp8launch.job.job import Job
 from fp8launch.job.plan import plan, probe_runtime
+from fp8launch.megatron.schema import normalize
 from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
@@ -49,16 +50,20 @@ def _for_nodes(loaded: LoadedRecipe, nodes: int) -> list[str]:
     """Overrides that put a recipe on `nodes` nodes; in weak scaling the global batch grows with them."""
     recipe = loaded.recipe
     changes = [f"resources.nodes={nodes}"]
-    batch, own = recipe.batch.global_, recipe.resources.nodes
-    if batch is not None and recipe.batch.scaling == "weak":
+    own = recipe.resources.nodes
+    batches = [(("batch", "global"), recipe.batch.global_)]
+    batches += [(("megatron", flag), v) for flag, v in recipe.megatron.items() if normalize(flag) == "global_batch_size"]
+    for path, batch in batches:
+        if not isinstance(batch, int) or recipe.batch.scaling != "weak":
+            continue
         if batch * nodes % own:
             raise error(
                 "batch-size",
                 f"global batch {batch} on {own} nodes does not scale to a whole number on {nodes}",
-                loaded.where("batch", "global"),
+                loaded.where(*path),
                 "set batch.global, or batch.scaling: strong",
             )
-        changes.append(f"batch.global={batch * nodes // own}")
+        changes.append(f"{'.'.join(path)}={batch * nodes // own}")
     return changes
 
 
