@@ -23,7 +23,7 @@ Setting = tuple[str, FlagValue, Where]
 
 @dataclass(frozen=True)
 class MegatronArgs:
-    """The flags of a run. `values` is keyed by canonical flag name, in the order of `argv`; `places` says who set it."""
+    """The flags of a run. `values` is keyed by canonical name, in the order of `argv`; `places` says who set each."""
 
     version: str
     values: Mapping[str, FlagValue]
@@ -169,7 +169,7 @@ def _precision(precision: Precision) -> Iterator[Setting]:
         here = ("precision", "param_gather")
         yield ("fp4_param_gather" if precision.recipe == "nvfp4" else "fp8_param_gather"), True, here
         if precision.recipe == "mxfp8":
-            # Without it Megatron only warns, and then fails when it wraps the model (replace_raw_data of an MXFP8Tensor).
+            # Without it Megatron only warns, then fails when it wraps the model (replace_raw_data of an MXFP8Tensor).
             yield "reuse_grad_buf_for_mxfp8_param_ag", True, here
     if precision.bf16_layers is not None:
         here = ("precision", "bf16_layers")

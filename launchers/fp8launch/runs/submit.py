@@ -23,6 +23,7 @@ from fp8launch.megatron.schema import normalize
 from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
+from fp8launch.recipe.schema import FlagValue
 from fp8launch.runs.folder import RunFolder, create_run_folder
 from fp8launch.runs.provenance import checkout_of, image_record, versions
 from fp8launch.runs.store import default_root, remember_root
@@ -51,9 +52,11 @@ def _for_nodes(loaded: LoadedRecipe, nodes: int) -> list[str]:
     recipe = loaded.recipe
     changes = [f"resources.nodes={nodes}"]
     own = recipe.resources.nodes
-    batches = [(("batch", "global"), recipe.batch.global_)]
-    batches += [(("megatron", flag), v) for flag, v in recipe.megatron.items() if normalize(flag) == "global_batch_size"]
-    for path, batch in batches:
+    batches: dict[tuple[str, str], FlagValue] = {("batch", "global"): recipe.batch.global_}
+    for flag, value in recipe.megatron.items():
+        if normalize(flag) == "global_batch_size":
+            batches["megatron", flag] = value
+    for path, batch in batches.items():
         if not isinstance(batch, int) or recipe.batch.scaling != "weak":
             continue
         if batch * nodes % own:
