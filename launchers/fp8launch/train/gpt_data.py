@@ -120,7 +120,10 @@ def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tu
     builder = BlendedMegatronDatasetBuilder(
         kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
     )
-    train, valid, test = builder.build()
+    # Without evaluation (--eval-iters 0) Megatron would stop over a data loader for no samples, unless there is none.
+    train, valid, test = (
+        None if count == 0 else built for count, built in zip(sample_counts, builder.build(), strict=True)
+    )
     return train, valid, test
 
 

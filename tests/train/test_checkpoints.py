@@ -1,0 +1,111 @@
+"""Save, resume, and end in good order: on a signal, on NaN, with the script's own exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from train_jobs import MOCK, Run, finish, start, torchrun, worker
+
+pytestmark = pytest.mark.train
+
+LONG = [*MOCK, "--train-iters", "5000", "--lr-decay-iters", "5000", "--exit-signal-handler"]
+
+
+def resumes(run: Run, alone: Run) -> None:
+    """Iterations 8 to 10 as without the interruption.
+
+    Megatron's second printed line after a start averages the first one in, so 9 cannot be compared directly.
+    """
+    run.succeeded()
+    assert list(run.losses) == [8, 9, 10]
+    for iteration in (8, 10):
+        assert run.losses[iteration] == pytest.approx(alone.losses[iteration], rel=1e-6)
+
+
+def test_resume_repeats_the_uninterrupted_run(alone: Run, saved: Path) -> None:
+    resumes(worker([*MOCK, "--load", str(saved), "--ckpt-step", "7"]), alone)
+
+
+@pytest.mark.slow
+def test_resume_with_the_distributed_optimizer(alone: Run, tmp_path: Path) -> None:
+    sharded = [*MOCK, "--use-distributed-optimizer"]
+    keep = ["--save", str(tmp_path), "--save-interval", "7"]
+    torchrun(2, [*sharded, *keep, "--exit-interval", "7"]).succeeded()
+    resumes(torchrun(2, [*sharded, "--load", str(tmp_path)]), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", [[], ["--async-strategy", "mcore", "--use-persistent-ckpt-worker"]])
+def test_asynchronous_checkpoints(megatron: None, tmp_path: Path, writer: list[str]) -> None:
+    """The persistent writer is a process started afresh, which has CPU mode only through its own start-up."""
+    worker([*MOCK, "--async-save", *writer, "--save", str(tmp_path), "--save-interval", "5"]).succeeded()
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
+
+
+def stop_after_iteration(process: subprocess.Popen[str], iteration: int, number: signal.Signals) -> Run:
+    """Let it train until that iteration is printed, send the signal, wait for its end."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if f"iteration {iteration:8d}/" in line:
+            os.kill(process.pid, number)
+            break
+    run = finish([process])
+    return Run(run.codes, "".join(lines) + run.output)
+
+
+def test_a_signal_saves_and_ends_well(megatron: None, tmp_path: Path) -> None:
+    argv = [*LONG, "--save", str(tmp_path), "--save-interval", "100000"]
+    run = stop_after_iteration(start("worker.py", ["--", *argv]), 3, signal.SIGTERM).succeeded()
+    last = max(run.losses)
+    assert 3 <= last < 1000
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    assert "exiting program after receiving SIGTERM" in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_node_reaches_all_its_processes(megatron: None, tmp_path: Path, number: signal.Signals) -> None:
+    argv = [*LONG, "--save", str(tmp_path), "--save-interval", "100000"]
+    if number != signal.SIGTERM:
+        argv += ["--exit-signal", number.name]
+    process = start("node.py", ["--nproc-per-node", "2", "--", *argv])
+    run = stop_after_iteration(process, 3, number).succeeded()
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == str(max(run.losses))
+
+
+@pytest.mark.slow
+def test_without_a_handler_a_signal_ends_the_job_as_a_shell_would_say(megatron: None) -> None:
+    argv = [word for word in LONG if word != "--exit-signal-handler"]
+    run = stop_after_iteration(start("node.py", ["--nproc-per-node", "2", "--", *argv]), 3, signal.SIGTERM)
+    assert run.codes == [128 + signal.SIGTERM]
+
+
+@pytest.mark.slow
+def test_nan_keeps_megatrons_exit_code_through_torchrun(megatron: None, tmp_path: Path) -> None:
+    wild = ["--lr", "1e30", "--min-lr", "1e30", "--save", str(tmp_path), "--save-interval", "1000"]
+    run = torchrun(2, [*MOCK, *wild])
+    assert run.codes == [16], run.output[-3000:]
+
+
+def test_a_named_script_runs_prepared(megatron: None, tmp_path: Path) -> None:
+    """As __main__, with its own arguments, its own folder first on the path, CPU mode on, and its own exit code."""
+    (tmp_path / "beside.py").write_text("number = 7\n")
+    script = tmp_path / "my_pretrain.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from beside import number\n"
+        "from megatron.core.datasets.utils import compile_helpers\n"
+        "compile_helpers()\n"
+        "assert __name__ == '__main__' and torch.empty(1, device='cuda').device.type == 'cpu'\n"
+        "print('ARGUMENTS', sys.argv)\n"
+        "sys.exit(number)\n"
+    )
+    run = worker(MOCK, own=("--script", str(script)))
+    assert run.codes == [7], run.output
+    assert f"ARGUMENTS {[str(script), *MOCK]}" in run.output

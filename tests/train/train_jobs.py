@@ -1,0 +1,123 @@
+"""Runs of the in-job part as the real processes that a job starts, training a tiny Llama on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ROOT / "launchers" / "fp8launch" / "train"
+OLDER = ROOT / ".cache" / "megatron"
+
+TINY = shlex.split("""
+    --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention
+    --num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --position-embedding-type rope --swiglu
+    --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights
+    --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 10
+    --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 2 --clip-grad 1.0 --bf16
+    --tokenizer-type NullTokenizer --vocab-size 255 --split 99,1,0 --num-workers 0
+    --log-interval 1 --eval-iters 0 --eval-interval 1000 --log-throughput
+    --transformer-impl local --use-cpu-initialization --distributed-backend gloo --no-rope-fusion
+    --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm
+""")
+MOCK = [*TINY, "--mock-data"]
+ITERATION = re.compile(r"iteration +(\d+)/ +\d+ .*?\| lm loss: (\S+) \|")
+TIMEOUT = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one job left: the exit code and the output of each process that was started."""
+
+    codes: list[int]
+    output: str
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Loss by iteration, as Megatron printed it."""
+        return {int(number): float(loss) for number, loss in ITERATION.findall(self.output)}
+
+    def succeeded(self) -> Run:
+        assert set(self.codes) == {0}, f"exit codes {self.codes}:\n{self.output[-4000:]}"
+        return self
+
+
+def job_environment(**extra: str) -> dict[str, str]:
+    """What a job's process inherits: nothing of a job, a torchrun or a GPU that the tests themselves may run under."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "MASTER_", "TORCHELASTIC_", "OMP_", "CUDA_"))
+        and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHONPATH")
+    }
+    return {**kept, "FP8LAUNCH_DEVICE": "cpu", **extra}
+
+
+def start(script: str, arguments: list[str], python: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *python, str(CODE / script), *arguments],
+        env=job_environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> Run:
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return Run([process.returncode for process in processes], "\n".join(outputs))
+
+
+def worker(argv: list[str], own: tuple[str, ...] = (), python: tuple[str, ...] = (), **env: str) -> Run:
+    """One process alone."""
+    return finish([start("worker.py", [*own, "--", *argv], python, **env)])
+
+
+def torchrun(processes: int, argv: list[str], **env: str) -> Run:
+    """One node's processes under torchrun."""
+    return finish([start("node.py", ["--nproc-per-node", str(processes), "--", *argv], **env)])
+
+
+def srun(processes: int, argv: list[str], **env: str) -> Run:
+    """The processes that `srun --ntasks-per-node=N` would start on one node, with its variables."""
+    port = str(module("ranks").free_port())
+    return finish(
+        [
+            start(
+                "worker.py",
+                ["--", *argv],
+                **env,
+                SLURM_PROCID=str(task),
+                SLURM_LOCALID=str(task),
+                SLURM_NTASKS=str(processes),
+                SLURM_NTASKS_PER_NODE=str(processes),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            )
+            for task in range(processes)
+        ]
+    )
+
+
+def module(name: str) -> ModuleType:
+    """A file of the in-job part, imported as a job would find it, without leaving its folder on the path."""
+    sys.path.insert(0, str(CODE))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(CODE))
+
+
+def from_weights(folder: Path) -> list[str]:
+    return ["--load", str(folder), "--finetune"]
