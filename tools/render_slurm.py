@@ -1,0 +1,47 @@
+"""Write `slurm/*.sbatch`, one portable script for each recipe at the top of the pack: `python tools/render_slurm.py`.
+
+With `--check`, say which of them are stale and exit with 1 instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fp8launch.job.cluster import Cluster
+from fp8launch.job.plan import plan
+from fp8launch.job.script import batch_script
+from fp8launch.runs.submit import prepare
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def scripts() -> dict[Path, str]:
+    """Every script that belongs in `slurm/`, with its text."""
+    found = {}
+    for recipe in sorted((ROOT / "recipes").glob("*.yaml")):
+        prepared = prepare(str(recipe))
+        job = plan(prepared.loaded, prepared.args, Cluster(), None, runtime="pyxis", check_paths=False)
+        found[ROOT / "slurm" / f"{recipe.stem}.sbatch"] = batch_script(job)
+    return found
+
+
+def main() -> int:
+    wanted = scripts()
+    present = set((ROOT / "slurm").glob("*.sbatch"))
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    left = sorted(present - set(wanted))
+    if "--check" in sys.argv[1:]:
+        for path in [*stale, *left]:
+            print(f"stale: {path.relative_to(ROOT)}; run python tools/render_slurm.py", file=sys.stderr)
+        return 1 if stale or left else 0
+    for path, text in wanted.items():
+        path.write_text(text)
+        path.chmod(0o755)
+    for path in left:
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
