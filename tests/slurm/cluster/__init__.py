@@ -6,6 +6,7 @@ MariaDB is read or written. By hand: ``python -m tests.slurm.cluster up`` from t
 
 from .cluster import Cluster, why_not
 from .config import Settings
-from .packages import ClusterError
+from .image import Image
+from .packages import ClusterError, InstallError
 
-__all__ = ["Cluster", "ClusterError", "Settings", "why_not"]
+__all__ = ["Cluster", "ClusterError", "Image", "InstallError", "Settings", "why_not"]

@@ -20,13 +20,13 @@ def main() -> int:
     up = verbs.add_parser("up", help="start a cluster; it stays until `down`")
     up.add_argument("--nodes", type=int, default=Settings.nodes)
     up.add_argument("--gpus", type=int, default=Settings.gpus, help="per node")
+    up.add_argument("--shared", action="store_true", help="nodes without names and addresses of their own")
     up.add_argument("--no-accounting", action="store_true", help="no slurmdbd: sacct does not work, starts at once")
     up.add_argument("--with-pyxis", metavar="PLUGSTACK", help="a plugstack.conf, for pyxis or any SPANK plugin")
     verbs.add_parser("down", help="stop it and remove its folder")
     verbs.add_parser("status", help="nodes and jobs")
     for verb, text in (("kill", "cut the power of node N"), ("start", "boot node N again")):
         verbs.add_parser(verb, help=text).add_argument("node", type=int, metavar="N")
-    verbs.add_parser("guard")  # takes the cluster down when stdin closes: see Cluster._guard
     # --root is welcome after the verb too
     arguments, rest = parser.parse_known_args()
     late = argparse.ArgumentParser(prog=parser.prog, add_help=False)
@@ -42,7 +42,11 @@ def main() -> int:
 def _do(arguments: argparse.Namespace) -> int:
     if arguments.verb == "up":
         settings = Settings(
-            arguments.nodes, arguments.gpus, accounting=not arguments.no_accounting, plugstack=arguments.with_pyxis
+            arguments.nodes,
+            arguments.gpus,
+            accounting=not arguments.no_accounting,
+            plugstack=arguments.with_pyxis,
+            shared=arguments.shared,
         )
         began = time.monotonic()
         cluster = Cluster.up(settings, arguments.root, stay=True)
@@ -51,12 +55,8 @@ def _do(arguments: argparse.Namespace) -> int:
         say(f"{settings.nodes} nodes ({own}) idle after {time.monotonic() - began:.1f} s in {site.root}")
         print(f"export SLURM_CONF={site.slurm_conf}")
         return 0
-    if arguments.verb == "guard":
-        sys.stdin.read()
-        if not (arguments.root / "cluster.json").exists():
-            return 0  # taken down in order
     cluster = Cluster.at(arguments.root)
-    if arguments.verb in ("down", "guard"):
+    if arguments.verb == "down":
         cluster.down()
     elif arguments.verb == "status":
         for command in (("sinfo", "-N", "-p", "main", "-o", "%N %T %c %G"), ("squeue",)):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 from . import config, nodes, packages
 from .config import Settings, Site
 from .packages import ClusterError, say
-from .processes import MARK, Process, belonging_to, children, spawn, until
+from .processes import Process, kill, spawn, until, writing_to
 
 PREFIX = "fp8slurm-"
 # What a Slurm job around the tests, or a user's habits, would push into every command.
-FOREIGN = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SACCT", "SINFO_", "PMI", MARK)
+FOREIGN = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SACCT", "SINFO_", "PMI")
 
 
 def why_not(settings: Settings | None = None) -> str | None:
@@ -34,8 +38,7 @@ class Cluster:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._popen: list[subprocess.Popen[bytes]] = []  # kept so that what we started can be reaped
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[bytes]] = []  # by this object; ours to reap
 
     @classmethod
     def up(cls, settings: Settings | None = None, root: Path | None = None, stay: bool = False) -> Cluster:
@@ -51,8 +54,8 @@ class Cluster:
         settings = settings or Settings()
         if reason := why_not(settings):
             raise ClusterError(reason)
-        if not 1 <= settings.nodes <= config.MAX_NODES:
-            raise ClusterError(f"nodes must be 1 to {config.MAX_NODES}, not {settings.nodes}")
+        if problem := settings.problem or _unusable(root):
+            raise ClusterError(problem)
         if needs := packages.missing(settings.accounting):
             packages.install(needs)
         _reclaim(root)
@@ -71,6 +74,8 @@ class Cluster:
             return cls(Site.load(root))
         except FileNotFoundError:
             raise ClusterError(f"there is no cluster in {root}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise ClusterError(f"{root}/cluster.json was written by another version of these tests: {error}") from None
 
     def __enter__(self) -> Cluster:
         return self
@@ -169,22 +174,51 @@ class Cluster:
         answers = lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False).returncode == 0  # noqa: E731
         self._expect(answers, 15, "slurmdbd to answer", "slurmdbd")
 
+    def settle(self) -> None:
+        """Waits until slurmctld has written what it knows to disk, which it does up to 5 s after a change.
+
+        kill -9 before that is another drill: the controller comes back with what it knew then, has lost a job that was
+        just submitted, gives its number to the next, or starts a running job again and drains its node.
+        """
+        state, now = self.root / "state" / "job_state", time.time()
+        until(lambda: state.exists() and state.stat().st_mtime > now, 6, every=0.1)
+
+    def heal(self) -> None:
+        """Makes it whole and empty again: the dead are started, jobs cancelled, drained nodes resumed, all idle."""
+        dead = [name for name in [*self._daemons(), *self.site.node_names] if not self._alive(name)]
+        if "slurmdbd" in dead:
+            self.start_dbd()
+        if "slurmctld" in dead:
+            self.start_controller()
+        for node, name in enumerate(self.site.node_names, 1):
+            if name in dead:
+                self._start_node(node)
+        self.run("scancel", "-u", self.site.user)
+        if not until(self._all_idle, 3, every=0.1):
+            names = ",".join(self.site.node_names)
+            self.run("scontrol", "update", f"NodeName={names}", "State=RESUME", check=False)  # refused where not needed
+            self._expect(self._all_idle, 60, "all nodes to be idle", "slurmctld", *self.site.node_names)
+
+    def processes(self, name: str = "*") -> list[Process]:
+        """What runs of this cluster, jobs included; with ``name``, of one node or daemon."""
+        logs = self.root / "log"
+        names = (f"{name}.out", f"slurmd-{name}.log")
+        return writing_to(lambda path: path.parent == logs and any(fnmatch(path.name, each) for each in names))
+
     def down(self) -> None:
         """Stops all that the cluster started, jobs included, and removes its folder and bridge. Twice is fine."""
-        for name in [*self.site.node_names, "slurmctld", "slurmdbd", "mariadbd", "munged"]:
-            self._kill(name)
-        for process in belonging_to(self.root):  # with shared namespaces job steps outlive their slurmd
-            process.kill()
-        for child in self._popen:
+        recorded = [self._recorded(name) for name in [*self.site.node_names, *self._daemons()]]
+        kill([*filter(None, recorded), *self.processes()])
+        kill(self.processes())  # what was being forked meanwhile
+        for child in self._started:
+            if child.stdin:
+                child.stdin.close()
             child.wait()
         if self.site.network:
             nodes.switch_off(self.site)
         elif not self.site.namespaces:
             nodes.name_nodes_on_host(self.site, present=False)
         shutil.rmtree(self.root, ignore_errors=True)
-        if self._guardian:
-            self._guardian.communicate()  # closes its stdin: it finds nothing left to do
-            self._guardian = None
 
     # -- inside
 
@@ -206,8 +240,7 @@ class Cluster:
         self.start_controller()
         for node in range(1, self.site.settings.nodes + 1):
             self._start_node(node)
-        everyone = lambda: all(self.node_state(n + 1) == "idle" for n in range(self.site.settings.nodes))  # noqa: E731
-        self._expect(everyone, 30, "all nodes to be idle", "slurmctld", *self.site.node_names)
+        self._expect(self._all_idle, 30, "all nodes to be idle", "slurmctld", *self.site.node_names)
 
     def _write_files(self) -> None:
         site = self.site
@@ -233,11 +266,9 @@ class Cluster:
 
         So nothing stays behind after Ctrl-C, SIGTERM or kill -9 of the tests, and no handler of theirs is touched.
         """
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-m", "cluster", "guard", "--root", str(self.root)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, cwd=Path(__file__).parents[1],
-        )  # fmt: skip
+        # By this folder's name, not by `tests.slurm`: pytest and `python -m` import it under different ones.
+        argv = [sys.executable, str(Path(__file__).parent / "guard.py"), str(self.root)]
+        self._started.append(spawn(argv, self.root / "log" / "guard.out", {**os.environ}, subprocess.PIPE))
 
     def _munged(self) -> list[str]:
         folder = self.root / "munge"
@@ -257,6 +288,10 @@ class Cluster:
 
         self._expect(listens, 30, "MariaDB to answer", "mariadbd")
 
+    def _all_idle(self) -> bool:
+        idle = self.run("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D", check=False).stdout.strip()
+        return idle == str(self.site.settings.nodes)
+
     def _slurmd_start(self, node: int) -> str:
         shown = self.run("scontrol", "-o", "show", "node", f"node{node}", check=False).stdout
         return next((word for word in shown.split() if word.startswith("SlurmdStartTime=")), "")
@@ -266,14 +301,15 @@ class Cluster:
         child = self._spawn(f"node{node}", nodes.command(self.site, node), stdin)
         if child.stdin:
             nodes.plug_in(self.site, node, child.pid)
-            child.stdin.write(b"plugged in\n")
-            child.stdin.close()
+            with suppress(BrokenPipeError):  # died at once: whoever waits for it shows its log
+                child.stdin.write(b"plugged in\n")
+                child.stdin.close()
 
     def _spawn(self, name: str, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        if (running := self._recorded(name)) and running.alive:
-            raise ClusterError(f"{name} already runs, as process {running.pid}")
-        child = spawn(argv, self.root / "log" / f"{name}.out", self.root, self.env, stdin)
-        self._popen.append(child)
+        if self._alive(name):
+            raise ClusterError(f"{name} already runs")
+        child = spawn(argv, self.root / "log" / f"{name}.out", self.env, stdin)
+        self._started.append(child)
         process = Process.of(child.pid)
         if process:
             (self.root / "pids" / name).write_text(f"{process.pid} {process.start}\n")
@@ -286,18 +322,20 @@ class Cluster:
             return None
         return Process(int(pid), int(start))
 
-    def _kill(self, name: str) -> None:
+    def _alive(self, name: str) -> bool:
         process = self._recorded(name)
-        if process is None:
-            return
-        offspring = children(process.pid) if process.alive else []
-        process.kill()
-        for child in offspring:  # pid 1 of a node dies with its unshare, slurmctld's helper on its own: see it happen
-            if not child.ends(2):
-                child.kill()
+        return process is not None and process.alive
+
+    def _kill(self, name: str) -> None:
+        """kill -9 of a daemon or node and of what hangs on it, which (with shared namespaces) may outlive it."""
+        recorded = self._recorded(name)
+        kill([*([recorded] if recorded else []), *self.processes(name)])
         (self.root / "pids" / name).unlink(missing_ok=True)
-        for popen in self._popen:
-            popen.poll()
+        for child in self._started:
+            child.poll()
+
+    def _daemons(self) -> list[str]:
+        return ["munged", *(["mariadbd", "slurmdbd"] if self.site.settings.accounting else []), "slurmctld"]
 
     def _expect(self, condition: Callable[[], bool], seconds: float, what: str, *logs: str) -> None:
         if not until(condition, seconds, every=0.05):
@@ -308,34 +346,46 @@ class Cluster:
         return "\n".join([f"--- log of {name}", *(line for text in texts for line in text.splitlines()[-10:])])
 
 
+def _unusable(root: Path | None) -> str | None:
+    # slurm.conf has no quotes, and the path of munge's socket may have 108 characters at most.
+    if root and not re.fullmatch(r"/[\w./-]{1,79}", str(root)):
+        return f"the root must be an absolute path of at most 80 letters, digits and ._-/, not {root}"
+    return None
+
+
 def _found(settings: Settings, root: Path | None, stay: bool) -> Site:
     """Picks the place, and what a node may have of its own; the folder and (if any) the bridge are made here."""
-    namespaces = nodes.namespaces_allowed()
-    network = namespaces and nodes.network_allowed()
-    slot = nodes.claim_slot(network)
     if root is None:
-        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # short: a socket's path has 108 characters at most
+        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
     else:
         root.mkdir(parents=True)
     root.chmod(0o755)
-    owner = None if stay else Process.of(os.getpid())
-    site = Site(root, settings, getpass.getuser(), socket.gethostname().split(".")[0], namespaces, network, slot, owner)
-    site.save()
+    try:
+        namespaces = not settings.shared and nodes.namespaces_allowed()
+        network = namespaces and nodes.network_allowed()
+        slot = nodes.claim_slot(network)
+        owner = None if stay else Process.of(os.getpid())
+        host = socket.gethostname().split(".")[0]
+        site = Site(root, settings, getpass.getuser(), host, namespaces, network, slot, owner)
+        site.save()
+    except BaseException:
+        shutil.rmtree(root)
+        raise
     return site
 
 
 def _reclaim(root: Path | None) -> None:
     """Takes down what is left of clusters whose owner is gone, and whatever is in ``root``."""
     for file in Path("/tmp").glob(f"{PREFIX}*/cluster.json"):
-        if os.access(file, os.W_OK):
+        with suppress(ClusterError):
             left = Cluster.at(file.parent)
-            if left.site.owner and not left.site.owner.alive:
+            if left.site.owner and not left.site.owner.alive and os.access(file, os.W_OK):
                 say(f"removing what a crashed run left in {left.root}")
                 left.down()
     if root and root.exists():
         if (root / "cluster.json").exists():
             left = Cluster.at(root)
-            if (controller := left._recorded("slurmctld")) and controller.alive:
+            if left._alive("slurmctld"):
                 raise ClusterError(f"a cluster already runs in {root}")
             left.down()
         elif any(root.iterdir()):

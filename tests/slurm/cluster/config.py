@@ -23,6 +23,17 @@ class Settings:
     gpu_type: str = "h200"
     accounting: bool = True  # slurmdbd and MariaDB, so that sacct, accounts and QOS work
     plugstack: str | None = None  # a SPANK plugstack.conf, e.g. with pyxis
+    shared: bool = False  # nodes share the machine's namespaces even where each could have its own
+
+    @property
+    def problem(self) -> str | None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            return f"nodes must be 1 to {MAX_NODES}, not {self.nodes}"
+        if self.gpus < 0:
+            return f"gpus must be 0 or more, not {self.gpus}"
+        if self.plugstack and not Path(self.plugstack).is_file():
+            return f"there is no plugstack file {self.plugstack}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,9 @@ def slurm_conf(site: Site) -> str:
     names = nodes if site.namespaces else site.host
     first = site.port + 3
     port = str(first) if site.network else f"[{first}-{first + last - 1}]"
-    size = f"CPUs={site.settings.cpus} RealMemory=1000000 Gres=gpu:{site.settings.gpu_type}:{site.settings.gpus}"
+    size = f"CPUs={site.settings.cpus} RealMemory=1000000"
+    if site.settings.gpus:
+        size += f" Gres=gpu:{site.settings.gpu_type}:{site.settings.gpus}"
     return f"""\
 ClusterName={CLUSTER}
 SlurmctldHost={site.host}({site.controller_address})
@@ -181,6 +194,8 @@ AccountingStorageEnforce=associations,limits,qos
 
 
 def gres_conf(site: Site) -> str:
+    if not site.settings.gpus:
+        return ""
     # Slurm sets CUDA_VISIBLE_DEVICES only for character devices; the links point to /dev/null.
     files = f"{site.root}/dev/nvidia[0-{site.settings.gpus - 1}]"
     return f"NodeName=node[1-{site.settings.nodes}] Name=gpu Type={site.settings.gpu_type} File={files}\n"

@@ -59,9 +59,13 @@ def command(site: Site, node: int) -> list[str]:
 
 def plug_in(site: Site, node: int, pid: int) -> None:
     """Connects the node whose outermost process is ``pid`` to the cluster's bridge."""
-    own = Path("/proc/self/ns/net").readlink()
-    if not until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own, 5, every=0.005):
-        raise ClusterError(f"node{node} got no network namespace")
+    own, its = Path("/proc/self/ns/net"), Path(f"/proc/{pid}/ns/net")
+    try:
+        separate = until(lambda: its.readlink() != own.readlink(), 5, every=0.005)
+    except FileNotFoundError:  # it died
+        separate = False
+    if not separate:
+        raise ClusterError(f"node{node} got no network namespace: see {site.root}/log/node{node}.out")
     ip("link", "del", site.veth(node), check=False)  # a killed node's cable may lie there for a moment
     ip("link", "add", "name", site.veth(node), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     ip("link", "set", site.veth(node), "master", site.bridge, "up")

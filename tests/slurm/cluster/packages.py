@@ -24,6 +24,10 @@ class ClusterError(RuntimeError):
     """The cluster cannot be had on this machine, or one of its daemons does not do what it should."""
 
 
+class InstallError(ClusterError):
+    """The packages could not be had: no network, no such package, no room."""
+
+
 @dataclass(frozen=True)
 class Need:
     """``probe`` is a program, or the path of a file, that one of ``packages`` (names differ by release) brings."""
@@ -75,7 +79,7 @@ def why_not_installable(needs: Sequence[Need]) -> str | None:
 
 
 def install(needs: Sequence[Need]) -> None:
-    """Installs what is missing, saying on stderr what is downloaded before it is. Raises ClusterError."""
+    """Installs what is missing, saying on stderr what is downloaded before it is. Raises InstallError."""
     with _one_at_a_time():
         needs = [need for need in needs if not need.met]  # another test run may have been faster
         if not needs:
@@ -117,7 +121,7 @@ def _apt(*arguments: str, program: str = "apt-get", check: bool = True) -> str:
     )
     if check and done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
-        raise ClusterError(f"{program} {' '.join(arguments)} failed:\n{tail}")
+        raise InstallError(f"{program} {' '.join(arguments)} failed:\n{tail}")
     return done.stdout
 
 

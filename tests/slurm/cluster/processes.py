@@ -6,12 +6,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-MARK = "FP8LAUNCH_TEST_CLUSTER"  # in the environment of all that a cluster starts; its value is the root folder
 
 
 class Process(NamedTuple):
@@ -28,17 +26,6 @@ class Process(NamedTuple):
     def alive(self) -> bool:
         return Process.of(self.pid) == self
 
-    def ends(self, seconds: float) -> bool:
-        """Waits for its end; False if it still lives after ``seconds``."""
-        return until(lambda: not self.alive, seconds)
-
-    def kill(self) -> None:
-        """KILL, and waits for the end."""
-        if self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            self.ends(5)
-
 
 def until(condition: Callable[[], bool], seconds: float, every: float = 0.02) -> bool:
     """Waits until ``condition`` holds; False if it still does not after ``seconds``."""
@@ -50,44 +37,42 @@ def until(condition: Callable[[], bool], seconds: float, every: float = 0.02) ->
     return True
 
 
-def spawn(
-    argv: Sequence[str], log: Path, root: Path, env: Mapping[str, str], stdin: int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Starts a daemon in the foreground, in a session of its own (Ctrl-C in a terminal does not reach it)."""
+def kill(processes: Iterable[Process]) -> None:
+    """KILL to all at once, then waits until they are gone."""
+    victims = [process for process in processes if process.alive]
+    for process in victims:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not any(process.alive for process in victims), 5)
+
+
+def spawn(argv: Sequence[str], log: Path, env: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
+    """Starts a daemon in the foreground, in a session of its own: Ctrl-C in a terminal does not reach it."""
     with log.open("ab") as out:
-        return subprocess.Popen(
-            argv, stdin=stdin, stdout=out, stderr=out, env={**env, MARK: str(root)}, start_new_session=True, cwd="/"
-        )
+        return subprocess.Popen(argv, stdin=stdin, stdout=out, stderr=out, env=env, start_new_session=True, cwd="/")
 
 
-def belonging_to(root: Path) -> list[Process]:
-    """Everything that a cluster's daemons started, user jobs included, except this process and its ancestors.
+def writing_to(logs: Callable[[Path], bool]) -> list[Process]:
+    """Processes that hold one of these files open for writing, and their descendants; never this one's own line.
 
-    A job's own processes do not carry the mark (their environment is the submitter's), but descend from one that does.
+    That is how to find what a daemon left behind: slurmstepd overwrites its environment with its title and runs on
+    when slurmd is killed, but it keeps writing to slurmd's log.
     """
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     parents = {pid: int(fields[1]) for pid in pids if (fields := _stat(pid))}
-    marked = {pid for pid in parents if _environment(pid).get(MARK) == str(root)}
-    own, pid = {os.getpid()}, os.getpid()
-    while pid := parents.get(pid, 0):
-        own.add(pid)
-
-    def ours(pid: int) -> bool:
-        while pid:
-            if pid in marked:
-                return True
-            pid = parents.get(pid, 0)
-        return False
-
-    return [found for pid in parents if pid not in own and ours(pid) and (found := Process.of(pid))]
+    writers = {pid for pid in parents if any(map(logs, _written(pid)))}
+    own = set(_line(os.getpid(), parents))
+    found = [Process.of(pid) for pid in parents if pid not in own and writers.intersection(_line(pid, parents))]
+    return [process for process in found if process]
 
 
-def children(pid: int) -> list[Process]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [child for name in text.split() if (child := Process.of(int(name)))]
+def _line(pid: int, parents: Mapping[int, int]) -> list[int]:
+    """A process, its parent, and so on up to process 1."""
+    line = []
+    while pid:
+        line.append(pid)
+        pid = parents.get(pid, 0)
+    return line
 
 
 def _stat(pid: int) -> list[str]:
@@ -98,10 +83,13 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
-    return {name: value for name, _, value in pairs}
+def _written(pid: int) -> list[Path]:
+    """Files that a process of ours holds open for writing."""
+    found = []
+    with suppress(OSError):  # somebody else's, or just gone
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            target = entry.readlink()
+            flags = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text().partition("flags:")[2].split()[0]
+            if target.is_absolute() and int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+                found.append(target)
+    return found

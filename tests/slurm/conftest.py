@@ -1,0 +1,67 @@
+"""Fixtures of the tests that run on a real Slurm; every test in this folder gets the marker ``slurm``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Image, InstallError, why_not
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+            # One cluster is enough; without `--dist loadgroup` each worker has its own, and they do not collide.
+            if config.pluginmanager.hasplugin("xdist"):
+                item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
+def unavailable(reason: str) -> None:
+    """Skips; or fails where FP8LAUNCH_NEED_SLURM is set, so that CI cannot lose these tests unseen."""
+    if os.environ.get("FP8LAUNCH_NEED_SLURM"):
+        pytest.fail(f"FP8LAUNCH_NEED_SLURM is set, but there is no Slurm: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Cluster]:
+    if reason := why_not():
+        unavailable(reason)
+    try:
+        cluster = Cluster.up()
+    except InstallError as error:
+        unavailable(str(error))
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(_cluster: Cluster) -> Iterator[Cluster]:
+    """Four nodes of eight GPUs, one cluster for the session; after each test it is whole and empty again.
+
+    Commands run as ``slurm.run("sbatch", ...)``, or by subprocess with ``env=slurm.env``.
+    """
+    yield _cluster
+    _cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def image(_cluster: Cluster) -> Image:
+    """A container image in which this Python and this repository work once ``image.mounts`` are mounted."""
+    if not shutil.which("ch-run", path=_cluster.env["PATH"]):
+        pytest.skip("needs Charliecloud's ch-run: apt-get install charliecloud-runtime")
+    python = [Path(sys.prefix), Path(sys.base_prefix)]
+    built = Image.build(_cluster.root / "image", [REPOSITORY, *python])
+    probe = _cluster.run("ch-run", *built.binds, str(built.folder), "--", "true", check=False)
+    if probe.returncode:
+        pytest.skip(f"ch-run cannot make a container here: {probe.stderr.strip()}")
+    return built
