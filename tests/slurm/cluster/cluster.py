@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -366,12 +366,20 @@ def _found(settings: Settings, root: Path | None, stay: bool) -> Site:
         slot = nodes.claim_slot(network)
         owner = None if stay else Process.of(os.getpid())
         host = socket.gethostname().split(".")[0]
-        site = Site(root, settings, getpass.getuser(), host, namespaces, network, slot, owner)
+        site = Site(root, settings, _user(), host, namespaces, network, slot, owner)
         site.save()
     except BaseException:
         shutil.rmtree(root)
         raise
     return site
+
+
+def _user() -> str:
+    """Who we are by uid: $USER may be somebody else's, after sudo or in a container."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise ClusterError(f"Slurm needs a user with a name, and uid {os.geteuid()} has none") from None
 
 
 def _reclaim(root: Path | None) -> None:
