@@ -30,13 +30,13 @@ for prefix in {prefixes!r}:
 
 
 def test_indexed_files_in_a_blend(megatron: None, tmp_path: Path) -> None:
-    """Counting sequences are easy to learn; random weights would stay at ln(256) = 5.5."""
+    """Counting sequences are easy to learn: the mock data's loss never gets there."""
     prefixes = [str(tmp_path / name) for name in ("one", "two")]
     write = WRITE.format(code=str(CODE), prefixes=prefixes)
     subprocess.run([sys.executable, "-c", write], env=job_environment(), check=True, capture_output=True)
     blend = ["--data-path", "0.3", prefixes[0], "0.7", prefixes[1], "--data-cache-path", str(tmp_path / "cache")]
-    run = worker([*TINY, *blend]).succeeded()
-    assert run.losses[10] < 5.2
+    run = worker([*TINY, *blend, "--train-iters", "60", "--lr", "1e-2"]).succeeded()
+    assert run.losses[60] < 4.0
     assert list((tmp_path / "cache").iterdir()), "Megatron keeps its index of the blend there"
 
 

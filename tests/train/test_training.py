@@ -82,6 +82,7 @@ def test_virtual_pipeline_stages() -> None:
     falls(torchrun(2, [*MOCK, *PIPELINE, *layers]))
 
 
+@pytest.mark.slow
 def test_experts_on_two_processes(megatron: None) -> None:
     run = torchrun(2, [*MOCK, *EXPERTS])
     falls(run)
