@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from fp8launch.problems import error, nearest
 from fp8launch.recipe.schema import PATTERNS_IN_WORDS, EnvName, Positive, Section
-from fp8launch.recipe.source import Node, numbers_as_written, read_yaml
+from fp8launch.recipe.source import Node, is_file, numbers_as_written, read_yaml
 from fp8launch.recipe.validate import validate
 
 # What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
@@ -83,7 +83,7 @@ def load_cluster(name: str | None) -> Cluster:
         path = files["default"]
     elif name in files:
         path = files[name]
-    elif Path(name).is_file() or "/" in name or name.endswith((".yaml", ".yml")):
+    elif is_file(Path(name)) or "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
     else:
         near = nearest(name, files)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fp8launch.job.cluster import Cluster
 from fp8launch.pack import pack_folder
 from fp8launch.problems import error, nearest
-from fp8launch.recipe.source import read_yaml
+from fp8launch.recipe.source import is_there, read_yaml
 
 
 def catalogue() -> dict[str, dict[str, str]]:
@@ -23,7 +23,7 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     if _is_file(place):
         # pyxis reads a relative x.sqsh as the name of an image in a registry.
         path = local_path(place, where)
-        if must_exist and not path.exists():
+        if must_exist and not is_there(path):
             raise error("image-missing", f"container image {path} does not exist", where, "import it first", 3)
         return str(path)
     if runtime == "apptainer" and "://" in place and not place.startswith("docker://"):

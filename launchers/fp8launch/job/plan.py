@@ -11,10 +11,12 @@ from pathlib import Path
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import image_for, local_path
 from fp8launch.job.job import Container, Job, Mode, Mount
+from fp8launch.job.script import BASH_VARIABLES, OWN_VARIABLES
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.source import is_file, is_there
 
 # Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
@@ -42,6 +44,7 @@ def plan(
             f"the run folder {str(folder)!r} has characters that Slurm or a shell reads otherwise",
             fix="choose a run root of letters, digits, spaces and ./@+=:,_-",
         )
+    _refuse_reserved(loaded, cluster)
     mode: Mode = recipe.launch.mode or cluster.launch or "srun"
     return Job(
         name=recipe.name,
@@ -92,6 +95,21 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
     if runtime not in (None, "none") or portable:
         return "python3"
     return cluster.python or sys.executable
+
+
+def _refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
+    """Variables that could not arrive as they were written, or that would break the script."""
+    named = [(name, loaded.where("env", name)) for name in loaded.recipe.env]
+    named += [(name, loaded.where("secrets", i)) for i, name in enumerate(loaded.recipe.secrets)]
+    named += [(name, "cluster profile: env") for name in cluster.env]
+    problems = [
+        Problem("error", "reserved-variable", f"the variable {name} is {whose}", where, "use another name, or drop it")
+        for name, where in named
+        for reserved, whose in ((OWN_VARIABLES, "set by the batch script"), (BASH_VARIABLES, "bash's own"))
+        if name in reserved
+    ]
+    if problems:
+        raise UserError(problems)
 
 
 def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -173,7 +191,7 @@ def _mount(text: str, where: str, check: bool) -> Mount | Problem:
         return Problem(
             "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
         )
-    if check and not Path(source).exists():
+    if check and not is_there(Path(source)):
         message = f"mount source {source} does not exist on this machine"
         return Problem("error", "mount-missing", message, where, "create it or drop it")
     return Mount(source, target, mode == "ro")
@@ -184,6 +202,6 @@ def _training_script(loaded: LoadedRecipe, runtime: str | None, check: bool) -> 
     if script is None or runtime not in (None, "none"):
         return script
     path = local_path(script, loaded.where("launch", "script"))
-    if check and not path.is_file():
+    if check and not is_file(path):
         raise error("script-missing", f"training script {path} does not exist", loaded.where("launch", "script"))
     return str(path)

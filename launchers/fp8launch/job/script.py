@@ -10,6 +10,17 @@ from fp8launch import __version__
 from fp8launch.job.job import Job
 
 INDENT = "    "
+_AUTHOR = f"Written by fp8launch {__version__}."
+
+# Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
+OWN_VARIABLES = frozenset(
+    "attempt code home hosts image megatron_args python run_folder status MASTER_ADDR MASTER_PORT".split()
+)
+BASH_VARIABLES = frozenset(
+    "_ BASHOPTS BASHPID BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_SOURCE BASH_SUBSHELL "
+    "BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD LINENO PPID RANDOM SECONDS "
+    "SHELLOPTS SRANDOM UID".split()
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ def batch_script(job: Job) -> str:
         _setup(job),
         _environment(job),
         _rendezvous(),
+        _container_environment(job, "MASTER_ADDR", "MASTER_PORT"),
         _arguments(job),
         _step(job),
     ]
@@ -46,16 +58,20 @@ def batch_script(job: Job) -> str:
 
 def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
-    head = ["#!/bin/bash", f"# {job.name}: {job.processes_per_node} processes. Written by fp8launch {__version__}."]
+    head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {_AUTHOR}"]
     command = [*_container(job), *process_command(replace(job, mode="torchrun"))]
     step = _with_status(command, '>> "$attempt.log" 2>&1')
-    blocks = [head, _places(job), _setup(job), _environment(job), _arguments(job), step]
+    blocks = [head, _places(job), _setup(job), _environment(job), _container_environment(job), _arguments(job), step]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('s') else 's'}"
+
+
 def _header(job: Job) -> list[str]:
-    size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.processes_per_node} processes"
-    lines = ["#!/bin/bash", f"# {job.name}: {size}. Written by fp8launch {__version__}."]
+    size = f"{_count(job.nodes, 'node')} x {_count(job.processes_per_node, 'process')}"
+    lines = ["#!/bin/bash", f"# {job.name}: {size}. {_AUTHOR}"]
     if job.folder is None:
         lines += [
             "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
@@ -112,10 +128,18 @@ def _environment(job: Job) -> list[str]:
     lines = [f"export {name}={quote(value)}" for name, value in job.environment]
     for name in job.secrets:
         lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
-    if job.container is not None and job.container.runtime == "apptainer":
-        # An image's own environment wins over the host's unless the variable has this prefix.
-        lines += [f'export APPTAINERENV_{name}="${name}"' for name in _names(job)]
     return ["# Environment of the recipe and the cluster.", *lines] if lines else []
+
+
+def _container_environment(job: Job, *rendezvous: str) -> list[str]:
+    """What makes Apptainer pass the job's variables on; the other runtimes take them as they are, or by an option."""
+    if job.container is None or job.container.runtime != "apptainer":
+        return []
+    names = [*_names(job), *rendezvous]
+    return [
+        "# An image's own environment wins over the host's, unless a variable has this prefix.",
+        *(f'export APPTAINERENV_{name}="${name}"' for name in names),
+    ]
 
 
 def _rendezvous() -> list[str]:
@@ -192,7 +216,7 @@ def _container(job: Job) -> list[list[Word]]:
             [Expansion(f"--container-image={quote(image)}")],
             [Expansion(f"--container-mounts={mounts}")],
             [Expansion(f"--container-workdir={here}"), "--no-container-mount-home"],
-            ["--container-env=" + ",".join(_names(job))],
+            ["--container-env=" + ",".join([*_names(job), "MASTER_ADDR", "MASTER_PORT"])],
         ]
     binds = [Expansion(f'--bind="{pair}"') for pair in own.split(",")]
     binds += [Expansion(f"--bind={quote(str(mount))}") for mount in box.mounts]
@@ -203,5 +227,5 @@ def _container(job: Job) -> list[list[Word]]:
 
 
 def _names(job: Job) -> Iterable[str]:
-    """The variables that must win over what an image sets."""
-    return (*(name for name, _ in job.environment), *job.secrets, "MASTER_ADDR", "MASTER_PORT")
+    """The variables of the recipe and the cluster, which must win over what an image sets."""
+    return (*(name for name, _ in job.environment), *job.secrets)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from fp8launch.pack import pack_folder
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.schema import PRECISION_RECIPES, Recipe
-from fp8launch.recipe.source import Node, numbers_as_written, parse_yaml, read_yaml
+from fp8launch.recipe.source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
 from fp8launch.recipe.validate import validate
 
 MAX_GENERATIONS = 20
@@ -53,33 +53,16 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
 def find_recipe(name: str) -> Path:
     """The file that a user means: a path, or a name in the recipe pack with or without `recipes/` and `.yaml`."""
     for candidate in (Path(name), Path(f"{name}.yaml")):
-        if _is_file(candidate):
+        if is_file(candidate):
             return candidate
     inside = name.removeprefix("recipes/")
     if not Path(inside).is_absolute() and ".." not in Path(inside).parts:
         for candidate in (pack_folder("recipes") / inside, pack_folder("recipes") / f"{inside}.yaml"):
-            if _is_file(candidate):
+            if is_file(candidate):
                 return candidate
-    if _is_there(Path(name)):
+    if is_there(Path(name)):
         return Path(name)
     raise error("recipe-not-found", "no such recipe", name, "`fp8launch recipes` lists those that come with fp8launch")
-
-
-def _is_file(path: Path) -> bool:
-    """A file that this user may see; a name too long for the file system is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -146,7 +129,7 @@ def _find_parent(parent: Node, child: Path) -> Path:
     # Beside the child first, then up to the folder that holds the pack's parts, then the pack itself.
     for folder in (*child.resolve().parents[:3], pack_folder("recipes")):
         for candidate in (folder / f"{name}.yaml", folder / name):
-            if _is_file(candidate):
+            if is_file(candidate):
                 return candidate
         tried.append(str(folder))
     raise error(
@@ -176,7 +159,7 @@ def _apply(tree: Node, override: str) -> Node:
 def _switch_precision(tree: Node, choice: Node) -> Node:
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
-    known = choice.value in PRECISION_RECIPES and _is_file(part)
+    known = choice.value in PRECISION_RECIPES and is_file(part)
     if not known or tree.find(("precision", "recipe")).value == choice.value:
         return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
     rest = {key: child for key, child in _entries(tree).items() if key != "precision"}

@@ -80,6 +80,24 @@ def resolve_plain_scalar(text: str) -> Scalar:
     return text
 
 
+def is_file(path: Path) -> bool:
+    """A file that this user may see; a name too long for the file system is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Something of that name is there, be it that this user may not see it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
 def numbers_as_written(mapping: Node) -> Node:
     """`mapping` with its numbers as the text that was written, for values that are text to whoever reads them."""
     if not isinstance(mapping.value, dict):

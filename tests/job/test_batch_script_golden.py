@@ -1,0 +1,73 @@
+"""What the scripts look like. `pytest tests/job --update-golden` writes them again; the diff is for review."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from fp8launch.job.cluster import Cluster, load_cluster
+from fp8launch.job.job import Job
+from fp8launch.job.plan import plan
+from fp8launch.job.script import batch_script, local_script
+from fp8launch.pack import pack_folder
+from fp8launch.runs.submit import prepare
+
+PLAIN = Cluster(name="plain", python="/opt/venv/bin/python")
+
+
+def job(recipe: str, cluster: Cluster, *overrides: str, nodes: int | None = None, portable: bool = False) -> Job:
+    prepared = prepare(recipe, overrides, nodes)
+    folder = None if portable else Path(f"/shared/runs/{prepared.loaded.recipe.name}-20260101-120000-ab12")
+    return plan(prepared.loaded, prepared.args, cluster, folder, runtime=cluster.runtime, check_paths=False)
+
+
+def example(name: str) -> Cluster:
+    return load_cluster(str(pack_folder("clusters") / f"{name}.yaml"))
+
+
+def charliecloud() -> Cluster:
+    images = {"nemo-26.04": "/shared/images/nemo 26.04.sqsh"}
+    return PLAIN.model_copy(update={"runtime": "charliecloud", "images": images, "mounts": ["/shared/data:/data:ro"]})
+
+
+CASES: Mapping[str, Callable[[], str]] = {
+    "tiny_cpu_srun": lambda: batch_script(job("tiny_cpu", PLAIN)),
+    "tiny_cpu_torchrun": lambda: batch_script(
+        job(
+            "tiny_cpu", PLAIN, "launch.mode=torchrun", "resources.gpus_per_node=2", "resources.cpus_per_task=2", nodes=2
+        )
+    ),
+    "llama8b_fp8_pyxis_4_nodes": lambda: batch_script(job("llama8b_fp8", example("example_pyxis"), nodes=4)),
+    "llama8b_fp8_apptainer": lambda: batch_script(job("llama8b_fp8", example("example_apptainer"), nodes=2)),
+    "llama8b_fp8_charliecloud": lambda: batch_script(job("llama8b_fp8", charliecloud())),
+    "tiny_cpu_portable": lambda: batch_script(job("tiny_cpu", Cluster(), portable=True)),
+    "llama8b_fp8_portable_pyxis": lambda: batch_script(job("llama8b_fp8", Cluster(runtime="pyxis"), portable=True)),
+    "words_that_need_quotes": lambda: batch_script(
+        job(
+            "tiny_cpu", PLAIN, "env.GREETING='it''s $(HOME); two'", "megatron.wandb_project='a b'", "secrets=[HF_TOKEN]"
+        )
+    ),
+    "tiny_cpu_local": lambda: local_script(job("tiny_cpu", PLAIN, "resources.gpus_per_node=2")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_the_one_that_was_reviewed(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"{name}.sh" if name.endswith("local") else f"{name}.sbatch", CASES[name]())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shellcheck_has_nothing_to_say(name: str, shellcheck: Callable[[str], None]) -> None:
+    shellcheck(CASES[name]())
+
+
+def test_no_golden_file_is_left_over() -> None:
+    names = {path.stem for path in (Path(__file__).parent / "golden").iterdir()}
+    assert names == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lines_stay_readable(name: str) -> None:
+    assert max(map(len, CASES[name]().splitlines())) < 400
