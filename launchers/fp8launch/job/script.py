@@ -219,7 +219,9 @@ def _container(job: Job) -> list[list[Word]]:
             ["--container-env=" + ",".join([*_names(job), "MASTER_ADDR", "MASTER_PORT"])],
         ]
     binds = [Expansion(f'--bind="{pair}"') for pair in own.split(",")]
-    binds += [Expansion(f"--bind={quote(str(mount))}") for mount in box.mounts]
+    # ch-run knows no read-only mounts and would take ":ro" for a part of the name.
+    plain = box.runtime == "charliecloud"
+    binds += [Expansion(f"--bind={quote(f'{m.source}:{m.target}' if plain else str(m))}") for m in box.mounts]
     if box.runtime == "apptainer":
         gpus: list[Word] = ["--nv"] if box.gpus else []
         return [["apptainer", "exec", *gpus, Expansion(f"--pwd={here}")], list(binds), [image]]

@@ -1,0 +1,195 @@
+"""The command line as users and scripts meet it: help, exit codes, what goes where, what is imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fp8launch.cli import VERBS, run
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def fp8launch(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Runs one command in this process, as the entry point would."""
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.chdir(ROOT)
+
+    def call(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = run(list(arguments))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert "a bug in fp8launch" not in err
+        assert code in (0, 1, 2, 3)
+        return Done(code, out, err)
+
+    return call
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_fits_one_screen(fp8launch: Callable[..., Done], verb: str) -> None:
+    done = fp8launch(*([verb] if verb else []), "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 110
+
+
+def test_help_imports_nothing_heavy(home: Path) -> None:
+    code = (
+        "import sys; from fp8launch.cli import run; run(['--help'])\n"
+        "bad = {'torch','megatron','submitit','nemo_run','pydantic','yaml','rich','numpy'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["render", "recipes/llama8b_fp8.yaml"],
+        ["render", "recipes/llama8b_fp8.yaml", "--as", "sbatch"],
+        ["submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--dry-run"],
+        ["runs"],
+        ["recipes"],
+    ],
+    ids=" ".join,
+)
+def test_the_login_node_needs_neither_torch_nor_submitit(home: Path, arguments: list[str]) -> None:
+    code = (
+        f"import sys; from fp8launch.cli import run; assert run({arguments!r}) == 0\n"
+        "bad = {'torch','megatron','submitit','nemo_run','numpy'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
+
+
+def test_unknown_commands_and_options_are_usage_errors(fp8launch: Callable[..., Done]) -> None:
+    wrong = fp8launch("sumbit")
+    assert wrong.returncode == 2
+    assert "Did you mean 'submit'?" in wrong.stderr
+    assert fp8launch("submit").returncode == 2
+    assert fp8launch("render", "tiny_cpu", "--as", "xml").returncode == 2
+
+
+def bad_recipes(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Each kind of bad file, and a word that its message must have."""
+    written = {
+        "empty": ("", "empty"),
+        "not-yaml": ("a: [1, 2\nb: }", "YAML"),
+        "not-a-mapping": ("- 1\n- 2\n", "mapping"),
+        "bomb": (
+            "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+            + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 10)}]\n" for i in range(8)),
+            "expands",
+        ),
+        "wrong-types": ("parallel: {tp: two}\nresources: [1]\n", "whole number"),
+        "missing-parent": ("extends: [models/none_such]\n", "none_such"),
+        "large": ("# " + "x" * (10 << 20), "larger"),
+        "tag": ("model: !!python/object/apply:os.system ['true']\n", "tag"),
+        "null-byte": ("name: a\0b\n", "NUL"),
+    }
+    found = {}
+    for name, (text, word) in written.items():
+        path = folder / f"{name}.yaml"
+        path.write_text(text)
+        found[name] = (path, word)
+    one, two = folder / "one.yaml", folder / "two.yaml"
+    one.write_text("extends: [two]\n")
+    two.write_text("extends: [one]\n")
+    binary = folder / "binary.yaml"
+    binary.write_bytes(bytes(range(256)))
+    (folder / "folder.yaml").mkdir()
+    return {
+        **found,
+        "cycle": (one, "extends itself"),
+        "binary": (binary, "text"),
+        "folder": (folder / "folder.yaml", "cannot be read"),
+        "none": (folder / "none.yaml", "no such recipe"),
+    }
+
+
+@pytest.mark.parametrize("verb", ["submit", "check", "render", "recipes"])
+def test_bad_recipes_get_one_clear_message_and_submit_nothing(fp8launch: Callable[..., Done], tmp_path: Path, home: Path, verb: str) -> None:
+    for name, (path, word) in bad_recipes(tmp_path).items():
+        done = fp8launch(verb, str(path), *(["--backend", "local"] if verb == "submit" else []))
+        assert done.returncode == 2, f"{name}: {done.stdout}{done.stderr}"
+        assert word in done.stderr, f"{name}: {done.stderr}"
+        assert str(path.parent) in done.stderr, name
+        assert len(done.stderr) < 2000, name
+    assert not (home / "fp8launch-runs").exists()
+
+
+def test_check_tells_all_problems_at_once_as_json(fp8launch: Callable[..., Done], tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("parallel: {tp: two}\nprecision: {recipe: fp8}\nbatsh: {}\n")
+    done = fp8launch("check", str(recipe), "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"]) == (2, False)
+    assert {p["where"] for p in answer["problems"]} == {f"{recipe}:{line}" for line in (1, 2, 3)}
+    assert all(set(p) == {"severity", "code", "message", "where", "fix"} for p in answer["problems"])
+
+
+def test_a_wrong_flag_is_the_answer_no(fp8launch: Callable[..., Done]) -> None:
+    done = fp8launch("check", "tiny_cpu", "--set", "megatron.no_rope_fusoin=true")
+    assert done.returncode == 1
+    assert "no_rope_fusion" in done.stderr or "no-rope-fusion" in done.stderr
+
+
+def test_render_args_is_the_exact_argument_list(fp8launch: Callable[..., Done]) -> None:
+    argv = json.loads(fp8launch("render", "recipes/llama8b_fp8.yaml", "--as", "args", "--json").stdout)
+    assert all(isinstance(word, str) for word in argv)
+    assert argv[argv.index("--fp8-format") + 1] == "hybrid"
+    assert argv[argv.index("--fp8-recipe") + 1] == "tensorwise"
+    assert "--fp8-param-gather" in argv
+
+
+def test_a_rendered_recipe_is_a_recipe(fp8launch: Callable[..., Done], tmp_path: Path) -> None:
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(fp8launch("render", "recipes/llama8b_fp8.yaml", "--as", "yaml").stdout)
+    assert fp8launch("render", str(resolved)).stdout == fp8launch("render", "recipes/llama8b_fp8.yaml").stdout
+
+
+def test_rendered_arguments_import_to_the_same_arguments(fp8launch: Callable[..., Done], tmp_path: Path) -> None:
+    argv = fp8launch("render", "recipes/llama8b_fp8.yaml").stdout
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(fp8launch("import", "-", stdin=argv).stdout)
+    assert sorted(fp8launch("render", str(mine)).stdout.splitlines()) == sorted(argv.splitlines())
+
+
+def test_the_shipped_scripts_are_what_the_recipes_say() -> None:
+    done = subprocess.run([sys.executable, "tools/render_slurm.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_run_names_the_nearest(fp8launch: Callable[..., Done]) -> None:
+    done = fp8launch("parse", "latest")
+    assert done.returncode == 2
+    assert "fp8launch runs" in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(home: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m fp8launch render tiny_cpu --as json | head -n 1"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""

@@ -1,0 +1,74 @@
+"""Every command that README and docs show is run, in order, as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's bash blocks, without their comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.strip()]
+
+
+@pytest.fixture
+def shell_env(tmp_path: Path) -> dict[str, str]:
+    """A home of its own, no Slurm, and this interpreter's fp8launch first on PATH."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    command = binaries / "fp8launch"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fp8launch "$@"\n')
+    command.chmod(0o755)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FP8LAUNCH", "XDG"))}
+    # A controller that does not exist: whatever Slurm this machine has is not for these runs.
+    env["SLURM_CONF"] = str(tmp_path / "no-slurm.conf")
+    return {**env, "HOME": str(tmp_path), "PATH": f"{binaries}:{env['PATH']}", "COLUMNS": "110"}
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
+def test_commands_work(page: Path, shell_env: dict[str, str], tmp_path: Path) -> None:
+    for name in ("recipes", "slurm", "tools", "Makefile"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for line in commands(page):
+        if line.startswith("make "):
+            continue  # the set-up itself: `make test` is what runs this test, `make demo` runs below
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=tmp_path, env=shell_env, capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.train
+def test_the_demo_trains_and_reports(shell_env: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "tools/demo.sh"],
+        cwd=ROOT, env={**shell_env, "FP8LAUNCH": "fp8launch"}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "iteration 20 of 20" in done.stdout
+    first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", done.stdout).groups())  # type: ignore[union-attr]
+    assert last < first / 2
+    assert re.search(r"tokens/s/GPU +[\d,.]+", done.stdout)
+
+
+def test_the_readme_has_the_two_commands_of_a_fresh_machine() -> None:
+    assert [line for line in commands(ROOT / "README.md") if line.startswith("make")] == ["make demo", "make test"]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
