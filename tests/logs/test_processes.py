@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fp8launch.logs import ParsedLog, read_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_logs import DATA, H200, REAL, dump, line
+
+from fp8launch.logs import ParsedLog, read_log
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from fp8launch.logs import IterationTable, LogTail, Scanner, scan_file
-from fp8launch.logs.lines import Iteration, parse_iterations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_logs import DATA, H200, REAL, WITH_ITERATIONS, dump, line
+
+from fp8launch.logs import IterationTable, LogTail, Scanner, scan_file
+from fp8launch.logs.lines import Iteration, parse_iterations
 
 
 def scan(data: bytes, sizes: list[int] | None = None) -> Scanner:
@@ -80,9 +81,11 @@ def test_any_bytes_are_read_without_complaint(data: bytes, sizes: list[int]) -> 
 
 FRAGMENTS = st.sampled_from(
     [
-        line(1).encode(), line(2, ms=3.5).encode(), b"7: " + line(3).encode(), b"\x1b[31m" + line(4).encode() + b"\x1b[0m",
+        line(1).encode(), line(2, ms=3.5).encode(), b"7: " + line(3).encode(),
+        b"\x1b[31m" + line(4).encode() + b"\x1b[0m",
         b"[default1]:" + line(5, loss=None).encode(), line(6).encode()[:90], line(7).encode() + line(8).encode(),
-        b"NCCL INFO | x |", b"\xff\xfe\x00|", b" iteration 9/10 | lm loss: 3.0 |", b"50%|###| 5/10\r" + line(9).encode(),
+        b"NCCL INFO | x |", b"\xff\xfe\x00|", b" iteration 9/10 | lm loss: 3.0 |",
+        b"50%|###| 5/10\r" + line(9).encode(),
         line(10).replace("2026-11-20 09:40:33.207963", "2025-01-01 00:00:00").encode(), line(11).encode() + b"\r",
         line(12).replace("1000.0", "1,000.0").encode(), b"[Rank 0] (after 2 iterations) memory (MB) | allocated: x |",
     ]

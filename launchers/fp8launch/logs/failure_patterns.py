@@ -265,6 +265,6 @@ NEEDLES: tuple[bytes, ...] = tuple(
         "ddress already", "pyxis", "enroot", "FATAL", "spank", "Permission denied", "Xid", "uncorrectable",
         "NCCL WARN", "Watchdog", "ProcessGroupNCCL", "gloo", "Gloo", "by peer", "client socket", "Broken pipe",
         "TCPStore", "Segmentation", "SIG", "ignal ", "exitcode", "exit code", "Aborted", "core dumped", "Killed",
-        "Terminated", "KeyboardInterrupt",
+        "Terminated", "KeyboardInterrupt", "death signal",
     )
 )  # fmt: skip

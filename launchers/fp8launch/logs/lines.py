@@ -16,17 +16,17 @@ from fp8launch.logs.labels import LOSS_PREFIX, field_of
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PREFIX = re.compile(r"\s*(?:(\d{1,6}):(?= )|\[(?:default|rank)-?(\d{1,6})(?:/\d+)?\]:?) ?")
-_PRIMUS_RANK = re.compile(r"\[rank-(\d+)/\d+\]")
-_ITERATION = re.compile(r"\biteration\s*:?\s+(\d+)\s*/\s*(\d+)\s*\|")
+_PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d+\]")
+_ITERATION = re.compile(r"\biteration\s*:?\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _DIGITS = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf)"
 _NUMBER = _DIGITS + r"(?![\w.])"
 _LEADING_NUMBER = re.compile(rf"\s*({_DIGITS})(?:(?![\w.])|(?=[GM]i?B))", re.IGNORECASE)
 _NUMBER_FIRST = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)\s*$", re.IGNORECASE)
 _ONE_DECIMAL = re.compile(r"\d\.\d\s*$")
-_MEMORY = re.compile(r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \|(.*)")
-_VALIDATION = re.compile(r"\bvalidation(\S*) loss at (?:iteration )?(\d+)?([^|]*)\|(.*)")
+_MEMORY = re.compile(r"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) \|(.*)")
+_VALIDATION = re.compile(r"\bvalidation(\S*) loss at (?:iteration )?(\d{1,15})?([^|]*)\|(.*)")
 _VALUE = re.compile(rf"\s*(\S[^|]*?) value:\s*({_NUMBER})", re.IGNORECASE)
-_SAVE = re.compile(r"saving checkpoint\s+at iteration\s+(\d+)")
+_SAVE = re.compile(r"saving checkpoint\s+at iteration\s+(\d{1,15})\b")
 _ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w*) (\.*) (.*)$")
 _STEP_TIME = re.compile(rf"Step Time\s*:\s*({_DIGITS})s.*?({_DIGITS})\s*MODEL_TFLOP/s/GPU", re.IGNORECASE)
 

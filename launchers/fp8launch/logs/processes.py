@@ -27,10 +27,10 @@ _LAST_ROWS = 3
 
 _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on", b"padded vocab")
 _END_NEEDLES = (b"after training is done]", b"[exiting program")
-_WORLD = re.compile(r"using world size:\s*(\d+)")
+_WORLD = re.compile(r"using world size:\s*(\d{1,9})\b")
 _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+ (\S+)")
-_PARAMETERS = re.compile(r"number of parameters on .*rank \(([\d, ]+)\):\s*(\d+)")
-_PADDED = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+_PARAMETERS = re.compile(r"number of parameters on .*rank \(([\d, ]+)\):\s*(\d{1,18})\b")
+_PADDED = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d{1,9})\)")
 _EXITING = re.compile(r"\[(exiting program[^\]]*)")
 _SLURM_SAYS = re.compile(r"DUE TO |CANCELLED AT ")
 

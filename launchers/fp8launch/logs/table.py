@@ -16,7 +16,7 @@ NAN = math.nan
 _RANK_PREFIXES = (
     r"^ *(\d{1,6}): ",
     r"^ *\[(?:default|rank)(\d{1,6})\]:?",
-    r"^(?! *\d{1,6}: | *\[(?:default|rank))[^|\n]*?\[rank-(\d+)/\d+\]",
+    r"^(?! *\d{1,6}: | *\[(?:default|rank))[^|\n]*?\[rank-(\d{1,6})/\d+\]",
 )
 _NO_RANK = r"^(?! *\d{1,6}: | *\[(?:default|rank))(?![^|\n]*\[rank-\d)"
 _OWN = ("number", "planned", "rank", "offset")
@@ -55,6 +55,11 @@ class IterationTable:
         """The values of a field, one per row; all NaN for a field that no line has."""
         found = self._columns.get(name)
         return found if found is not None else array("d", [NAN]) * self._length
+
+    def value(self, name: str, row: int) -> float:
+        """One value of a column, NaN where the line did not have the field."""
+        found = self._columns.get(name)
+        return NAN if found is None else found[row]
 
     def append(self, record: Iteration, offset: int) -> None:
         rank = NAN if record.rank is None else record.rank
@@ -96,7 +101,7 @@ class Layout:
         segments = line[start.end() :].split("|")
         if segments[-1].strip():
             return None
-        fields, parts = [], [r"iteration +(\d+)/ *(\d+) \|"]
+        fields, parts = [], [r"iteration +(\d{1,15})/ *(\d{1,15}) \|"]
         for segment in segments[:-1]:
             label, colon, _ = segment.rpartition(":")
             name = field_of(label)

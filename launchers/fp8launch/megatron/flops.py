@@ -18,6 +18,8 @@ from collections.abc import Mapping
 
 FORWARD_AND_BACKWARD = 3
 MULTIPLY_ADD = 2
+# No model has more; a pattern may not fill memory.
+MOST_LAYERS = 100_000
 
 Arguments = Mapping[str, object]
 
@@ -106,11 +108,11 @@ def _mlp(args: Arguments) -> float | None:
     matrices = 3 if args.get("swiglu") else 2
     # Megatron's default width with SwiGLU is two thirds of 4 h, in steps of 64.
     ffn = _int(args, "ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if args.get("swiglu") else 4 * hidden)
-    pattern = _moe_pattern(args, layers)
-    if pattern is None:
+    moe = _moe_layers(args, layers)
+    if moe is None:
         return None
     mtp = _int(args, "mtp_num_layers") or 0
-    moe_layers = sum(pattern) + mtp * pattern[-1]
+    moe_layers = moe[0] + mtp * moe[1]
     dense_layers = layers + mtp - moe_layers
     experts = (_int(args, "moe_router_topk") or 2) * (_int(args, "moe_ffn_hidden_size") or ffn) * matrices
     latent = _int(args, "moe_latent_size")
@@ -119,17 +121,17 @@ def _mlp(args: Arguments) -> float | None:
     return dense_layers * hidden * ffn * matrices + moe_layers * (routed + shared)
 
 
-def _moe_pattern(args: Arguments, layers: int) -> list[int] | None:
-    """1 for each MoE layer, 0 for each dense one; the frequency is a number, a list or text like `[0]*3+[1]*58`."""
+def _moe_layers(args: Arguments, layers: int) -> tuple[int, bool] | None:
+    """How many layers are MoE, and if the last one is. The frequency: a number, a list or text like `[0]*3+[1]*58`."""
     if not _int(args, "num_experts"):
-        return [0] * layers
+        return 0, False
     frequency = args.get("moe_layer_freq", 1)
     if isinstance(frequency, str):
         frequency = _pattern_value(frequency)
     if isinstance(frequency, int) and frequency > 0:
-        return [int(i % frequency == 0) for i in range(layers)]
+        return -(-layers // frequency), (layers - 1) % frequency == 0
     if isinstance(frequency, list) and len(frequency) == layers:
-        return [int(bool(x)) for x in frequency]
+        return sum(map(bool, frequency)), bool(frequency[-1])
     return None
 
 
@@ -145,8 +147,8 @@ def _pattern_value(text: str) -> object:
             left, right = value(node.left), value(node.right)
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right
-            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int) and right <= 10_000:
-                return left * right
+            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+                return left * right if len(left) * right <= MOST_LAYERS else None
         return None
 
     try:
@@ -157,6 +159,7 @@ def _pattern_value(text: str) -> object:
 
 def _int(args: Arguments, name: str) -> int | None:
     value = args.get(name)
-    if isinstance(value, str) and value.strip().isdigit():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
+        value = int(value)
+    # A log may say anything; a size beyond this would overflow floating point and is none.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None

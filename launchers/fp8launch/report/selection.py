@@ -43,7 +43,7 @@ class Line:
         return self.log.iterations[self.row]
 
     def value(self, name: str) -> float:
-        return self.log.iterations.column(name)[self.row]
+        return self.log.iterations.value(name, self.row)
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,12 @@ def select(attempts: Sequence[tuple[ParsedLog, Process]]) -> Selection:
     if superseded:
         dropped["repeated by a later attempt"] = sorted(superseded)
     return Selection(chosen, tuple(kept), {k: tuple(v) for k, v in dropped.items()}, tuple(notes))
+
+
+def values(lines: Sequence[Line], name: str) -> list[float]:
+    """A field of many lines, NaN where a line does not have it."""
+    columns = {id(log): log.iterations.column(name) for log in {id(x.log): x.log for x in lines}.values()}
+    return [columns[id(x.log)][x.row] for x in lines]
 
 
 def _lines(attempt: int, log: ParsedLog, process: Process) -> list[Line]:

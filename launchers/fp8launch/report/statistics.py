@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+
+LARGEST = 1e150
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Statistic:
 
 
 def statistic(values: Iterable[float]) -> Statistic | None:
-    """The statistic of the finite values, None if there are none."""
-    finite = [v for v in values if math.isfinite(v)]
+    """The statistic of the finite values, None if there are none. Beyond LARGEST is garbage, and would overflow."""
+    finite = [v for v in values if -LARGEST < v < LARGEST]
     if not finite:
         return None
     low, _, high = statistics.quantiles(finite, n=4, method="inclusive") if len(finite) > 1 else [finite[0]] * 3

@@ -18,8 +18,8 @@ from fp8launch.logs import Failure, ParsedLog, Process, read_log
 from fp8launch.logs.regions import line_number
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.problems import error
-from fp8launch.report.selection import RULE, Line, Selection, ranges, select
-from fp8launch.report.statistics import Statistic, statistic
+from fp8launch.report.selection import RULE, Line, Selection, ranges, select, values
+from fp8launch.report.statistics import LARGEST, Statistic, statistic
 
 T = TypeVar("T")
 Status = Literal["ok", "incomplete", "failed", "no_data"]
@@ -109,7 +109,7 @@ class RunReport:
         out["notes"] = list(self.notes)
         if self.status != "failed":
             del out["failure"]
-        return out
+        return {name: _plain(value) for name, value in out.items()}
 
 
 def parse_paths(
@@ -156,10 +156,10 @@ def summarise(
     tokens_per_s = [_tokens_per_s_per_gpu(line, seq_length, world) for line in kept]
     tokens_source: Literal["step time", "logged"] | None = "step time"
     if not any(map(math.isfinite, tokens_per_s)):
-        tokens_per_s = [line.value("tokens_per_s_per_gpu") for line in kept]
+        tokens_per_s = values(kept, "tokens_per_s_per_gpu")
         tokens_source = "logged"
     # A CPU run prints 0.0 where it means too little to show.
-    logged = [v if v > 0 else math.nan for v in (line.value("tflops_per_gpu") for line in kept)]
+    logged = [v if v > 0 else math.nan for v in values(kept, "tflops_per_gpu")]
     recomputed = [t * per_token / 1e12 if per_token else math.nan for t in tokens_per_s]
     tflops_source: Literal["logged", "recomputed"] = "logged" if any(map(math.isfinite, logged)) else "recomputed"
     tflops = logged if tflops_source == "logged" else recomputed
@@ -185,7 +185,7 @@ def summarise(
         mfu=statistic(t / peak for t in tflops) if peak else None,
         mfu_denominator={"gpu": gpu, "dtype": dtype, "peak_tflops": peak} if peak else None,
         peak_memory_mib=_peak_memory(logs, kept),
-        energy_j_per_gpu=statistic(line.value("energy_j_per_gpu") for line in kept),
+        energy_j_per_gpu=statistic(values(kept, "energy_j_per_gpu")),
         loss_first=lines[0].record().loss if lines else None,
         loss_last=last.record().loss if last else None,
         grad_norm_last=_finite(last.value("grad_norm")) if last else None,
@@ -259,14 +259,14 @@ def _diverged(lines: Sequence[Line]) -> Failure | None:
 
 def _iterations_covered(selection: Selection) -> int:
     """How many iterations the lines stand for: with a log interval of 10 a line stands for ten."""
-    covered: set[int] = set()
     spans: dict[int, list[int]] = {}
     for line in selection.lines:
-        span = spans.setdefault(line.attempt, [line.number, line.number])
-        span[1] = line.number
-    for first, last in spans.values():
-        covered.update(range(first, min(last, first + 10_000_000) + 1))
-    return len(covered)
+        spans.setdefault(line.attempt, [line.number, line.number])[1] = line.number
+    covered, end = 0, -1
+    for first, last in sorted(spans.values()):
+        covered += max(0, last - max(first, end + 1) + 1)
+        end = max(end, last)
+    return covered
 
 
 def _tokens_per_s_per_gpu(line: Line, seq_length: int | None, world: int | None) -> float:
@@ -296,21 +296,16 @@ def _fp8(args: Mapping[str, object]) -> dict[str, object] | None:
 
 def _count(attempts: Sequence[tuple[ParsedLog, Process]], lines: Sequence[Line], name: str) -> int:
     """The sum of a counter. The first line of a process does not reset it, so the second one holds it as well."""
-    first = {(i, p.rows[0]): (i, p.rows[1]) for i, (_, p) in enumerate(attempts) if len(p.rows) > 1}
-    values = {(x.attempt, x.row): x.value(name) for x in lines}
-    total = 0.0
-    for key, value in values.items():
-        counted_again = key in first and values.get(first[key], -1.0) >= value
-        if math.isfinite(value) and not counted_again:
-            total += value
-    return int(total)
+    second = {(i, p.rows[0]): (i, p.rows[1]) for i, (_, p) in enumerate(attempts) if len(p.rows) > 1}
+    counts = {(x.attempt, x.row): v for x, v in zip(lines, values(lines, name), strict=True) if 0 < v < LARGEST}
+    return sum(int(v) for key, v in counts.items() if key not in second or counts.get(second[key], 0.0) < v)
 
 
 def _peak_memory(logs: Sequence[ParsedLog], kept: Sequence[Line]) -> float | None:
     """Megatron's `max allocated` in MiB over all ranks that print it, else the memory in a fork's own lines."""
     peak = max((log.peak_memory.get("max allocated", 0.0) for log in logs), default=0.0)
     if not peak:
-        used = [v for v in (line.value("memory_used_gib") for line in kept) if math.isfinite(v)]
+        used = [v for v in values(kept, "memory_used_gib") if math.isfinite(v)]
         peak = max(used, default=0.0) * 1024
     return peak or None
 
@@ -367,6 +362,17 @@ def _last(values: Iterable[T | None]) -> T | None:
 
 def _positive(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+
+
+def _plain(value: object) -> object:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _finite(value: float) -> float | None:
