@@ -71,7 +71,7 @@ def recipe_from_argv(argv: Sequence[str], schema: FlagSchema, **sections: object
     covered = {flag for flag, value, _ in flag_settings(_valid({"name": "import", **recipe})) if value is not None}
     for flag, value in values.items():
         if flag not in covered:
-            recipe.setdefault("model" if flag in MODEL_FLAGS else "megatron", {})[flag] = value
+            recipe.setdefault("megatron", {})[flag] = value
     return {key: _in_order(key, section) for key, section in {**recipe, **sections}.items() if section}, problems
 
 
@@ -132,7 +132,11 @@ def _proposal(values: Values, schema: FlagSchema) -> Tree:
 
 
 def _proposed(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if "seq_length" in values and "max_position_embeddings" not in values:
+    length = values.get("seq_length")
+    for flag, value in values.items():
+        if flag in MODEL_FLAGS and (flag, value) != ("max_position_embeddings", length):
+            yield ("model", flag), value
+    if length is not None and "max_position_embeddings" not in values:
         # A stated null keeps translation from deriving it.
         yield ("model", "max_position_embeddings"), None
     yield from _precision(values, schema)
@@ -274,15 +278,15 @@ def _differences(recipe: Tree, argv: Sequence[str], schema: FlagSchema) -> list[
     """What keeps the written recipe from giving the same arguments again; nothing, unless the arguments are faulty."""
     name = str(recipe["name"])
     try:
-        tree = parse_yaml(write_yaml(recipe), name)
-        args = translate(LoadedRecipe(validate(Recipe, tree), tree, ()))
+        tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
+        again, _ = parse_argv(translate(LoadedRecipe(validate(Recipe, tree), tree, ())).argv, schema)
     except UserError as exc:
         return list(exc.problems)
     values, _ = _whole_formats(_last_of_each(parse_argv(argv, schema)[0], schema)[0], schema)
     different = [
         flag
-        for flag in {**values, **args.values}
-        if repr(_effective(values, flag, schema)) != repr(_effective(dict(args.values), flag, schema))
+        for flag in {**values, **again}
+        if repr(_effective(values, flag, schema)) != repr(_effective(again, flag, schema))
     ]
     message = "the recipe would run with another value than the argument list"
     return [Problem("error", "import-differs", f"{flag}: {message}") for flag in different]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from fp8launch.megatron.schema import FlagSchema
-from fp8launch.problems import Problem, error
+from fp8launch.problems import Problem, UserError
 from fp8launch.recipe.launch_options import SlurmWords, read_options, sbatch_lines, torchrun_words
 from fp8launch.recipe.shell_holes import Holes, is_known, is_secret
 from fp8launch.recipe.shell_words import Command, Reading, read_list, read_script
@@ -20,6 +20,8 @@ _TRAINING_ENV = re.compile(
 )
 # The scheduler gives these to each process; a recipe that fixed them would bind every process to the same.
 _NOT_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH")
+# Options whose value the recipe keeps under `resources` or `container`.
+_SIZE = re.compile(r"--?(N|n|t|c|nodes|nnodes|nproc|ntasks|gpus|gres|time|cpus|container)([-_=]|$)")
 _OWN_ENTRY = "pretrain_gpt.py"
 _FEW = 3
 
@@ -47,13 +49,15 @@ def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
         launch = Launch(tuple(argv))
     else:
         launch = _script(text, name, schema)
-    if not any(map(schema.find, launch.argv)):
-        raise error(
+    if not any(re.match("--.", word) for word in launch.argv):
+        nothing = Problem(
+            "error",
             "nothing-to-import",
             "holds no Megatron argument",
             name,
             "give a launch script, or Megatron's arguments as text or as a JSON list of words",
         )
+        raise UserError([*launch.problems, nothing])
     return launch
 
 
@@ -167,8 +171,10 @@ def _without_holes(
         unknown = [hole for word in group for hole in holes.of(word)]
         if unknown:
             text = " ".join(map(holes.shown, group))
-            whole = len(unknown) == 1 and text == unknown[0].raw
-            reasons = f"it {unknown[0].why}" if whole else "; ".join(dict.fromkeys(map(str, unknown)))
+            reasons = "; ".join(dict.fromkeys(map(str, unknown)))
+            if text == "".join(hole.raw for hole in unknown):
+                text = "` or `".join(hole.raw for hole in unknown)
+                reasons = "it " + "; it ".join(dict.fromkeys(hole.why for hole in unknown))
             problems.append(
                 Problem(
                     "warning",
@@ -230,7 +236,11 @@ def _resources(
             message = f"torchrun says {key} {value}, Slurm says {stated}; torchrun's was taken"
             problems.append(Problem("warning", "import-resources", message, where, f"check resources.{key}"))
         resources[key] = value
-    unknown = [holes.of(word)[0] for word in around if not is_known(word) and _is_size(holes.shown(word))]
+    unknown = [
+        holes.of(word)[0]
+        for before, word in zip(["", *around], around, strict=False)
+        if not is_known(word) and _SIZE.match(word if word.startswith("-") else before)
+    ]
     for hole in dict.fromkeys(unknown):
         problems.append(Problem("warning", "import-unresolved", f"resources may be incomplete: {hole}", where))
     return resources, step.container, problems
@@ -242,10 +252,6 @@ def _launcher_at(words: Sequence[str]) -> int:
         if re.fullmatch(r"(torchrun|python[\d.]*|(ba)?sh)", PurePosixPath(word).name) or word.endswith(".py"):
             return at
     return len(words)
-
-
-def _is_size(text: str) -> bool:
-    return re.search(r"nnodes|nproc|nodes|ntasks|gpus|gres|NODES|GPUS|WORLD|container|IMAGE", text) is not None
 
 
 def _entry(script: str | None, holes: Holes, where: str) -> tuple[dict[str, object], list[Problem]]:

@@ -34,27 +34,41 @@ class Expansion:
 
     def _split(self, word: Word) -> Iterator[str]:
         current: str | None = None
-        for part in word.parts:
-            if isinstance(part, Variable) and part.index == "@" and part.quoted and isinstance(self._value(part), list):
-                for number, element in enumerate(self._value(part)):
-                    if number:
-                        yield current or ""
-                        current = None
-                    current = (current or "") + element
-                continue
-            text = self._text(part)
-            if isinstance(part, Variable) and not part.quoted:
-                pieces = re.split(r"[ \t\n]+", text)
-                for number, piece in enumerate(pieces):
+        for text, divides in itertools.chain.from_iterable(map(self._pieces, word.parts)):
+            if divides is None:
+                yield current or ""
+                current = None
+            elif not divides:
+                current = (current or "") + text
+            else:
+                for number, piece in enumerate(re.split(r"[ \t\n]+", text)):
                     if number and current is not None:
                         yield current
                         current = None
                     if piece:
                         current = (current or "") + piece
-            elif text or (isinstance(part, Text) and part.quoted):
-                current = (current or "") + text
         if current is not None:
             yield self._bounded(current)
+
+    def _pieces(self, part: Part) -> Iterator[tuple[str, bool | None]]:
+        """Texts, each with whether white space in it divides words; None is a division of its own."""
+        if not isinstance(part, Variable):
+            yield self._text(part), False
+            return
+        value = self._value(part)
+        if isinstance(value, Word):
+            for inner in value.parts:
+                if isinstance(inner, Text):
+                    yield inner.text, not part.quoted and not inner.quoted
+                else:
+                    yield from self._pieces(inner)
+        elif isinstance(value, list) and part.quoted and part.index == "@":
+            for number, element in enumerate(value):
+                if number:
+                    yield "", None
+                yield element, False
+        else:
+            yield self._bounded(value if isinstance(value, str) else " ".join(value)), not part.quoted
 
     def joined(self, word: Word) -> str:
         """A word as one text, as in an assignment."""
@@ -73,9 +87,12 @@ class Expansion:
         if isinstance(part, Arithmetic):
             return self._arithmetic(part)
         value = self._value(part)
+        if isinstance(value, Word):
+            return self.joined(value)
         return self._bounded(value if isinstance(value, str) else " ".join(value))
 
-    def _value(self, part: Variable) -> Value:
+    def _value(self, part: Variable) -> Value | Word:
+        """What a variable stands for: its value, a hole, or the fallback that is written with it."""
         value = self.variables.get(part.name)
         if is_secret(part.name) and value != "":
             return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
@@ -89,13 +106,13 @@ class Expansion:
             return value
         return self.holes.mark(part.raw, part.line, unset_reason(part.name))
 
-    def _by_rule(self, part: Variable, value: Value | None) -> Value:
+    def _by_rule(self, part: Variable, value: Value | None) -> Value | Word:
         assert part.fallback is not None
         present = value is not None and (value not in ("", []) or ":" not in part.rule)
         if value is not None and not is_known(*([value] if isinstance(value, str) else value)):
             return value
         if part.rule[-1] == "+":
-            return self.joined(part.fallback) if present else ""
+            return part.fallback if present else ""
         if present and value is not None:
             return value
         # Slurm and torchrun set their own variables in every job, so a default for them says little.
@@ -104,10 +121,10 @@ class Expansion:
         )
         if outside and value is None:
             return self.holes.mark(part.raw, part.line, unset_reason(part.name))
-        chosen = self.joined(part.fallback)
         if part.rule[-1] == "=":
-            self.variables[part.name] = chosen
-        return chosen
+            self.variables[part.name] = self.joined(part.fallback)
+            return self.variables[part.name]
+        return part.fallback
 
     def _arithmetic(self, part: Arithmetic) -> str:
         text = self.joined(part.inner)
@@ -140,7 +157,8 @@ class Expansion:
         current = self.variables.get(name)
         if appends:
             value = self._appended(name, current, value, word.line)
-        if sum(map(len, value)) > MAX_TEXT:
+        # One more for each element, so that many empty ones count.
+        if sum(len(text) + 1 for text in value) > 2 * MAX_TEXT:
             raise error("shell-too-large", "has a variable that grows beyond measure", f"{self.name}:{word.line}")
         if certain or value == current:
             self.variables[name] = value

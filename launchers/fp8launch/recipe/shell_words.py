@@ -49,6 +49,7 @@ class Reading:
     commands: list[Command] = field(default_factory=list)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     holes: Holes = field(default_factory=Holes)
+    steps: int = 0
 
 
 def read_list(text: str, name: str) -> tuple[list[str], Holes]:
@@ -336,6 +337,13 @@ class _Shell(Expansion):
             if isinstance(token, Word):
                 words.append(token)
             self._at += 1
+        if words and isinstance(token, Operator) and token.text == "(":
+            # Read on, the rest of the arguments would be lost as another command's.
+            fix = "put quotes around the word"
+            raise error("shell-syntax", "has '(' after a word, which a shell refuses", f"{self.name}:{token.line}", fix)
+        self._reading.steps += 1
+        if self._reading.steps > _MAX_COMMANDS:
+            raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)
         if mode is _Mode.SKIP or not words:
             return None if mode is _Mode.SKIP else _ASSUMED
         prefix = list(itertools.takewhile(assigned_name, words))
@@ -343,12 +351,10 @@ class _Shell(Expansion):
         if not rest:
             for word in prefix:
                 self.assign(word, mode is _Mode.RUN)
-            return _ASSUMED
+            return True
         if rest[0].bare in _DECLARING:
             return self._declare(rest, mode)
         expanded = self.fields(rest)
-        if len(self._reading.commands) > _MAX_COMMANDS:
-            raise error("shell-too-large", f"has more than {_MAX_COMMANDS} commands", self.name)
         return self._run(prefix, expanded, rest[0].line, mode) if expanded else _ASSUMED
 
     def _run(self, prefix: Sequence[Word], words: list[str], line: int, mode: _Mode) -> _Truth:
@@ -388,14 +394,16 @@ class _Shell(Expansion):
 
     def _declare(self, words: Sequence[Word], mode: _Mode) -> _Truth:
         options = [word.bare for word in words[1:] if word.bare and word.bare.startswith("-")]
-        exports = "-n" not in options and (words[0].bare == "export" or any("x" in option for option in options))
+        exports = words[0].bare == "export" or any("x" in option for option in options)
         for word in words[1:]:
             name = assigned_name(word)
             if name:
                 self.assign(word, mode is _Mode.RUN)
-            for exported in [name] if name else self.fields([word]):
-                if exports and exported and re.fullmatch(r"[A-Za-z_]\w*", exported):
-                    self._export[exported] = None
+            for variable in [name] if name else self.fields([word]):
+                if exports and "-n" in options:
+                    self._export.pop(variable, None)
+                elif exports and re.fullmatch(r"[A-Za-z_]\w*", variable):
+                    self._export[variable] = None
         return _ASSUMED
 
     def _forget(self, name: str, line: int, mode: _Mode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -15,6 +16,8 @@ _WIDTH = 110
 # Long by nature, and read line by line.
 _ALWAYS_BLOCK = ("model", "env", "megatron")
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.+@%=-]*(?:[: ][A-Za-z0-9_/.+@%=-]+)*")
+# Control characters and what YAML or an editor may take for the end of a line.
+_UNSAFE = re.compile(r"[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 # Words that older YAML readers take for true and false.
 _OLD_WORDS = frozenset(("y", "n", "yes", "no", "on", "off"))
 
@@ -74,8 +77,9 @@ def _scalar(value: Any) -> str:
 
 def _float(value: float) -> str:
     """Plain from 0.001 up to a million, else as 3.0e-4, which every YAML reader takes for a number."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return ".nan" if value != value else ".inf" if value > 0 else '"-inf"'
+    if not math.isfinite(value):
+        # The recipe format has no such numbers; as text Megatron's parser reads them.
+        return f'"{value}"'
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return repr(value)
     sign, digits, exponent = Decimal(repr(value)).as_tuple()
@@ -85,11 +89,7 @@ def _float(value: float) -> str:
 
 
 def _quoted(text: str) -> str:
-    return re.sub(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]", _escape, _json(text))
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _UNSAFE.sub(_escape, json.dumps(text, ensure_ascii=False))
 
 
 def _escape(char: re.Match[str]) -> str:
@@ -98,4 +98,4 @@ def _escape(char: re.Match[str]) -> str:
 
 def _visible(text: str) -> str:
     """A comment's text; control characters would end the comment or make the file unreadable."""
-    return re.sub(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]", " ", text)
+    return "\n".join(_UNSAFE.sub(" ", line) for line in text.split("\n"))
