@@ -13,7 +13,7 @@ from train_jobs import MOCK, Run, from_weights, worker
 @pytest.fixture(scope="session")
 def megatron() -> None:
     """Skips where this Python has no torch and Megatron to train with."""
-    for package in ("torch", "megatron"):
+    for package in ("torch", "megatron", "megatron.training"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed for {sys.executable}")
 

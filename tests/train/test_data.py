@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from train_jobs import CODE, TINY, job_environment, module, worker
+from train_jobs import CODE, MOCK, TINY, job_environment, module, srun, worker
 
 pytestmark = pytest.mark.train
 
@@ -45,16 +46,12 @@ def test_the_helper_is_compiled_where_the_installation_lacks_it(megatron: None, 
     """A copy of the installed Megatron without its compiled helper, read-only: the helper goes into the cache."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    import importlib.util
-
-    spec = importlib.util.find_spec("megatron")
-    assert spec is not None and spec.submodule_search_locations
-    installed = Path(next(iter(spec.submodule_search_locations)))
+    spec = importlib.util.find_spec("megatron.training")
+    assert spec is not None and spec.origin is not None
+    installed = Path(spec.origin).parent.parent
     site = tmp_path / "site"
     shutil.copytree(installed, site / "megatron", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     cache = tmp_path / "cache"
-    from train_jobs import MOCK, srun
-
     run = srun(
         2, [*MOCK, "--train-iters", "3", "--lr-decay-iters", "10"], PYTHONPATH=str(site), XDG_CACHE_HOME=str(cache)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -98,26 +97,11 @@ def test_experts_on_two_processes(megatron: None) -> None:
             ["--num-experts", "4", "--moe-layer-freq", "[0,1]", "--moe-router-topk", "2"], id="every-second-moe"
         ),
         pytest.param(["--mtp-num-layers", "1"], id="multi-token-prediction"),
-        pytest.param(
-            shlex.split(
-                "--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 16 "
-                "--v-head-dim 16 --rope-type rope"
-            ),
-            id="mla",
-        ),
     ],
 )
 @pytest.mark.parametrize("version", ["installed", "0.18.2", "0.17.1"])
 def test_model_variants(megatron: None, variant: list[str], version: str) -> None:
-    falls(worker([*without_groups(variant), *variant], **older(version)))
-
-
-def without_groups(variant: list[str]) -> list[str]:
-    """Latent attention has no query groups."""
-    if "--multi-latent-attention" not in variant:
-        return MOCK
-    at = MOCK.index("--group-query-attention")
-    return MOCK[:at] + MOCK[at + 3 :]
+    falls(worker([*MOCK, *variant], **older(version)))
 
 
 def older(version: str) -> dict[str, str]:

@@ -7,9 +7,9 @@ lines are Megatron's, with 0.0 for TFLOP/s and memory (there is no such device).
 
 Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; the distributed optimizer with
 overlapped reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit on a signal; stop on NaN.
-Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, FP8 and FP4, TE's
-fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and anything that times or profiles a
-GPU.
+Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, multi-latent
+attention, FP8 and FP4, TE's fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and
+anything that times or profiles a GPU.
 """
 # mypy: disable-error-code="import-not-found"
 
