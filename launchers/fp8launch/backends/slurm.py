@@ -83,8 +83,8 @@ def refused(message: str, run: RunFolder) -> Exception:
     words = " ".join(message.replace("sbatch: error:", "").split()) or "sbatch gave no reason"
     low = words.lower()
     advice = {
-        "partition": "set `partition:` in the cluster profile; `sinfo -s` lists those there are",
         "account": "set `account:` in the cluster profile; `sacctmgr show assoc user=$USER` lists yours",
+        "partition": "set `partition:` in the cluster profile; `sinfo -s` lists those there are",
         "qos": "set `qos:` in the cluster profile",
         "time limit": "lower resources.time, or choose another partition",
         "node configuration": "lower resources.nodes or gpus_per_node, or choose another partition",
@@ -111,6 +111,8 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
 
 def cancel(ids: Sequence[str]) -> None:
     """scancel, quiet about jobs that have ended."""
+    if not ids:
+        return
     done = call("scancel", *ids)
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise error("scancel-failed", f"Slurm did not cancel {', '.join(ids)}: {done.stderr.strip()}", exit_code=3)

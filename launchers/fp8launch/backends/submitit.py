@@ -79,6 +79,8 @@ def _executor(job: Job, folder: Path) -> Any:
 def _parameters(job: Job) -> dict[str, object]:
     """sbatch's options in submitit's form, which writes each into its own script."""
     options: dict[str, object] = {name: True if value is None else value for name, value in job.slurm}
+    # Under the name with a dash it would stand beside submitit's own, and the last one counts.
+    options["job_name"] = options.pop("job-name", job.name)
     # Submitit always asks for a signal before the end, and without B: it would reach every rank. CONT does nothing.
     return {**options, "signal": "B:CONT@1"}
 

@@ -13,14 +13,15 @@ INDENT = "    "
 _AUTHOR = f"Written by fp8launch {__version__}."
 
 # Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
-OWN_VARIABLES = frozenset(
-    "attempt code home hosts image megatron_args python run_folder status MASTER_ADDR MASTER_PORT".split()
-)
-BASH_VARIABLES = frozenset(
-    "_ BASHOPTS BASHPID BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_LINENO BASH_SOURCE BASH_SUBSHELL "
-    "BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD LINENO PPID RANDOM SECONDS "
-    "SHELLOPTS SRANDOM UID".split()
-)
+OWN_VARIABLES = {
+    "attempt", "code", "home", "hosts", "image", "megatron_args", "python", "run_folder", "status",
+    "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+BASH_VARIABLES = {
+    "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND", "BASH_LINENO",
+    "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME",
+    "GROUPS", "HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
