@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch import __version__
+from fp8launch.recipe.source import is_file
 
 MAX_DIFF = 5 << 20
 
@@ -35,16 +36,17 @@ def image_record(image: str | None) -> dict[str, Any] | None:
     if image is None:
         return None
     record: dict[str, Any] = {"image": image}
-    name, at, digest = image.partition("@")
-    if at and digest.startswith("sha256:"):
+    digest = image.rpartition("@")[2]
+    if digest.startswith("sha256:"):
         return {**record, "digest": digest}
-    path = Path(name)
-    if path.is_file():
+    path = Path(image)
+    if is_file(path):
         stat = path.stat()
         record |= {"bytes": stat.st_size, "modified": _utc(stat.st_mtime)}
         beside = path.with_name(path.name + ".sha256")
-        if beside.is_file():
-            record["digest"] = "sha256:" + beside.read_text().split()[0]
+        words = beside.read_text(errors="replace").split() if is_file(beside) else []
+        if words:
+            record["digest"] = "sha256:" + words[0]
     return record
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fp8launch.problems import UserError, error, nearest
+from fp8launch.recipe.source import is_file
 from fp8launch.runs.folder import MANIFEST, RunFolder, run_folders, write_atomically
 
 
@@ -57,7 +58,7 @@ def _created(run: RunFolder) -> float | None:
 
 def find_run(name: str) -> RunFolder:
     """The run that a user means: a folder, a run id, the start of one that no other shares, a job id, or `latest`."""
-    if (Path(name) / MANIFEST).is_file():
+    if is_file(Path(name) / MANIFEST):
         return RunFolder(Path(name).absolute())
     runs = all_runs()
     if name == "latest" and runs:
