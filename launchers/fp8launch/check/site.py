@@ -1,0 +1,161 @@
+"""What a Slurm cluster has, read from the text of its commands: the fields used are the same from 22.05 to 25.11."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fp8launch.backends.slurm import call
+
+# A controller that is busy takes seconds; one that is gone must not hold up a check for long.
+TIMEOUT = 15.0
+# States of a node that take it out of service for now; sinfo's marks (*, ~, #, $, @, ...) are cut off before.
+OUT_OF_SERVICE = ("down", "drain", "fail", "error", "unknown", "future")
+
+
+@dataclass(frozen=True)
+class Node:
+    """`gpus` are its GPU types with their counts; a site that names no types has one called ''."""
+
+    name: str
+    state: str
+    gpus: Mapping[str, int]
+    cpus: int
+    features: frozenset[str]
+
+    @property
+    def in_service(self) -> bool:
+        return not self.state.startswith(OUT_OF_SERVICE)
+
+    def gpus_of(self, kind: str | None) -> int:
+        """How many GPUs a job can ask for on this node, of one type or of any."""
+        return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`max_minutes` and `max_nodes` are None without a limit."""
+
+    name: str
+    state: str
+    default: bool
+    max_minutes: int | None
+    max_nodes: int | None
+    min_nodes: int
+    total_nodes: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def in_service(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.in_service)
+
+
+@dataclass(frozen=True)
+class Site:
+    partitions: Mapping[str, Partition]
+
+
+class Silent(Exception):
+    """The controller does not answer; the message holds its commands' words."""
+
+
+def read_site() -> Site:
+    """The partitions and nodes of the cluster that answers here. Raises Silent when none does."""
+    _answers()
+    shown = call("scontrol", "--oneliner", "show", "partition", timeout=TIMEOUT)
+    if shown.returncode:
+        raise Silent(_words(shown.stderr or shown.stdout))
+    listed = call("sinfo", "-h", "-a", "-N", "-o", "%R|%N|%T|%G|%c|%f", timeout=TIMEOUT)
+    if listed.returncode:
+        raise Silent(_words(listed.stderr or listed.stdout))
+    return Site({p.name: p for p in parse_partitions(shown.stdout, parse_nodes(listed.stdout))})
+
+
+def _answers() -> None:
+    # Other commands wait and try again for a minute and more when nobody is there; ping comes back at once.
+    ping = call("scontrol", "ping", timeout=TIMEOUT)
+    if " UP" not in ping.stdout:
+        raise Silent(_words(ping.stderr or ping.stdout) or f"scontrol ping ended with {ping.returncode}")
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def parse_nodes(text: str) -> dict[str, list[Node]]:
+    """Lines of sinfo's `%R|%N|%T|%G|%c|%f`, by partition."""
+    found: dict[str, list[Node]] = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 6:
+            continue
+        partition, name, state, gres, cpus, features = fields
+        node = Node(
+            name,
+            re.sub(r"[^a-z_].*", "", state.lower()),
+            parse_gpus(gres),
+            int(cpus) if cpus.isdigit() else 0,
+            frozenset(re.findall(r"[\w.=:/-]+", features)) - {"null"},
+        )
+        found.setdefault(partition, []).append(node)
+    return found
+
+
+def parse_gpus(gres: str) -> dict[str, int]:
+    """The GPUs in a node's generic resources: `gpu:h200:8(S:0-1),gpu:8,shard:16` or `(null)`."""
+    gpus: dict[str, int] = {}
+    # What sockets and indices they are on is in parentheses, with commas of its own.
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
+        match = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+)([kKmM]?))?", part.strip())
+        if match:
+            scale = {"": 1, "k": 1024, "m": 1024**2}[(match[3] or "").lower()]
+            kind = match[1] or ""
+            gpus[kind] = gpus.get(kind, 0) + int(match[2] or 1) * scale
+    return gpus
+
+
+def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partition]:
+    """Lines of `scontrol --oneliner show partition`: KEY=VALUE words."""
+    found = []
+    for line in text.splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = words.get("PartitionName")
+        if name is None:
+            continue
+        own = tuple(nodes.get(name, ()))
+        found.append(
+            Partition(
+                name,
+                words.get("State", "UP"),
+                words.get("Default") == "YES",
+                minutes(words.get("MaxTime", "")),
+                _number(words.get("MaxNodes")),
+                _number(words.get("MinNodes")) or 0,
+                _number(words.get("TotalNodes")) or len(own),
+                own,
+            )
+        )
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def minutes(text: str) -> int | None:
+    """A Slurm time in minutes, seconds rounded up; None for UNLIMITED and what is no time.
+
+    Forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return None
+    days, first, second, third = (int(part) if part is not None else None for part in match.groups())
+    if days is not None:
+        seconds = ((days * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
+    elif third is not None:
+        seconds = ((first or 0) * 60 + (second or 0)) * 60 + third
+    else:
+        seconds = (first or 0) * 60 + (second or 0)
+    return -(-seconds // 60)

@@ -1,0 +1,89 @@
+"""The files of a tokenizer. Which type needs what: megatron/core/tokenizers/utils/build_tokenizer.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, missing_path, unexpanded
+from fp8launch.job.cluster import Cluster
+from fp8launch.problems import Problem
+
+if TYPE_CHECKING:
+    from fp8launch.runs.submit import Prepared
+
+# Read by sentencepiece or tiktoken: one file.
+FILE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
+# Read by transformers: a folder, or a name on the Hugging Face hub.
+HUB_TYPES = ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer")
+# Type to the files without which Megatron downloads them.
+VOCAB_TYPES = {
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+    "BertWordPieceLowerCase": ("vocab_file",),
+    "BertWordPieceCase": ("vocab_file",),
+}
+# One of these makes a folder a tokenizer for transformers.
+HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def tokenizer_problems(
+    prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]
+) -> Iterator[Problem]:
+    """What is wrong with the tokenizer's files."""
+    args = prepared.args
+    kind, model = args.values.get("tokenizer_type"), args.values.get("tokenizer_model")
+    where = args.places.get("tokenizer_model") or args.places.get("tokenizer_type")
+    if kind in VOCAB_TYPES:
+        absent = [flag for flag in VOCAB_TYPES[str(kind)] if not args.values.get(flag)]
+        if absent:
+            message = f"{kind} without {' and '.join(absent)}: each node would try to download them"
+            fix = f"set megatron.{absent[0]} to a local file"
+            yield Problem("warning", "tokenizer-from-network", message, where, fix)
+    elif kind in (*FILE_TYPES, *HUB_TYPES):
+        if not isinstance(model, str) or not model:
+            # A multimodal one can do without.
+            if kind != "MultimodalTokenizer":
+                message = f"{kind} needs a tokenizer model, and none is set"
+                yield Problem("error", "tokenizer-missing", message, where, "set data.tokenizer.model")
+        elif is_remote(model) or unexpanded(model):
+            return
+        elif kind in HUB_TYPES and _HUB_NAME.fullmatch(model):
+            if not _cached(model, prepared, cluster, paths, environment):
+                message = f"{kind} loads '{model}' from the Hugging Face hub, which compute nodes often cannot reach"
+                fix = (
+                    "download it once to the shared file system and name that folder, or set HF_HOME to a filled cache"
+                )
+                yield Problem("warning", "tokenizer-from-network", message, where, fix)
+        elif problem := (_folder if kind in HUB_TYPES else _file)(str(kind), model, where, paths):
+            yield problem
+
+
+def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem | None:
+    here = paths.here(model)
+    if here is not None and kind_of(here) == "folder":
+        inside = next((name for name in ("tokenizer.model", "tokenizer.json") if name in entries(here)), None)
+        fix = f"name {model.rstrip('/')}/{inside}" if inside else "name the file in it"
+        return Problem("error", "tokenizer-missing", f"{kind} reads one file, and {model} is a folder", where, fix)
+    return missing_path(f"the model of {kind},", model, where, paths, code="tokenizer-missing")
+
+
+def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem | None:
+    here = paths.here(model)
+    if here is not None and kind_of(here) == "folder" and not set(HUB_FILES) & set(entries(here)):
+        message = f"{model} holds none of {', '.join(HUB_FILES)}"
+        return Problem("error", "tokenizer-missing", message, where, "name the folder that holds the tokenizer")
+    if here is not None and kind_of(here) == "file":
+        # transformers takes the file of a tokenizer too, with a warning.
+        return None
+    return missing_path(f"the tokenizer of {kind},", model, where, paths, "folder", "tokenizer-missing")
+
+
+def _cached(model: str, prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]) -> bool:
+    """The job's Hugging Face cache holds this name already, as far as this machine can see."""
+    job = {**environment, **{k: str(v) for k, v in cluster.env.items()}, **prepared.loaded.recipe.environment}
+    home = job.get("HF_HOME") or f"{job.get('XDG_CACHE_HOME') or job.get('HOME', '') + '/.cache'}/huggingface"
+    hub = job.get("HF_HUB_CACHE") or f"{home}/hub"
+    here = paths.here(f"{hub}/models--{model.replace('/', '--')}/snapshots")
+    return here is not None and any(set(HUB_FILES) & set(entries(here / commit)) for commit in entries(here))
