@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fp8launch import backends
+from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.output import json_option, recipe_options, say, show_json, with_options
 from fp8launch.job.cluster import load_cluster
 from fp8launch.job.script import batch_script
@@ -40,14 +41,15 @@ def submit(
     profile = load_cluster(cluster)
     backend = backends.backend(backend_name)
     place = run_root(profile, root)
+    checked = refuse_errors(prepared, profile)
     if dry_run:
         for one in prepared:
             job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), backend)
             click.echo(backend.script(job)[1] if backend.name == "local" else batch_script(job), nl=False)
         return 0
     submitted: list[RunFolder] = []
-    for one in prepared:
-        run = submit_run(one, profile, place, backend)
+    for one, result in zip(prepared, checked, strict=True):
+        run = submit_run(one, profile, place, backend, result.as_json())
         submitted.append(run)
         say(_told(one, run, backend.name))
     status = 0

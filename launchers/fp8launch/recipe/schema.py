@@ -19,17 +19,23 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 _WALL_TIME = r"^([0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2})$"
+_RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+_REASON = r"\S"
 _VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
 PATTERNS_IN_WORDS = {
     _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
     _ENV_NAME: "letters, digits and '_', not starting with a digit",
     _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
+    _RULE_CODE: "the code of a warning, as `fp8launch check` shows it in brackets",
+    _REASON: "a reason in words",
     _VERSION: 'a version in quotes, such as "0.19"',
 }
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME)]
 WallTime = Annotated[str, StringConstraints(pattern=_WALL_TIME)]
 Version = Annotated[str, StringConstraints(pattern=_VERSION)]
+RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
+Reason = Annotated[str, StringConstraints(pattern=_REASON)]
 StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
 Gpu = Literal["a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"]
 
@@ -194,6 +200,7 @@ class Recipe(Section):
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []
     megatron: dict[str, FlagValue] = {}
+    silence: dict[RuleCode, Reason] = {}
     notes: list[str] = []
 
     @property

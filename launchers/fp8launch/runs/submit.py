@@ -104,8 +104,13 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, backend: Backen
     return plan(prepared.loaded, prepared.args, cluster, folder, runtime=runtime)
 
 
-def submit(prepared: Prepared, cluster: Cluster, root: Path, backend: Backend) -> RunFolder:
-    """Make the run folder and submit its job. What was made is kept when Slurm refuses, for the error to point at."""
+def submit(
+    prepared: Prepared, cluster: Cluster, root: Path, backend: Backend, checked: dict[str, Any] | None = None
+) -> RunFolder:
+    """Make the run folder and submit its job. What was made is kept when Slurm refuses, for the error to point at.
+
+    `checked` is what the check found, for the manifest.
+    """
     recipe = prepared.loaded.recipe
     run_id = new_run_id(recipe.name)
     job = plan_run(prepared, cluster, root / run_id, backend)
@@ -114,7 +119,7 @@ def submit(prepared: Prepared, cluster: Cluster, root: Path, backend: Backend) -
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
     if diff:
         files["git.diff"] = diff
-    run = create_run_folder(root, run_id, files, _manifest(prepared, cluster, job, backend, git))
+    run = create_run_folder(root, run_id, files, {**_manifest(prepared, cluster, job, backend, git), "check": checked})
     remember_root(root)
     job_id = backend.submit(job, run)
     run.update(jobs=[{"id": job_id, "submitted": _now()}])

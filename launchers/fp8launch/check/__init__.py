@@ -1,0 +1,1 @@
+"""What would stop or spoil a run, found on the login node: no GPU, no torch, nothing submitted."""

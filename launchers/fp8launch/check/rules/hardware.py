@@ -1,0 +1,58 @@
+"""Quantization recipes against the GPU, CUDA and Transformer Engine that the job will find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8launch.check.facts import Facts
+from fp8launch.check.rule import Finding, rule
+
+_TE = "TransformerEngine pytorch/quantization.py"
+_PRECISION = ("fp8_recipe", "fp8", "fp4")
+
+
+def _capability(run: Facts) -> str:
+    return f"{run.gpu.name} (compute capability {run.gpu.capability[0]}.{run.gpu.capability[1]})"
+
+
+@rule("fp8-needs-newer-gpu", "error", source=f"{_TE} _compute_fp8_support: 8.9 or higher")
+def fp8_needs_ada(run: Facts) -> Iterator[Finding]:
+    if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < (8, 9):
+        message = f"{run.precision} runs on compute capability 8.9 and above, not on {_capability(run)}"
+        yield Finding(message, run.where(*_PRECISION), "use `precision: {recipe: bf16}`, or an H100 or newer")
+
+
+@rule("mxfp8-needs-blackwell", "error", source=f"{_TE} _compute_mxfp8_support: 10.0 and above, not 12.0 and above")
+def mxfp8_needs_blackwell(run: Facts) -> Iterator[Finding]:
+    if run.precision == "mxfp8" and run.gpu.capability >= (8, 9) and not (10, 0) <= run.gpu.capability < (12, 0):
+        message = f"mxfp8 runs on B200, B300, GB200 and GB300 only, not on {_capability(run)}"
+        yield Finding(message, run.where("fp8_recipe"), "use tensorwise, or a Blackwell data-centre GPU")
+
+
+@rule("nvfp4-needs-blackwell", "error", source=f"{_TE} _compute_nvfp4_support: 10.0 and above")
+def nvfp4_needs_blackwell(run: Facts) -> Iterator[Finding]:
+    if run.precision == "nvfp4" and (8, 9) <= run.gpu.capability < (10, 0):
+        message = f"nvfp4 runs on compute capability 10.0 and above, not on {_capability(run)}"
+        yield Finding(message, run.where("fp4_recipe", "fp4"), "use an FP8 recipe, or a Blackwell GPU")
+
+
+@rule("blockwise-emulated", "warning", source="TransformerEngine common/gemm: emulated with MXFP8 from 10.0 on")
+def blockwise_is_emulated_on_blackwell(run: Facts) -> Iterator[Finding]:
+    if run.precision == "blockwise" and run.gpu.capability >= (10, 0):
+        message = (
+            f"blockwise on {_capability(run)} is emulated with MXFP8 and power-of-two scales: "
+            "slower than mxfp8, and other numerics than on Hopper"
+        )
+        yield Finding(message, run.where("fp8_recipe"), "use mxfp8 there, or silence this to compare with Hopper runs")
+
+
+@rule("blockwise-needs-cuda", "error", source=f"{_TE} _compute_fp8_block_scaling_support: 9.0 and CUDA 12.9")
+def blockwise_needs_cuda(run: Facts) -> Iterator[Finding]:
+    cuda = run.software.cuda
+    if run.precision != "blockwise":
+        return
+    if (8, 9) <= run.gpu.capability < (9, 0):
+        yield Finding(f"blockwise needs Hopper, not {_capability(run)}", run.where("fp8_recipe"), "use tensorwise")
+    elif cuda is not None and cuda < (12, 9):
+        message = f"blockwise needs CUDA 12.9 or newer, and the job will find {'.'.join(map(str, cuda))}"
+        yield Finding(message, run.where("fp8_recipe"), "use a newer image, or tensorwise")
