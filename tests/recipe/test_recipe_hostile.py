@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
 from fp8launch.megatron.translate import layout, translate
 from fp8launch.problems import ANSWER_IS_NO, BAD_INPUT, UserError
 from fp8launch.recipe.load import load_recipe
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 SECTIONS = (
     "extends", "name", "description", "model", "precision", "parallel", "batch", "train", "optimizer", "data",

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import only, refused
+
 from fp8launch.pack import pack_folder
 from fp8launch.recipe.load import MAX_GENERATIONS, LoadedRecipe, find_recipe, load_recipe
-from support import only, refused
 
 Write = Callable[[str, str], str]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fp8launch.recipe.load import load_recipe
 from support import only, refused
+
+from fp8launch.recipe.load import load_recipe
 
 Write = Callable[[str, str], str]
 

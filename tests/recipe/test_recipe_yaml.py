@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fp8launch.recipe.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse_yaml, read_yaml
 from support import only, refused
+
+from fp8launch.recipe.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse_yaml, read_yaml
 
 
 def value(text: str) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support import only, refused
+
 from fp8launch.problems import ANSWER_IS_NO
 from fp8launch.runs.submit import Prepared, prepare
-from support import only, refused
 
 Write = Callable[[str, str], str]
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import only, refused
+
 from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.schema import load_schema, supported_versions
 from fp8launch.megatron.translate import MegatronArgs, layout, relative_data_paths, translate
 from fp8launch.pack import pack_folder
 from fp8launch.problems import ANSWER_IS_NO
 from fp8launch.recipe.load import load_recipe
-from support import only, refused
 
 Write = Callable[[str, str], str]
 
