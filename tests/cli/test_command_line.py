@@ -129,7 +129,9 @@ def bad_recipes(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("verb", ["submit", "check", "render", "recipes"])
-def test_bad_recipes_get_one_clear_message_and_submit_nothing(fp8launch: Callable[..., Done], tmp_path: Path, home: Path, verb: str) -> None:
+def test_bad_recipes_get_one_clear_message_and_submit_nothing(
+    fp8launch: Callable[..., Done], tmp_path: Path, home: Path, verb: str
+) -> None:
     for name, (path, word) in bad_recipes(tmp_path).items():
         done = fp8launch(verb, str(path), *(["--backend", "local"] if verb == "submit" else []))
         assert done.returncode == 2, f"{name}: {done.stdout}{done.stderr}"
@@ -177,7 +179,9 @@ def test_rendered_arguments_import_to_the_same_arguments(fp8launch: Callable[...
 
 
 def test_the_shipped_scripts_are_what_the_recipes_say() -> None:
-    done = subprocess.run([sys.executable, "tools/render_slurm.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "tools/render_slurm.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

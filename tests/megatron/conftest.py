@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fp8launch.megatron import validators
 from fp8launch.megatron.schema import supported_versions
 from fp8launch.problems import UserError

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from fp8launch.megatron.argv import FlagValue, Scalar
 from fp8launch.megatron.schema import Flag, FlagSchema
-from hypothesis import strategies as st
 
 # What they do at parse time depends on the machine: files that they name, packages that they need.
 SIDE_EFFECTS = frozenset({"yaml_cfg", "enable_msc", "disable_msc"})

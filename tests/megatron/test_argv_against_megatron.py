@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from flag_values import value_mappings, wild_argv
-from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
-from fp8launch.megatron.schema import FlagSchema, load_schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
+from fp8launch.megatron.schema import FlagSchema, load_schema
 
 Parse = Callable[[list[str]], dict[str, Any]]
 SETTINGS = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

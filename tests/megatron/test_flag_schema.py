@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from fp8launch.megatron import schema as schemas
 from fp8launch.megatron.schema import load_schema, other_names, supported_versions, versions_with
 from fp8launch.problems import UserError

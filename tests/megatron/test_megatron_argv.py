@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from flag_values import value_mappings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
 from fp8launch.megatron.schema import load_schema, supported_versions
 from fp8launch.problems import UserError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SCHEMA = load_schema("0.19")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import megatron_site
+
 from fp8launch.megatron import validators
 from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
 from fp8launch.megatron.schema import load_schema

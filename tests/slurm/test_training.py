@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from cluster import Cluster, Image
 
+from fp8launch.logs import scan_file
+
 pytestmark = pytest.mark.train
 
 ROOT = Path(__file__).parents[2]
@@ -55,13 +57,8 @@ class Site:
         answer: dict[str, Any] = self.json("runs", run)[0]
         return answer
 
-    def losses(self, run: str) -> dict[int, float]:
-        from fp8launch.logs import scan_file
-
-        logs = sorted((self.runs / run / "logs").glob("*-*.log"))
-        table = scan_file(logs[-1]).table
-        found = {table[i].number: table[i].loss for i in range(len(table))}
-        return {number: loss for number, loss in found.items() if loss is not None}
+    def log(self, run: str) -> Path:
+        return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]
 
 
 @pytest.fixture
@@ -69,53 +66,44 @@ def site(slurm: Cluster, tmp_path: Path) -> Site:
     return Site(slurm, tmp_path)
 
 
+def train_here(folder: Path, *choices: str) -> Path:
+    """Train the tiny recipe in one process on this machine; the log."""
+    folder.mkdir(exist_ok=True)
+    env = {**os.environ, "FP8LAUNCH_RUNS": str(folder / "runs"), "HOME": str(folder)}
+    submit = ["submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--wait", *choices]
+    subprocess.run([sys.executable, "-m", "fp8launch", *submit], env=env, cwd=ROOT, check=True, timeout=120)
+    return next((folder / "runs").glob("*/logs/*-*.log"))
+
+
+def losses(log: Path) -> dict[int, float]:
+    table = scan_file(log).table
+    found = {table[i].number: table[i].loss for i in range(len(table))}
+    return {number: loss for number, loss in found.items() if loss is not None}
+
+
+def sets(*overrides: str) -> list[str]:
+    return [word for one in overrides for word in ("--set", one)]
+
+
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights that every layout starts from: how they are drawn depends on the layout."""
+    """Weights that every layout starts from: how Megatron draws them depends on the layout."""
     folder = tmp_path_factory.mktemp("weights")
-    env = {**os.environ, "FP8LAUNCH_RUNS": str(folder / "runs"), "HOME": str(folder)}
-    save = [
-        "--set",
-        f"checkpoint.dir={folder / 'ckpt'}",
-        "--set",
-        "checkpoint.interval=1",
-        "--set",
-        "train.iterations=1",
-    ]
-    subprocess.run(
-        [sys.executable, "-m", "fp8launch", "submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--wait", *save]
-        + ["--set", "train.warmup=0"],
-        env=env,
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    return folder / "ckpt"
+    saved = folder / "ckpt"
+    once = sets("train.iterations=1", "train.warmup=0", f"checkpoint.dir={saved}", "checkpoint.interval=1")
+    train_here(folder, *once)
+    return saved
 
 
 def from_weights(weights: Path) -> list[str]:
-    flags = {"finetune": "true", "no_load_optim": "true", "no_load_rng": "true"}
-    sets = [f"checkpoint.load={weights}", *(f"megatron.{flag}={value}" for flag, value in flags.items())]
-    return [word for one in sets for word in ("--set", one)]
+    fresh = ("megatron.finetune=true", "megatron.no_load_optim=true", "megatron.no_load_rng=true")
+    return sets(f"checkpoint.load={weights}", *fresh)
 
 
 @pytest.fixture(scope="session")
 def one_process(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of the same recipe in one process on this machine."""
-    folder = tmp_path_factory.mktemp("one")
-    (folder / "runs").mkdir()
-    env = {**os.environ, "FP8LAUNCH_RUNS": str(folder / "runs"), "HOME": str(folder)}
-    subprocess.run(
-        [sys.executable, "-m", "fp8launch", "submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--wait"]
-        + from_weights(weights),
-        env=env,
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    site = Site.__new__(Site)
-    site.runs = folder / "runs"
-    return site.losses(next(site.runs.iterdir()).name)
+    return losses(train_here(tmp_path_factory.mktemp("one"), *from_weights(weights)))
 
 
 @pytest.mark.parametrize(
@@ -139,11 +127,11 @@ def test_two_nodes_train_as_one_process(
     assert report["world_size"] == 4
     assert report["loss_last"] < report["loss_first"] / 2
     assert report["tokens_per_s_per_gpu"]["median"] > 0
-    losses = site.losses(run)
-    assert losses.keys() == one_process.keys()
+    there = losses(site.log(run))
+    assert there.keys() == one_process.keys()
     # bf16 keeps 8 bits: sums in another order differ in the third digit, and training carries that along.
     for iteration, loss in one_process.items():
-        assert losses[iteration] == pytest.approx(loss, rel=0.02), f"iteration {iteration}"
+        assert there[iteration] == pytest.approx(loss, rel=0.02), f"iteration {iteration}"
     state = site.state(run)
     assert state["state"] == "completed" and state["source"] in ("squeue", "sacct")
     hosts = site.slurm.run("sacct", "-X", "-n", "-P", "-o", "NNodes,State", "-j", state["jobs"][0]).stdout.strip()
@@ -225,8 +213,9 @@ def test_values_reach_the_processes_byte_for_byte(site: Site) -> None:
     nasty = f"a b'c\" $(touch {canary}) `touch {canary}`; touch {canary} #\n\\n,%j é"
     script = site.folder / "show.py"
     script.write_text(
-        "import json, os, sys\nprint('SEEN ' + json.dumps([os.environ['NASTY'], sys.argv[sys.argv.index('--data-cache-path') + 1],"
-        " os.environ.get('HF_TOKEN')]), flush=True)\n"
+        "import json, os, sys\n"
+        "cache = sys.argv[sys.argv.index('--data-cache-path') + 1]\n"
+        "print('SEEN ' + json.dumps([os.environ['NASTY'], cache, os.environ.get('HF_TOKEN')]), flush=True)\n"
     )
     recipe = site.folder / "nasty.yaml"
     quoted = json.dumps(nasty)
@@ -251,10 +240,15 @@ def test_values_reach_the_processes_byte_for_byte(site: Site) -> None:
 def test_a_job_inside_a_job_inherits_no_slurm_variables(site: Site) -> None:
     script = site.folder / "show.py"
     script.write_text("import os\nprint('TASKS', os.environ['SLURM_NTASKS'], os.environ['WORLD_SIZE'], flush=True)\n")
-    done = site.run(
-        "submit", "recipes/tiny_cpu.yaml", "--set", f"launch.script={script}", "--backend", "sbatch", "--wait",
-        SLURM_NTASKS="64", SBATCH_PARTITION="nonesuch", SLURM_JOB_ID="999", SLURM_CPU_BIND="quiet,mask_cpu:0x1", RANK="7",
-    )  # fmt: skip
+    leftovers = {
+        "SLURM_NTASKS": "64",
+        "SBATCH_PARTITION": "nonesuch",
+        "SLURM_JOB_ID": "999",
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "RANK": "7",
+    }
+    choices = ["--backend", "sbatch", "--wait", *sets(f"launch.script={script}")]
+    done = site.run("submit", "recipes/tiny_cpu.yaml", *choices, **leftovers)
     assert done.returncode == 0, done.stderr
     assert "TASKS 1 1" in site.run("logs", done.stdout.split()[-1]).stdout
 
@@ -264,8 +258,8 @@ def test_training_in_a_charliecloud_container(site: Site, image: Image, mode: st
     profile = site.folder / "site.yaml"
     mounts = ", ".join(str(path) for path in image.mounts)
     profile.write_text(f"runtime: charliecloud\nimages: {{tiny: {image.folder}}}\nmounts: [{mounts}]\n")
-    sets = ["container.image=tiny", f"launch.python={sys.executable}", f"launch.mode={mode}", "env.TOLD=a 'b'; $c"]
-    run = site.submit("--cluster", str(profile), "--wait", *TWO_BY_TWO, *(w for s in sets for w in ("--set", s)))
+    inside = sets("container.image=tiny", f"launch.python={sys.executable}", f"launch.mode={mode}")
+    run = site.submit("--cluster", str(profile), "--wait", *TWO_BY_TWO, *inside)
     assert site.json("parse", run)["status"] == "ok"
     manifest = json.loads((site.runs / run / "manifest.json").read_text())
     assert manifest["runtime"] == "charliecloud"

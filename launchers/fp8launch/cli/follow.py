@@ -64,7 +64,9 @@ def _watch(run: RunFolder, backend: Backend) -> JobState:
             now = time.monotonic()
             if now - asked >= every:
                 asked, state = now, backend.states([run])[0]
-                progress.update(task, description=state.status if state.status != "pending" else state.detail or "pending")
+                progress.update(
+                    task, description=state.status if state.status != "pending" else state.detail or "pending"
+                )
                 lost = 0.0 if state.status != "unknown" else lost or now
                 if lost and now - lost > LOST_SECONDS:
                     return state

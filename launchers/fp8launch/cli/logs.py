@@ -31,7 +31,9 @@ def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch:
         _follow(run)
         return
     if not files:
-        raise error("no-log", f"{run.run_id} has no log yet", str(run.path / "logs"), "`fp8launch runs` shows its state", 1)
+        raise error(
+            "no-log", f"{run.run_id} has no log yet", str(run.path / "logs"), "`fp8launch runs` shows its state", 1
+        )
     path = files[(attempt or len(files)) - 1]
     if lines is None:
         copy_growing(path, 0)

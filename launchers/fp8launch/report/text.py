@@ -80,7 +80,7 @@ def _facts(report: RunReport) -> list[str]:
         facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
     if report.fp8:
         asked = f"{report.fp8['recipe']}, {report.fp8['format']}" if report.fp8["requested"] else "not asked for"
-        facts.append(f"FP8: {asked} (by the arguments; `fp8launch verify` looks for proof)")
+        facts.append(f"FP8: {asked} (by the arguments, which prove nothing)")
     run = [
         f"world size {report.world_size}" if report.world_size else "",
         f"sequence {report.seq_length}" if report.seq_length else "",

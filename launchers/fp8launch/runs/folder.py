@@ -1,11 +1,11 @@
 """A run folder: what ran, how, and what it wrote.
 
-    manifest.json   what was asked for and submitted (written atomically)
-    recipe.yaml     the resolved recipe
-    job.sbatch      the script that ran (job.sh for the local backend)
-    code/           the in-job part
-    git.diff        uncommitted changes of the checkout that held the recipe
-    logs/           slurm-<job>.out, and <job>-<restart>.log and .exit for each attempt
+manifest.json   what was asked for and submitted (written atomically)
+recipe.yaml     the resolved recipe
+job.sbatch      the script that ran (job.sh for the local backend)
+code/           the in-job part
+git.diff        uncommitted changes of the checkout that held the recipe
+logs/           slurm-<job>.out, and <job>-<restart>.log and .exit for each attempt
 """
 
 from __future__ import annotations
