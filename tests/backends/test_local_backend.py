@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -132,19 +133,23 @@ def test_ranks_that_outlive_their_script_are_still_the_run(
     until(lambda: len(ranks(run)) == 2)
     pid = int(str(run.manifest()["jobs"][0]["id"]).partition(":")[0])
     os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
     assert state(run).status == "running"
     LocalBackend().cancel(run)
     assert not any(map(lives, ranks(run)))
 
 
 def test_a_script_that_was_killed_has_failed(run_of: Callable[[str], RunFolder]) -> None:
-    run = run_of("sleep 300")
+    run = run_of("sh -c 'touch started; sleep 300'")
+    until((run.path / "started").exists)
     pid = int(str(run.manifest()["jobs"][0]["id"]).partition(":")[0])
-    for process in local._alive(run):
-        os.kill(process, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    until(lambda: state(run).final)
+    while processes := local._alive(run):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
     assert state(run).status == "failed"
     assert "without an exit status" in state(run).detail
 

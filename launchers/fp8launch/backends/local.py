@@ -60,13 +60,17 @@ class LocalBackend:
             return
         run.update(cancelled=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
         for sig, wait in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-            for pid in _alive(run):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sig)
+            told: set[int] = set()
             end = time.monotonic() + wait
             while time.monotonic() < end:
-                if not _alive(run):
+                alive = set(_alive(run))
+                if not alive:
                     return
+                # Each process once, those too that were just being started.
+                for pid in alive - told:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, sig)
+                told |= alive
                 time.sleep(0.1)
 
 
