@@ -133,6 +133,8 @@ def test_bad_recipes_get_one_clear_message_and_submit_nothing(
     fp8launch: Callable[..., Done], tmp_path: Path, home: Path, verb: str
 ) -> None:
     for name, (path, word) in bad_recipes(tmp_path).items():
+        if (verb, name) == ("check", "folder"):
+            continue  # check takes a folder of recipes
         done = fp8launch(verb, str(path), *(["--backend", "local"] if verb == "submit" else []))
         assert done.returncode == 2, f"{name}: {done.stdout}{done.stderr}"
         assert word in done.stderr, f"{name}: {done.stderr}"
