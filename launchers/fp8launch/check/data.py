@@ -14,7 +14,7 @@ from fp8launch.check.job_paths import JobPaths, Kind, is_remote, job_paths, miss
 from fp8launch.check.tokenizers import tokenizer_problems
 from fp8launch.job.cluster import Cluster
 from fp8launch.megatron.translate import MegatronArgs
-from fp8launch.problems import Problem
+from fp8launch.problems import Problem, Severity
 
 if TYPE_CHECKING:
     from fp8launch.runs.submit import Prepared
@@ -50,6 +50,13 @@ WRITTEN_FOLDERS = (
     "moe_routing_trace_path",
     "ckpt_convert_save",
 )
+
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("path-not-expanded", "path-relative", "file-missing", "not-writable"), "error"),
+    **dict.fromkeys(("data-blend", "data-split", "data-missing", "data-unreadable", "data-broken"), "error"),
+    **dict.fromkeys(("data-cache", "data-too-short", "tokenizer-missing", "checkpoint-missing"), "error"),
+    **dict.fromkeys(("path-not-mounted", "data-epochs", "tokenizer-from-network"), "warning"),
+}
 
 
 def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Problem]:

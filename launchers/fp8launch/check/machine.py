@@ -1,4 +1,4 @@
-"""What this machine has against a run: the run root, the container's image and mounts, and what is in the image."""
+"""What the machine has against a run: run root, image and mounts here, files in `data`, the cluster in `slurm`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.backends import slurm
+from fp8launch.backends.slurm import clean_environment
+from fp8launch.check import data, slurm
 from fp8launch.check.job_paths import kind_of, why_not_writable
+from fp8launch.check.site import Site, read_site
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import catalogue, image_for, local_path
 from fp8launch.job.plan import plan, probe_runtime
-from fp8launch.problems import Problem, UserError
+from fp8launch.problems import Problem, Severity, UserError
 from fp8launch.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -25,8 +27,26 @@ LEAST_SPACE, LITTLE_SPACE = 16 * MIB, 1024 * MIB
 LEAST_FILES = 100
 
 
+# Every code of this layer. An error of `plan` keeps the code that it has there.
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("run-root", "run-root-full", "secret-missing", "python-missing"), "error"),
+    **dict.fromkeys(("image-missing", "image-not-local", "image-unreadable", "unknown-image"), "error"),
+    **dict.fromkeys(("mount-missing", "bad-mount", "no-container-runtime", "script-missing"), "error"),
+    **dict.fromkeys(("run-root-low", "image-software"), "warning"),
+    **data.CODES,
+    **slurm.CODES,
+}
+
+
 def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """What is missing on this machine for a run. `environment` is the submitting shell's."""
+    """What this machine, its files and its Slurm have against a run. `environment` is the submitting shell's."""
+    yield from local_problems(prepared, cluster, environment)
+    yield from data.problems(prepared, cluster, environment)
+    yield from slurm.problems(prepared, cluster, environment)
+
+
+def local_problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """What is missing on this machine: a place for run folders, secrets, a container runtime, image, mounts."""
     loaded = prepared.loaded
     yield from _run_root(cluster)
     yield from _secrets(loaded, environment)
@@ -69,7 +89,10 @@ def _run_root(cluster: Cluster) -> Iterator[Problem]:
     free = disk.f_bavail * disk.f_frsize
     if free < LITTLE_SPACE:
         message = f"the file system of run root {root} has {free // MIB:,} MiB left"
-        yield Problem("error" if free < LEAST_SPACE else "warning", "run-root-full", message, where, fix)
+        if free < LEAST_SPACE:
+            yield Problem("error", "run-root-full", message, where, fix)
+        else:
+            yield Problem("warning", "run-root-low", message, where, fix)
     # File systems that make inodes as they go say that they have none at all.
     if disk.f_files and disk.f_favail < LEAST_FILES:
         message = f"the file system of run root {root} has room for {disk.f_favail} more files"
@@ -87,11 +110,11 @@ def _secrets(loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[P
 def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> Runtime | Problem:
     if loaded.recipe.container.image is None:
         return "none"
-    if cluster.runtime is None and not slurm.available():
+    if cluster.runtime is None and not isinstance(read_site(environment.get("SLURM_CONF")), Site):
         # Not the machine that the run is for; of the runtimes, pyxis leaves most to the image's name.
         return "pyxis"
     try:
-        return probe_runtime(cluster, slurm.clean_environment(environment))
+        return probe_runtime(cluster, clean_environment(environment))
     except UserError as exc:
         return exc.problems[0]
 

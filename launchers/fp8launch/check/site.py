@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fp8launch.backends.slurm import call
 
@@ -56,27 +58,34 @@ class Site:
     partitions: Mapping[str, Partition]
 
 
-class Silent(Exception):
-    """The controller does not answer; the message holds its commands' words."""
+@dataclass(frozen=True)
+class Silent:
+    """No controller answers; `words` are Slurm's own."""
+
+    words: str
 
 
-def read_site() -> Site:
-    """The partitions and nodes of the cluster that answers here. Raises Silent when none does."""
-    _answers()
-    shown = call("scontrol", "--oneliner", "show", "partition", timeout=TIMEOUT)
-    if shown.returncode:
-        raise Silent(_words(shown.stderr or shown.stdout))
-    listed = call("sinfo", "-h", "-a", "-N", "-o", "%R|%N|%T|%G|%c|%f", timeout=TIMEOUT)
-    if listed.returncode:
-        raise Silent(_words(listed.stderr or listed.stdout))
-    return Site({p.name: p for p in parse_partitions(shown.stdout, parse_nodes(listed.stdout))})
+@functools.lru_cache(maxsize=1)
+def read_site(slurm_conf: str | None) -> Site | Silent | None:
+    """The partitions and nodes of the cluster that answers here, asked once by a process; None where there is none.
 
-
-def _answers() -> None:
-    # Other commands wait and try again for a minute and more when nobody is there; ping comes back at once.
+    `slurm_conf` is the environment's SLURM_CONF, which selects the cluster.
+    """
+    if slurm_conf and not Path(slurm_conf).is_file():
+        # Slurm's commands would look for it for a minute.
+        return Silent(f"SLURM_CONF names {slurm_conf}, which is no file")
+    # Other commands wait and try again for a minute and more when nobody is there; ping comes back sooner.
     ping = call("scontrol", "ping", timeout=TIMEOUT)
+    if ping.returncode == 127 or "Could not establish a configuration source" in ping.stderr:
+        return None  # Slurm's packages, and no cluster that they belong to
     if " UP" not in ping.stdout:
-        raise Silent(_words(ping.stderr or ping.stdout) or f"scontrol ping ended with {ping.returncode}")
+        return Silent(_words(ping.stderr or ping.stdout) or f"scontrol ping ended with {ping.returncode}")
+    partitions = call("scontrol", "--oneliner", "show", "partition", timeout=TIMEOUT)
+    nodes = call("sinfo", "-h", "-a", "-N", "-o", "%R|%N|%T|%G|%c|%f", timeout=TIMEOUT)
+    for answer in (partitions, nodes):
+        if answer.returncode:
+            return Silent(_words(answer.stderr or answer.stdout))
+    return Site({p.name: p for p in parse_partitions(partitions.stdout, parse_nodes(nodes.stdout))})
 
 
 def _words(text: str) -> str:

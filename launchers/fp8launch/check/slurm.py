@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import getpass
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from fp8launch.job.cluster import Cluster
 from fp8launch.job.job import Job
 from fp8launch.job.plan import plan
 from fp8launch.job.script import batch_script
-from fp8launch.problems import Problem, UserError, nearest
+from fp8launch.problems import Problem, Severity, UserError, nearest
 from fp8launch.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -30,6 +29,11 @@ if TYPE_CHECKING:
 
 PROFILE = "cluster profile"
 SUBMIT_TIMEOUT = 30.0
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("slurm-partition", "slurm-time-limit", "slurm-nodes", "slurm-constraint", "slurm-gpus"), "error"),
+    **dict.fromkeys(("slurm-account", "slurm-qos", "slurm-refuses"), "error"),
+    **dict.fromkeys(("slurm-silent", "slurm-partition-down", "slurm-nodes-down", "slurm-gpu-model"), "warning"),
+}
 
 
 def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Problem]:
@@ -37,17 +41,16 @@ def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str
 
     `environment` is the submitting shell's. A controller that does not answer is a warning, `slurm-silent`.
     """
-    if shutil.which("sbatch", path=environment.get("PATH")) is None:
-        return
     try:
         # Any run folder does: Slurm does not look at it before the job starts.
         job = plan(prepared.loaded, prepared.args, cluster, Path("/run-folder"), runtime="pyxis", check_paths=False)
     except UserError:
         return  # told by the machine's own checks
-    try:
-        site = read_site()
-    except Silent as exc:
-        yield _silent(str(exc))
+    site = read_site(environment.get("SLURM_CONF"))
+    if site is None:
+        return
+    if isinstance(site, Silent):
+        yield _silent(site.words)
         return
     found = list(_against(site, job, prepared.loaded))
     yield from found
@@ -111,7 +114,7 @@ def _against_one(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterat
         yield Problem("error", "slurm-partition", message, f"{PROFILE}: partition", "choose another partition")
     elif partition.state == "DOWN":
         message = f"partition {partition.name} is DOWN: jobs wait there and none starts"
-        yield Problem("warning", "slurm-partition", message, f"{PROFILE}: partition", "choose another, or wait")
+        yield Problem("warning", "slurm-partition-down", message, f"{PROFILE}: partition", "choose another, or wait")
     yield from _time(partition, job, loaded)
     yield from _nodes(partition, job, loaded)
 

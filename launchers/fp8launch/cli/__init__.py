@@ -25,6 +25,7 @@ VERBS = {
     "import": ("import_", "a Megatron argument list or launch script as a recipe"),
     "images": ("pack", "the container images that recipes can name"),
     "clusters": ("pack", "your cluster profiles"),
+    "doctor": ("doctor", "what this machine and cluster offer and lack"),
 }
 
 
