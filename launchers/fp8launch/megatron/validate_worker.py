@@ -8,7 +8,7 @@ nothing of ours but the stand-ins beside it, and runs on Python 3.10 and later. 
 stood in for; the test suite uses that to compare verdicts.
 
 What the validators ask of a machine is answered from the request: world size and environment, the compute capability
-of the GPU, the version of Transformer Engine and, where that is there, two of its functions that they look for.
+of the GPU, the version of Transformer Engine and, where that is there, those of its functions that they look for.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ Json = Any
 
 # pretrain_gpt.py hands these to Megatron; they fill in for flags that are not given.
 ARGS_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
+# What `--moe-permute-fusion` looks for among the kernels of Transformer Engine 2.1 and newer.
+PERMUTATION = (
+    "fused_permute", "fused_permute_with_probs", "fused_unpermute",
+    "fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs",
+)  # fmt: skip
 
 
 class Megatron:
@@ -111,6 +116,11 @@ class Megatron:
         modules = _transformer_engine(te_version) if te_version else {}
         properties = types.SimpleNamespace(major=major, minor=minor)
         cuda = self.torch.cuda
+        permutation: tuple[tuple[Any, str, Any], ...] = ()
+        if "--moe-permute-fusion" in request["argv"] and te_version:
+            there = _unreachable if self.version.Version(te_version) >= self.version.Version("2.1") else None
+            moe = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+            permutation = tuple((moe, name, there) for name in PERMUTATION)
         environment = {"WORLD_SIZE": str(request["world_size"]), "RANK": "0", "LOCAL_RANK": "0", **request["env"]}
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
@@ -119,6 +129,7 @@ class Megatron:
                 (self.utils, "_te_version", self.version.Version(te_version) if te_version else None),
                 (self.rope, "fused_apply_rotary_pos_emb", _unreachable if te_version else None),
                 (sys, "argv", sys.argv),
+                *permutation,
             ):
                 stack.enter_context(_patched(owner, name, value))
             stack.enter_context(_replaced(sys.modules, modules))

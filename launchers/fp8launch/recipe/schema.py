@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from fp8launch.problems import nearest
+
 PRECISION_RECIPES = ("bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
 
 FlagValue = str | int | float | bool | list[str | int | float] | None
@@ -21,6 +23,7 @@ _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _WALL_TIME = r"^([0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2})$"
 _RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 _REASON = r"\S"
+_AXIS = r"^[a-z]+(\.[A-Za-z0-9_-]+)+$"
 _VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
 PATTERNS_IN_WORDS = {
     _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
@@ -28,11 +31,14 @@ PATTERNS_IN_WORDS = {
     _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
     _RULE_CODE: "the code of a warning, as `fp8launch check` shows it in brackets",
     _REASON: "a reason in words",
+    _AXIS: "a section and a key, such as precision.recipe",
     _VERSION: 'a version in quotes, such as "0.19"',
 }
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME)]
 WallTime = Annotated[str, StringConstraints(pattern=_WALL_TIME)]
+AxisKey = Annotated[str, StringConstraints(pattern=_AXIS)]
+AxisValue = str | int | float | bool | None
 Version = Annotated[str, StringConstraints(pattern=_VERSION)]
 RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
 Reason = Annotated[str, StringConstraints(pattern=_REASON)]
@@ -182,6 +188,18 @@ class Software(Section):
     cuda: Version | None = None
 
 
+class Reference(Section):
+    """A published figure for this model, precision and layout, for a report to print beside ours.
+
+    It changes no argument. `gpus` is what the figure was measured on, `source` where it stands.
+    """
+
+    tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]
+    tflops_per_gpu: Annotated[float, Field(gt=0)] | None = None
+    gpus: Positive
+    source: str
+
+
 class Recipe(Section):
     name: Name
     description: str = ""
@@ -202,8 +220,54 @@ class Recipe(Section):
     megatron: dict[str, FlagValue] = {}
     silence: dict[RuleCode, Reason] = {}
     notes: list[str] = []
+    reference: Reference | None = None
+    # A study: one run for every combination of these values, on each of these numbers of nodes.
+    axes: dict[AxisKey, Annotated[list[AxisValue], Field(min_length=1)]] = {}
+    nodes: Annotated[list[Positive], Field(min_length=1)] | None = None
+
+    @field_validator("axes")
+    @classmethod
+    def _axes_vary_what_exists(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
+        for key, values in axes.items():
+            _refuse_unknown_axis(key)
+            if len({repr(value) for value in values}) < len(values):
+                raise ValueError(f"axis {key} has the same value twice")
+        return axes
+
+    @model_validator(mode="after")
+    def _nodes_vary_once(self) -> Recipe:
+        if self.nodes is not None and len(set(self.nodes)) < len(self.nodes):
+            raise ValueError("`nodes` has the same number twice")
+        if self.nodes is not None and "resources.nodes" in self.axes:
+            raise ValueError("`nodes` and the axis resources.nodes say the same: keep `nodes`, which scales the batch")
+        return self
+
+    @property
+    def is_study(self) -> bool:
+        return bool(self.axes or self.nodes)
 
     @property
     def environment(self) -> dict[str, str]:
         """The recipe's variables as text; those set to null are dropped."""
         return {name: str(value) for name, value in self.env.items() if value is not None}
+
+
+def _refuse_unknown_axis(key: str) -> None:
+    """An axis is a key that a recipe can have: a field of a section, or any flag or variable."""
+    section, field = key.split(".")[:2]
+    free = ("model", "megatron", "env")
+    models = {
+        name: info.annotation
+        for name, info in Recipe.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+    }
+    sections = {**models, "precision": Precision, "data": Data}
+    if section not in (*sections, *free):
+        near = nearest(section, [*sections, *free])
+        raise ValueError(f"axis {key}: there is no section '{section}'" + (f"; did you mean '{near}'?" if near else ""))
+    if section in free:
+        return
+    known = [info.alias or name for name, info in sections[section].model_fields.items()]
+    if field not in known:
+        near = nearest(field, known)
+        raise ValueError(f"axis {key}: {section} has no '{field}'" + (f"; did you mean '{near}'?" if near else ""))
