@@ -20,10 +20,11 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Software:
-    """What the job will find; None where neither the recipe nor the image catalogue says. `source` is who said it."""
+    """What the job will find; None where neither the recipe nor the image catalogue says."""
 
     transformer_engine: Version | None
     cuda: Version | None
+    pytorch: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ def software(loaded: LoadedRecipe) -> Software:
     stated = loaded.recipe.software
     image = _catalogue().get(loaded.recipe.container.image or "", {})
     te = stated.transformer_engine or image.get("transformer_engine")
-    cuda = stated.cuda or image.get("cuda")
-    return Software(version(te) if te else None, version(cuda) if cuda else None)
+    versions = (te, stated.cuda or image.get("cuda"), image.get("pytorch"))
+    return Software(*(version(text) if text else None for text in versions))
 
 
 def version(text: object) -> Version:

@@ -101,16 +101,11 @@ def _look(
         problems += said
         fired += [rule] * bool(said)
     layers = {"rules": "ran"}
-    for name, look in (
-        ("memory", lambda module: module.problems(run)),
-        ("machine", lambda module: module.problems(prepared, cluster, environment)),
-    ):
+    arguments: Mapping[str, tuple[Any, ...]] = {"memory": (run,), "machine": (prepared, cluster, environment)}
+    for name, given in arguments.items():
         module = _module(name)
-        if module is None:
-            layers[name] = "not run: not part of this installation"
-            continue
-        problems += look(module)
-        layers[name] = "ran"
+        layers[name] = "ran" if module else "not run: not part of this installation"
+        problems += module.problems(*given) if module else ()
     return problems, fired, layers
 
 

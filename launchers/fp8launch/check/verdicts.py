@@ -88,8 +88,8 @@ def problem(run: Facts, verdict: Verdict, fired: Iterable[Rule]) -> Problem | No
         if re.search(pattern, message):
             return Problem("error", CODES[verdict.stage], plain, where, fix)
     text = message if len(message) <= 300 else message[:297] + "..."
-    fix = f"see {verdict.at} of megatron-core {run.args.version}" if verdict.at else None
-    return Problem("error", CODES[verdict.stage], f"Megatron refuses: {text}", where, fix)
+    place = f"see {verdict.at} of megatron-core {run.args.version}" if verdict.at else None
+    return Problem("error", CODES[verdict.stage], f"Megatron refuses: {text}", where, place)
 
 
 def _named(run: Facts, message: str) -> list[str]:

@@ -56,3 +56,33 @@ def blockwise_needs_cuda(run: Facts) -> Iterator[Finding]:
     elif cuda is not None and cuda < (12, 9):
         message = f"blockwise needs CUDA 12.9 or newer, and the job will find {'.'.join(map(str, cuda))}"
         yield Finding(message, run.where("fp8_recipe"), "use a newer image, or tensorwise")
+
+
+@rule("cuda-too-old", "error", source="TransformerEngine README: CUDA 12.8 for Blackwell, 12.1 for FP8 at all")
+def cuda_knows_the_gpu(run: Facts) -> Iterator[Finding]:
+    cuda = run.software.cuda
+    if cuda is None or run.gpu.name == "cpu" or not run.quantized:
+        return
+    least = (12, 8) if run.gpu.capability >= (10, 0) else (12, 1)
+    if cuda < least:
+        found, needed = ".".join(map(str, cuda)), ".".join(map(str, least))
+        message = f"{run.precision} on {_capability(run)} needs CUDA {needed} or newer, and the job will find {found}"
+        yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.cuda")
+
+
+# megatron/core/fp8_utils.py:730-766 and arguments.py:1073; the oldest release that has the recipe.
+_FIRST_TE = {"tensorwise": (2, 2), "blockwise": (2, 3), "mxfp8": (2, 1), "nvfp4": (2, 7), "custom": (2, 9)}
+
+
+@rule(
+    "te-too-old",
+    "error",
+    source="megatron/core/fp8_utils.py:730-766 and 305, megatron/training/arguments.py:1073",
+    says=r"--fp4-format requires Transformer Engine",
+)
+def te_has_the_recipe(run: Facts) -> Iterator[Finding]:
+    te, least = run.software.transformer_engine, _FIRST_TE.get(run.precision)
+    if te is not None and least is not None and te < least:
+        found, needed = ".".join(map(str, te)), ".".join(map(str, least))
+        message = f"{run.precision} needs Transformer Engine {needed} or newer, and the job will find {found}"
+        yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.transformer_engine")

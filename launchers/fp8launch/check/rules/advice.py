@@ -1,0 +1,39 @@
+"""When FP8 pays, and when it does not: what the people who measured it say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8launch.check.facts import Facts
+from fp8launch.check.rule import Finding, rule
+
+LEAST_HIDDEN = 1024
+
+
+@rule("fp8-small-batch", "warning", source="benchmark of FP8 against BF16 on B200 (2025): plateaus at batch 2 or less")
+def one_gpu_has_a_batch(run: Facts) -> Iterator[Finding]:
+    if run.quantized and run.layout.world == 1 and run.layout.global_batch <= 2:
+        message = f"{run.precision} on one GPU with a global batch of {run.layout.global_batch} was seen to plateau"
+        yield Finding(
+            message, run.where("global_batch_size", "micro_batch_size"), "use a global batch above 2, or bf16"
+        )
+
+
+@rule("fp8-small-model", "warning", source="FSDP2 codebase's FP8 page: marginal below a width of about 1024")
+def layers_are_wide_enough(run: Facts) -> Iterator[Finding]:
+    hidden = run.integer("hidden_size")
+    if run.quantized and 0 < hidden < LEAST_HIDDEN:
+        message = f"{run.precision} gains little with hidden_size {hidden}: quantizing costs what small products save"
+        yield Finding(message, run.where("hidden_size"), f"use bf16 below a width of {LEAST_HIDDEN}")
+
+
+@rule(
+    "delayed-bf16-layers",
+    "error",
+    source="megatron/core/transformer/transformer_config.py:1401; megatron/core/fp8_utils.py:825",
+    says="Delayed scaling does not support first / last layer in BF16",
+)
+def delayed_keeps_no_bf16_layers(run: Facts) -> Iterator[Finding]:
+    if run.precision == "delayed" and run.on("first_last_layers_bf16"):
+        message = "delayed scaling cannot keep first or last layers in bf16: its histories run over all layers"
+        yield Finding(message, run.where("first_last_layers_bf16"), "drop the bf16 layers, or use tensorwise")

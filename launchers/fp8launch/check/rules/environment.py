@@ -1,0 +1,118 @@
+"""Environment variables against arguments and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8launch.check.facts import Facts
+from fp8launch.check.rule import Finding, rule
+
+_BACKENDS = {"flash": (1, 0, 0), "fused": (0, 1, 0), "unfused": (0, 0, 1), "local": (0, 0, 0), "auto": (1, 1, 1)}
+_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@rule(
+    "attention-variables",
+    "error",
+    source="megatron/core/models/common/language_module/language_module.py:117-145, building the model",
+)
+def attention_is_chosen_by_argument(run: Facts) -> Iterator[Finding]:
+    backend = str(run.value("attention_backend"))
+    for name, expected in zip(_ATTENTION, _BACKENDS.get(backend, ()), strict=False):
+        value = run.env.get(name)
+        if value is not None and value != str(expected):
+            message = f"{name}={value} contradicts attention_backend {backend}, which sets it to {expected}"
+            fix = "drop the variable and choose with attention_backend (flash, fused, unfused, auto)"
+            yield Finding(message, run.where(name, "attention_backend"), fix)
+
+
+@rule(
+    "max-connections-not-1",
+    "error",
+    source="megatron/training/arguments.py:1415-1439",
+    says=r"CUDA_DEVICE_MAX_CONNECTIONS to 1$",
+)
+def split_tensors_need_one_connection(run: Facts) -> Iterator[Finding]:
+    layout = run.layout
+    split = [f"{name} {n}" for name, n in (("TP", layout.tp), ("CP", layout.cp)) if n > 1]
+    exempt = run.fsdp or run.on("overlap_moe_expert_parallel_comm")
+    if split and run.gpu.capability < (10, 0) and not exempt and run.env.get(_CONNECTIONS) != "1":
+        found = f"is {run.env[_CONNECTIONS]}" if _CONNECTIONS in run.env else "is not set"
+        message = f"{' and '.join(split)} before Blackwell need {_CONNECTIONS} 1, and it {found}"
+        where = run.where(_CONNECTIONS, "tensor_model_parallel_size", "context_parallel_size")
+        yield Finding(message, where, f"set `env: {{{_CONNECTIONS}: 1}}`")
+
+
+@rule(
+    "max-connections-1",
+    "error",
+    source="megatron/training/arguments.py:1014 and 1143",
+    says=r"FSDP .*requires CUDA_DEVICE_MAX_CONNECTIONS",
+)
+def fsdp_needs_connections(run: Facts) -> Iterator[Finding]:
+    if run.fsdp and run.env.get(_CONNECTIONS) == "1":
+        message = f"FSDP needs {_CONNECTIONS} above 1 or unset, and it is 1"
+        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`, or null")
+
+
+@rule("expert-overlap-connections", "warning", source="megatron/training/arguments.py:1426-1435")
+def expert_overlap_needs_connections(run: Facts) -> Iterator[Finding]:
+    one = run.env.get(_CONNECTIONS) == "1"
+    if one and run.on("overlap_moe_expert_parallel_comm") and run.layout.tp == run.layout.cp == 1:
+        message = f"overlap_moe_expert_parallel_comm has nothing to overlap in with {_CONNECTIONS} 1"
+        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`")
+
+
+def _expandable(run: Facts) -> str | None:
+    """The variable that asks for expandable segments."""
+    return next((name for name in _ALLOCATOR if "expandable_segments:True" in run.env.get(name, "")), None)
+
+
+@rule(
+    "nccl-buffers-segments",
+    "error",
+    source="megatron/core/distributed/distributed_data_parallel_config.py:255",
+    says=r"expandable_segments.*nccl_ub|nccl_ub.*expandable_segments",
+)
+def registered_buffers_do_not_move(run: Facts) -> Iterator[Finding]:
+    name, torch = _expandable(run), run.software.pytorch
+    if run.on("nccl_ub") and name is not None and torch is not None and torch < (2, 11):
+        found = ".".join(map(str, torch))
+        message = f"use_nccl_ub does not go with expandable_segments before torch 2.11, and the job will find {found}"
+        yield Finding(message, run.where(name, "nccl_ub"), f"drop expandable_segments from {name}, or use_nccl_ub")
+
+
+@rule(
+    "nccl-buffers-segments-unknown",
+    "warning",
+    source="megatron/core/distributed/distributed_data_parallel_config.py:255",
+)
+def registered_buffers_may_not_move(run: Facts) -> Iterator[Finding]:
+    name = _expandable(run)
+    if run.on("nccl_ub") and name is not None and run.software.pytorch is None:
+        message = "use_nccl_ub stops with expandable_segments before torch 2.11, and the job's torch is not known"
+        yield Finding(message, run.where(name, "nccl_ub"), f"drop expandable_segments from {name}, or use_nccl_ub")
+
+
+@rule("nvls-overridden", "warning", source="megatron/core/nccl_allocator.py:154: use_nccl_ub sets NCCL_NVLS_ENABLE=1")
+def registered_buffers_switch_nvls_on(run: Facts) -> Iterator[Finding]:
+    if run.on("nccl_ub") and run.env.get("NCCL_NVLS_ENABLE") == "0":
+        message = "use_nccl_ub sets NCCL_NVLS_ENABLE to 1, whatever the environment says"
+        yield Finding(message, run.where("NCCL_NVLS_ENABLE"), "drop the variable, or use_nccl_ub")
+
+
+@rule("graph-segments", "error", source="megatron/core/transformer/cuda_graphs.py of 0.17 (1440) and 0.18 (1503)")
+def graphs_do_not_register_moving_memory(run: Facts) -> Iterator[Finding]:
+    """For graphs of Transformer Engine the validators ask the same; for Megatron's own nobody does before the run."""
+    name = _expandable(run)
+    if (
+        run.value("cuda_graph_impl") == "local"
+        and run.megatron < (0, 19)
+        and run.gpu.capability < (10, 0)
+        and name == _ALLOCATOR[0]
+        and run.env.get("NCCL_GRAPH_REGISTER") != "0"
+    ):
+        message = "CUDA graphs with expandable_segments stop before Blackwell unless NCCL_GRAPH_REGISTER is 0"
+        yield Finding(message, run.where(name, "cuda_graph_impl"), "set `env: {NCCL_GRAPH_REGISTER: 0}`")

@@ -1,0 +1,89 @@
+"""Schedule, evaluation, tokenizer, failures: what stops a run at its start, or its end from being understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8launch.check.facts import Facts
+from fp8launch.check.rule import Finding, rule
+
+_SCHEDULER = "megatron/core/optimizer_param_scheduler.py"
+
+
+@rule(
+    "evaluation-without-interval",
+    "error",
+    source="megatron/training/training.py get_train_valid_test_num_samples divides by None; run on H200",
+)
+def evaluation_has_an_interval(run: Facts) -> Iterator[Finding]:
+    """The interval is asked for even with eval_iters 0: it lost its default in 0.16."""
+    if run.value("eval_interval") is None and not run.on("full_validation") and not run.on("skip_train"):
+        message = "eval_interval is not set, and Megatron stops at start-up without it, even when eval_iters is 0"
+        yield Finding(
+            message, run.where("eval_iters"), "add `eval_interval: 1000`; with eval_iters 0 nothing is evaluated"
+        )
+
+
+@rule("no-learning-rate", "error", source=f"{_SCHEDULER}:60: float(None)")
+def there_is_a_learning_rate(run: Facts) -> Iterator[Finding]:
+    if run.value("lr") is None and not run.on("skip_train"):
+        yield Finding("no learning rate is set, and Megatron has no default", run.where("min_lr"), "set train.lr")
+
+
+@rule("no-training-length", "error", source="megatron/training/training.py get_optimizer_param_scheduler")
+def there_is_an_end(run: Facts) -> Iterator[Finding]:
+    lengths = ("train_iters", "train_samples", "train_tokens", "skip_train")
+    if not any(run.on(name) for name in lengths):
+        yield Finding("the number of iterations is not set", run.where(), "set train.iterations")
+
+
+@rule("warmup-too-long", "error", source=f"{_SCHEDULER}:74: lr_warmup_steps < lr_decay_steps, a bare assertion")
+def warmup_ends_before_decay(run: Facts) -> Iterator[Finding]:
+    for unit in ("iters", "samples"):
+        length = run.integer(f"train_{unit}")
+        decay = run.integer(f"lr_decay_{unit}") or length
+        if not length or run.on("skip_train"):
+            continue
+        fraction = run.value("lr_warmup_fraction")
+        warmup = fraction * decay if isinstance(fraction, (int, float)) else run.integer(f"lr_warmup_{unit}")
+        if warmup >= decay:
+            message = f"the learning rate warms up for {warmup:g} {unit} and is to have decayed after {decay}"
+            names = ("lr_warmup_fraction", f"lr_warmup_{unit}", f"lr_decay_{unit}", f"train_{unit}")
+            yield Finding(message, run.where(*names), f"warm up for less than {decay} {unit}")
+
+
+@rule("learning-rate-schedule", "error", source=f"{_SCHEDULER}:57-85, bare assertions")
+def schedule_is_whole(run: Facts) -> Iterator[Finding]:
+    lr, first, least = run.value("lr"), run.value("lr_warmup_init"), run.value("min_lr")
+    if lr is not None and first is not None and first > lr:
+        message = f"the learning rate starts its warmup at {first:g}, above the {lr:g} that it shall reach"
+        yield Finding(message, run.where("lr_warmup_init"), "lower lr_warmup_init")
+    if least is not None and least < 0:
+        yield Finding("the minimum learning rate is below zero", run.where("min_lr"), "use 0 or more")
+    unit = "iters" if run.on("train_iters") else "samples"
+    if run.value("lr_decay_style") == "WSD" and run.value(f"lr_wsd_decay_{unit}") is None:
+        message = f"lr_decay_style WSD needs lr_wsd_decay_{unit}, the length of its last part"
+        yield Finding(message, run.where("lr_decay_style"), f"set lr_wsd_decay_{unit}")
+    start, end = run.value("start_weight_decay"), run.value("end_weight_decay")
+    if start is not None and end is not None and (start < 0 or end < start):
+        message = f"weight decay is to go from {start:g} to {end:g}, and can only grow from 0 or more"
+        yield Finding(message, run.where("end_weight_decay", "start_weight_decay"), "let it grow, or keep it constant")
+    if run.on("override_opt_param_scheduler") and run.on("use_checkpoint_opt_param_scheduler"):
+        message = "override_opt_param_scheduler and use_checkpoint_opt_param_scheduler exclude each other"
+        yield Finding(message, run.where("override_opt_param_scheduler"), "keep one of them")
+
+
+@rule("null-tokenizer-vocabulary", "error", source="run: NullTokenizer.__init__ asks for vocab_size")
+def null_tokenizer_knows_its_size(run: Facts) -> Iterator[Finding]:
+    if run.value("tokenizer_type") == "NullTokenizer" and not run.on("vocab_size"):
+        message = "the NullTokenizer needs vocab_size"
+        yield Finding(message, run.where("tokenizer_type"), "set model.vocab_size, such as 128256 for Llama 3")
+
+
+@rule("nan-without-save", "warning", source="run: TypeError in rerun_state_machine.py instead of exit code 16")
+def a_nan_can_be_told(run: Facts) -> Iterator[Finding]:
+    checked = run.on("check_for_nan_in_loss_and_grad") and run.value("rerun_mode") != "disabled"
+    if checked and run.value("save") is None:
+        message = "a NaN would end the run with a TypeError: the re-run machinery wants to save, and nowhere is set"
+        fix = "set checkpoint.dir, or `rerun_mode: disabled` for a run that saves nothing"
+        yield Finding(message, run.where("rerun_mode", "train_iters"), fix)
