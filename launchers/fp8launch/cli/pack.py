@@ -11,50 +11,41 @@ from fp8launch.job.cluster import cluster_files, config_folder, load_cluster
 from fp8launch.job.images import catalogue
 from fp8launch.pack import pack_folder
 from fp8launch.problems import UserError
-from fp8launch.recipe.load import load_recipe
-from fp8launch.runs.submit import prepare, resolved_yaml
+from fp8launch.recipe.explain import explained, pack_recipes, places
+from fp8launch.runs.submit import prepare
 
 
 @click.command()
 @click.argument("name", required=False)
 @json_option
 def recipes(name: str | None, as_json: bool) -> None:
-    """List the recipes of the pack, or show one resolved, with the files that it comes from."""
+    """List the recipes and studies of the pack, or explain one: every value, and the file and line it comes from."""
     if name is not None:
-        prepared = prepare(name)
-        if as_json:
-            show_json(prepared.loaded.tree.plain())
-            return
-        say("from " + ", ".join(_short(file) for file in prepared.loaded.files))
-        click.echo(resolved_yaml(prepared), nl=False)
+        _explain(name, as_json)
         return
-    found = [load_recipe(str(path)).recipe for path in sorted(pack_folder("recipes").glob("*.yaml"))]
+    single, studies = pack_recipes(), pack_recipes("studies")
     if as_json:
-        show_json(
-            [
-                {
-                    "name": r.name,
-                    "description": r.description,
-                    "gpu": r.resources.gpu,
-                    "gpus": r.resources.world_size,
-                    "precision": r.precision.recipe if r.precision else None,
-                }
-                for r in found
-            ]
-        )
+        show_json([row.as_dict() for row in [*single, *studies]])
         return
     show_table(
-        ["recipe", "GPUs", "precision", "what for"],
-        [
-            (
-                r.name,
-                f"{r.resources.nodes} x {r.resources.gpus_per_node} {r.resources.gpu}",
-                r.precision.recipe if r.precision else "",
-                r.description,
-            )
-            for r in found
-        ],
+        ["recipe", "model", "GPUs", "precision", "what for"],
+        [(row.name, row.model, row.gpus, row.precision, row.recipe.description) for row in single],
     )
+    click.echo()
+    show_table(
+        ["study", "model", "GPUs", "precision", "runs (n)", "what for"],
+        [(row.name, row.model, row.gpus, row.precision, str(row.runs), row.recipe.description) for row in studies],
+    )
+
+
+def _explain(name: str, as_json: bool) -> None:
+    loaded = prepare(name).loaded
+    files = [_short(file) for file in loaded.files]
+    if as_json:
+        show_json({**loaded.tree.plain(), "places": places(loaded), "files": files})
+        return
+    say("from " + ", ".join(files))
+    click.echo(explained(loaded), nl=False)
 
 
 @click.command()
@@ -78,7 +69,9 @@ def clusters(as_json: bool) -> None:
     else:
         show_table(["cluster", "kind", "file", "description"], rows)
         if not cluster_files():
-            say(f"Put a profile of your own into {config_folder()}; one called default.yaml is used when none is named.")
+            say(
+                f"Put a profile of your own into {config_folder()}; one called default.yaml is used when none is named."
+            )
 
 
 def _examples() -> dict[str, Path]:

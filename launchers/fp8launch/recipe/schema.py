@@ -166,6 +166,24 @@ class Resources(Section):
         """Processes of the run: one for each GPU."""
         return self.nodes * self.gpus_per_node
 
+    @property
+    def hours(self) -> float:
+        """The time limit in hours, from any of Slurm's forms."""
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if dash:
+            hours, minutes, seconds = [*parts, 0, 0][:3]
+        elif len(parts) == 3:
+            hours, minutes, seconds = parts
+        else:
+            hours, (minutes, seconds) = 0, [*parts, 0][:2]
+        return int(days or 0) * 24 + hours + minutes / 60 + seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """What the run can cost at most: its GPUs for its whole time limit."""
+        return 0.0 if self.gpu == "cpu" else self.world_size * self.hours
+
 
 class Container(Section):
     image: str | None = None
@@ -256,12 +274,10 @@ def _refuse_unknown_axis(key: str) -> None:
     """An axis is a key that a recipe can have: a field of a section, or any flag or variable."""
     section, field = key.split(".")[:2]
     free = ("model", "megatron", "env")
-    models = {
-        name: info.annotation
-        for name, info in Recipe.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-    }
-    sections = {**models, "precision": Precision, "data": Data}
+    sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
+    for name, info in Recipe.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            sections[name] = info.annotation
     if section not in (*sections, *free):
         near = nearest(section, [*sections, *free])
         raise ValueError(f"axis {key}: there is no section '{section}'" + (f"; did you mean '{near}'?" if near else ""))
