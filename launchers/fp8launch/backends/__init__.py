@@ -1,4 +1,4 @@
-"""Backends by name. `nemo-run` has its place here and its own dependencies."""
+"""Backends by name; each is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fp8launch.backends import slurm
 from fp8launch.backends.base import Backend
 from fp8launch.problems import error
 
-NAMES = ("sbatch", "submitit", "local")
+NAMES = ("sbatch", "submitit", "nemo-run", "local")
 
 
 def backend(name: str | None) -> Backend:
@@ -20,6 +20,10 @@ def backend(name: str | None) -> Backend:
         from fp8launch.backends.submitit import SubmititBackend
 
         return SubmititBackend()
+    if chosen == "nemo-run":
+        from fp8launch.backends.nemo_run import NemoRunBackend
+
+        return NemoRunBackend()
     if chosen == "local":
         from fp8launch.backends.local import LocalBackend
 

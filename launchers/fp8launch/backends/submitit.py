@@ -48,10 +48,10 @@ class SubmititBackend:
 
         executor = _executor(job, run.path / "submitit")
         try:
-            with _environment_of_a_shell():
+            with environment_of_a_shell():
                 submitted = executor.submit(RunScript(str(run.script)))
         except FailedJobError as exc:
-            raise slurm.refused(str(exc).rsplit("->", 1)[-1], run) from None
+            raise slurm.refused(str(exc).rsplit("->", 1)[-1], run.script) from None
         return str(submitted.job_id)
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
@@ -86,7 +86,7 @@ def _parameters(job: Job) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _environment_of_a_shell() -> Iterator[None]:
+def environment_of_a_shell() -> Iterator[None]:
     """Submitit calls sbatch with this process's environment: leave out what belongs to a surrounding job."""
     before = dict(os.environ)
     clean = slurm.clean_environment()
