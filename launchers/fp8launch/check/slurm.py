@@ -55,7 +55,7 @@ def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str
     found = list(_against(site, job, prepared.loaded))
     yield from found
     refusal = test_only(batch_script(job))
-    if refusal is not None and not any(p.severity == "error" for p in found):
+    if refusal is not None and not any(_explains(problem, refusal) for problem in found):
         yield _refused(refusal, dict(job.slurm), prepared.loaded)
 
 
@@ -69,6 +69,12 @@ def test_only(script: str) -> str | None:
         return None
     lines = [re.sub(r"^(sbatch: )?(error: )?(allocation failure: )?", "", line) for line in done.stderr.splitlines()]
     return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())) or "sbatch gave no reason"
+
+
+def _explains(problem: Problem, refusal: str) -> bool:
+    """A refusal has one reason, and it has been told. `--test-only` refuses for nodes that are down or drained, too,
+    where sbatch would let the job wait for them."""
+    return problem.severity == "error" or (problem.code == "slurm-nodes-down" and "node configuration" in refusal)
 
 
 def _silent(words: str) -> Problem:

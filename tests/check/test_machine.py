@@ -1,0 +1,130 @@
+"""What this machine lacks for a run: a place for run folders, an image, mounts, secrets, software that fits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support_site import codes, ready
+
+from fp8launch.check import machine
+from fp8launch.job.cluster import Cluster
+from fp8launch.job.images import catalogue, software_in
+from fp8launch.problems import Problem
+
+BOX = "container: {image: nemo-26.04}\n"
+# What the catalogue's image has, by its own entry.
+FITS = 'software: {megatron: "0.17"}\n'
+
+
+def look(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **profile: object) -> list[Problem]:
+    settings = {"run_root": str(tmp_path / "runs"), "runtime": "pyxis", **profile}
+    cluster = Cluster.model_validate(settings)
+    return list(
+        machine.local_problems(ready(tmp_path, text), cluster, os.environ if environment is None else environment)
+    )
+
+
+def only(problems: list[Problem]) -> Problem:
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+def test_a_good_machine(tmp_path: Path) -> None:
+    assert look(tmp_path) == []
+    assert look(tmp_path, BOX + FITS) == []
+    assert not (tmp_path / "runs").exists(), "checking makes nothing"
+
+
+def test_a_run_root_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    problem = only(look(tmp_path, run_root=f"{tmp_path}/file/runs"))
+    assert (problem.code, problem.severity, problem.where) == ("run-root", "error", "cluster profile: run_root")
+    assert "is not a folder" in problem.message
+
+
+def test_a_run_root_without_space(tmp_path: Path) -> None:
+    """/proc, /sys and the like have none."""
+    found = [p for p in ("/dev/fd", "/proc") if os.statvfs(p).f_bavail == 0 and os.access(p, os.W_OK)]
+    if not found:
+        pytest.skip("no file system without space here that this user may write")
+    assert "run-root-full" in codes(look(tmp_path, run_root=found[0]))
+
+
+def test_an_image_file_that_is_not_there(tmp_path: Path) -> None:
+    image = tmp_path / "nemo.sqsh"
+    text = f"container: {{image: {image}}}\n"
+    problem = only(look(tmp_path, text))
+    assert (problem.code, problem.where) == ("image-missing", f"{tmp_path}/recipe.yaml:2")
+    image.write_bytes(b"hsqs")
+    assert look(tmp_path, text) == []
+    image.unlink()
+    # The catalogue's name, where the profile says that the site has a copy.
+    assert codes(look(tmp_path, BOX + FITS, images={"nemo-26.04": str(image)})) == ["image-missing"]
+
+
+def test_a_misspelt_image(tmp_path: Path) -> None:
+    problem = only(look(tmp_path, "container: {image: nemo-26.4}\n"))
+    assert problem.code == "unknown-image" and "nemo-26.04" in (problem.fix or "")
+
+
+def test_mounts_are_all_looked_at(tmp_path: Path) -> None:
+    text = f"{FITS}container:\n  image: nemo-26.04\n  mounts:\n  - {tmp_path}:/here\n  - {tmp_path}/gone:/there\n"
+    problems = look(tmp_path, text, mounts=["/nowhere/at/all"])
+    assert [(p.code, p.where) for p in problems] == [
+        ("mount-missing", "cluster profile: mounts"),
+        ("mount-missing", f"{tmp_path}/recipe.yaml:7"),
+    ]
+    # Without a container nothing is mounted.
+    assert look(tmp_path, text, runtime="none") == []
+
+
+def test_a_mount_that_does_not_parse(tmp_path: Path) -> None:
+    assert codes(look(tmp_path, f"{FITS}container: {{image: nemo-26.04, mounts: ['relative:/x']}}\n")) == ["bad-mount"]
+
+
+def test_an_image_and_the_arguments_are_of_two_megatrons(tmp_path: Path) -> None:
+    assert look(tmp_path, BOX) == [], "what is not said comes from the image"
+    stated = 'software:\n  megatron: "0.18"\n'
+    problem = only(look(tmp_path, BOX + stated))
+    assert (problem.code, problem.severity) == ("image-software", "warning")
+    assert problem.where == f"{tmp_path}/recipe.yaml:4" and "0.17.0" in problem.message
+    # The same image by its URI, in the words of each runtime.
+    for uri in ("nvcr.io/nvidia/nemo:26.04", "docker://nvcr.io/nvidia/nemo:26.04", "nvcr.io#nvidia/nemo:26.04"):
+        assert codes(look(tmp_path, f"container: {{image: '{uri}'}}\n{stated}")) == ["image-software"]
+    assert look(tmp_path, "container: {image: my.registry/own:1}\n" + stated) == []
+
+
+def test_software_that_is_newer_than_the_image(tmp_path: Path) -> None:
+    base = BOX + 'software: {megatron: "0.17", '
+    for section, label in (('transformer_engine: "2.20"}\n', "Transformer Engine 2.20"), ('cuda: "13.2"}\n', "CUDA")):
+        problem = only(look(tmp_path, base + section))
+        assert problem.code == "image-software" and label in problem.message
+    assert look(tmp_path, base + 'transformer_engine: "2.9", cuda: "13.0"}\n') == []
+
+
+def test_the_catalogue_states_versions_with_their_source() -> None:
+    for name, entry in catalogue().items():
+        known = software_in(name)
+        assert all(isinstance(version, str) for version in known.values())
+        assert not known or entry["versions_from"].startswith("https://")
+    assert software_in("nemo-26.04")["transformer_engine"] == "2.14"
+    assert software_in(None) == {}
+
+
+def test_a_secret_that_is_not_set(tmp_path: Path) -> None:
+    problem = only(look(tmp_path, "secrets: [HF_TOKEN]\n", environment={}))
+    assert (problem.code, problem.where) == ("secret-missing", f"{tmp_path}/recipe.yaml:2")
+    assert look(tmp_path, "secrets: [HF_TOKEN]\n", environment={"HF_TOKEN": "hush"}) == []
+
+
+def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    assert codes(look(tmp_path, python="/no/such/python")) == ["python-missing"]
+    assert codes(look(tmp_path, "launch: {python: /no/such/python}\n")) == ["python-missing"]
+    # In a container it is the container's.
+    assert look(tmp_path, BOX + FITS + "launch: {python: /no/such/python}\n") == []
+
+
+def test_a_training_script_that_is_not_there(tmp_path: Path) -> None:
+    assert codes(look(tmp_path, f"launch: {{script: {tmp_path}/train.py}}\n")) == ["script-missing"]
