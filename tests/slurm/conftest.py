@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, Image, InstallError, why_not
+from launching import Site, from_weights, losses, sets, train_here
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -65,3 +66,24 @@ def image(_cluster: Cluster) -> Image:
     if probe.returncode:
         pytest.skip(f"ch-run cannot make a container here: {probe.stderr.strip()}")
     return built
+
+
+@pytest.fixture
+def site(slurm: Cluster, tmp_path: Path) -> Site:
+    return Site(slurm, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights that every layout starts from: how Megatron draws them depends on the layout."""
+    folder = tmp_path_factory.mktemp("weights")
+    saved = folder / "ckpt"
+    once = sets("train.iterations=1", "train.warmup=0", f"checkpoint.dir={saved}", "checkpoint.interval=1")
+    train_here(folder, *once)
+    return saved
+
+
+@pytest.fixture(scope="session")
+def one_process(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of the same recipe in one process on this machine."""
+    return losses(train_here(tmp_path_factory.mktemp("one"), *from_weights(weights)))

@@ -3,107 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster import Cluster, Image
-
-from fp8launch.logs import scan_file
+from cluster import Image
+from launching import ROOT, TWO_BY_TWO, Site, from_weights, losses, sets
 
 pytestmark = pytest.mark.train
-
-ROOT = Path(__file__).parents[2]
-TWO_BY_TWO = ["--nodes", "2", "--set", "resources.gpus_per_node=2"]
-
-
-class Site:
-    """fp8launch as a user of the test cluster has it: a home, a run root, a Slurm."""
-
-    def __init__(self, slurm: Cluster, folder: Path) -> None:
-        self.slurm = slurm
-        self.folder = folder
-        self.runs = folder / "runs"
-        (folder / "home").mkdir()
-        self.env = {**slurm.env, "HOME": str(folder / "home"), "FP8LAUNCH_RUNS": str(self.runs), "COLUMNS": "120"}
-        for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
-            self.env.pop(name, None)
-
-    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fp8launch", *arguments],
-            env={**self.env, **env},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    def submit(self, *arguments: str, recipe: str = "recipes/tiny_cpu.yaml", expect: int = 0) -> str:
-        done = self.run("submit", recipe, *arguments)
-        assert done.returncode == expect, done.stdout + done.stderr
-        return done.stdout.split()[-1]
-
-    def json(self, *arguments: str) -> Any:
-        done = self.run(*arguments, "--json")
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout)
-
-    def state(self, run: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self.json("runs", run)[0]
-        return answer
-
-    def log(self, run: str) -> Path:
-        return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]
-
-
-@pytest.fixture
-def site(slurm: Cluster, tmp_path: Path) -> Site:
-    return Site(slurm, tmp_path)
-
-
-def train_here(folder: Path, *choices: str) -> Path:
-    """Train the tiny recipe in one process on this machine; the log."""
-    folder.mkdir(exist_ok=True)
-    env = {**os.environ, "FP8LAUNCH_RUNS": str(folder / "runs"), "HOME": str(folder)}
-    submit = ["submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--wait", *choices]
-    subprocess.run([sys.executable, "-m", "fp8launch", *submit], env=env, cwd=ROOT, check=True, timeout=120)
-    return next((folder / "runs").glob("*/logs/*-*.log"))
-
-
-def losses(log: Path) -> dict[int, float]:
-    table = scan_file(log).table
-    found = {table[i].number: table[i].loss for i in range(len(table))}
-    return {number: loss for number, loss in found.items() if loss is not None}
-
-
-def sets(*overrides: str) -> list[str]:
-    return [word for one in overrides for word in ("--set", one)]
-
-
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights that every layout starts from: how Megatron draws them depends on the layout."""
-    folder = tmp_path_factory.mktemp("weights")
-    saved = folder / "ckpt"
-    once = sets("train.iterations=1", "train.warmup=0", f"checkpoint.dir={saved}", "checkpoint.interval=1")
-    train_here(folder, *once)
-    return saved
-
-
-def from_weights(weights: Path) -> list[str]:
-    fresh = ("megatron.finetune=true", "megatron.no_load_optim=true", "megatron.no_load_rng=true")
-    return sets(f"checkpoint.load={weights}", *fresh)
-
-
-@pytest.fixture(scope="session")
-def one_process(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of the same recipe in one process on this machine."""
-    return losses(train_here(tmp_path_factory.mktemp("one"), *from_weights(weights)))
 
 
 @pytest.mark.parametrize(
