@@ -142,6 +142,7 @@ def test_options_of_a_plain_job(home: Path) -> None:
         "gpus-per-node": "8",
         "output": "/r/logs/slurm-%j.out",
         "open-mode": "append",
+        "comment": "fp8launch:r",
     }
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.schema import load_schema, supported_versions
 from fp8launch.megatron.translate import MegatronArgs, layout, relative_data_paths, translate
-from fp8launch.pack import pack_folder
 from fp8launch.problems import ANSWER_IS_NO
 from fp8launch.recipe.load import load_recipe
 
@@ -256,17 +254,6 @@ def test_an_unsupported_megatron_names_the_supported_ones(write: Write) -> None:
     loaded = load_recipe(write("r.yaml", "name: r\nsoftware: {megatron: '0.12'}\n"))
     problem = only(refused(translate, loaded))
     assert all(version in problem.message for version in supported_versions())
-
-
-@pytest.mark.parametrize("version", supported_versions())
-@pytest.mark.parametrize("file", sorted(pack_folder("recipes").glob("*.yaml")), ids=lambda f: f.stem)
-def test_every_recipe_of_the_pack_translates_for_every_megatron(file: Path, version: str) -> None:
-    loaded = load_recipe(str(file), [f"software.megatron='{version}'"])
-    args = translate(loaded)
-    values, problems = parse_argv(args.argv, load_schema(version))
-    assert not problems
-    assert values == {name: value for name, value in args.values.items() if value is not None}
-    assert layout(args, loaded).world == loaded.recipe.resources.world_size
 
 
 @pytest.mark.parametrize("precision", ["bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from fp8launch.backends import slurm
@@ -20,12 +19,7 @@ class SbatchBackend:
         return "job.sbatch", batch_script(job)
 
     def submit(self, job: Job, run: RunFolder) -> str:
-        done = slurm.call("sbatch", "--parsable", str(run.script), timeout=120)
-        # --parsable prints "id" or "id;cluster".
-        match = re.match(r"(\d+)", done.stdout.strip())
-        if done.returncode or not match:
-            raise slurm.refused(done.stderr, run)
-        return match[1]
+        return slurm.sbatch(run.script, run.run_id)
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
         return slurm.states(runs)

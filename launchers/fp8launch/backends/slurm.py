@@ -7,11 +7,16 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fp8launch.backends.base import JobState, Status
+from fp8launch.job.plan import submission_comment
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.store import job_ids
+
+# A busy controller may take this long to answer.
+SBATCH_SECONDS = 120.0
 
 # A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
@@ -78,7 +83,7 @@ def version() -> str | None:
     return shown.stdout.split()[-1] if shown.returncode == 0 and shown.stdout else None
 
 
-def refused(message: str, run: RunFolder) -> Exception:
+def refused(message: str, script: Path) -> Exception:
     """sbatch's own words as an error that says what to change."""
     words = " ".join(message.replace("sbatch: error:", "").split()) or "sbatch gave no reason"
     low = words.lower()
@@ -92,7 +97,7 @@ def refused(message: str, run: RunFolder) -> Exception:
         "contact slurm controller": "the controller does not answer: the run folder is kept; try again later",
     }
     fix = next((text for key, text in advice.items() if key in low), None)
-    return error("sbatch-refused", f"Slurm did not take the job: {words}", str(run.script), fix, exit_code=3)
+    return error("sbatch-refused", f"Slurm did not take the job: {words}", str(script), fix, exit_code=3)
 
 
 def states(runs: Sequence[RunFolder]) -> list[JobState]:
@@ -107,6 +112,55 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     # squeue remembers a job for some minutes after its end, without its exit code.
     ended = _sacct([job for job in wanted if job not in live or live[job].final])
     return [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
+
+
+def find_jobs(keys: Sequence[str]) -> dict[str, str]:
+    """The jobs that Slurm holds for submissions by key: key to job id, an array's own id for an array.
+
+    Raises UserError (exit code 3) when Slurm does not answer: then nobody knows.
+    """
+    shown = call("squeue", "-h", "-t", "all", "-o", "%F|%k", "-u", str(os.getuid()))
+    if shown.returncode:
+        raise error(
+            "slurm-silent",
+            f"cannot tell what was submitted before: {' '.join(shown.stderr.split())[:200]}",
+            fix="run the same command again when Slurm answers; nothing is submitted twice",
+            exit_code=3,
+        )
+    wanted = {submission_comment(key): key for key in keys}
+    # Jobs that ended a while ago are in the accounting only, and there only where the site stores comments.
+    told = call("sacct", "-X", "-n", "-P", "-S", "now-14days", "-o", "JobID,Comment") if keys else None
+    lines = [*(told.stdout.splitlines() if told and told.returncode == 0 else []), *shown.stdout.splitlines()]
+    found = {}
+    for line in lines:
+        job, _, text = line.partition("|")
+        if text in wanted:
+            found[wanted[text]] = job.partition("_")[0]
+    return found
+
+
+def array_limit() -> int:
+    """How many tasks an array may have here: MaxArraySize, 1 when the controller does not say."""
+    shown = call("scontrol", "show", "config")
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.M)
+    return max(1, int(match[1])) if match else 1
+
+
+def sbatch(script: Path, key: str) -> str:
+    """Submit a script; return the job id.
+
+    An sbatch that gives up waiting may have submitted all the same: then the job is looked for by its key.
+    """
+    done = call("sbatch", "--parsable", str(script), timeout=SBATCH_SECONDS)
+    # --parsable prints "id" or "id;cluster".
+    match = re.match(r"(\d+)", done.stdout.strip())
+    if done.returncode == 0 and match:
+        return match[1]
+    if done.returncode == 124 or "timed out" in done.stderr.lower():
+        found = find_jobs([key])
+        if key in found:
+            return found[key]
+    raise refused(done.stderr, script)
 
 
 def cancel(ids: Sequence[str]) -> None:
@@ -141,7 +195,8 @@ def _squeue(jobs: Sequence[str]) -> tuple[dict[str, JobState], str]:
     if not jobs:
         return {}, ""
     # All of a user's jobs: with -j, one id that Slurm has forgotten makes 22.05 refuse the whole question.
-    shown = call("squeue", "-h", "-t", "all", "-o", "%i|%T|%r", "-u", str(os.getuid()))
+    # -r shows each task of an array that waits.
+    shown = call("squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%r", "-u", str(os.getuid()))
     if shown.returncode:
         return {}, f"squeue: {' '.join(shown.stderr.split())[:200]}"
     found = {}

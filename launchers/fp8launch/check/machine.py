@@ -12,7 +12,7 @@ from fp8launch.check import data, slurm
 from fp8launch.check.job_paths import kind_of, why_not_writable
 from fp8launch.check.site import Site, read_site
 from fp8launch.job.cluster import Cluster, Runtime
-from fp8launch.job.images import catalogue, image_for, local_path
+from fp8launch.job.images import image_for, local_path, software_in
 from fp8launch.job.plan import plan, probe_runtime
 from fp8launch.problems import Problem, Severity, UserError
 from fp8launch.recipe.load import LoadedRecipe
@@ -160,29 +160,17 @@ def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> It
         yield Problem("error", "python-missing", message, where, "correct the path")
 
 
-def known_software(image: str | None) -> Mapping[str, str]:
-    """What the catalogue knows to be in an image, given by its name or its URI: package to version."""
-    packages = ("megatron", "transformer_engine", "cuda", "pytorch")
-    for name, entry in catalogue().items():
-        if image is not None and image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
-            return {package: entry[package] for package in packages if package in entry}
-    return {}
-
-
 def _image_content(prepared: Prepared) -> Iterator[Problem]:
     """What the recipe says of its software against what is published of the image."""
     recipe, loaded = prepared.loaded.recipe, prepared.loaded
     image = recipe.container.image
-    there = known_software(image)
-    if "megatron" in there and _minor(there["megatron"]) != _minor(prepared.args.version):
-        stated = recipe.software.megatron is not None
-        message = (
-            f"the arguments are written for Megatron-Core {prepared.args.version}, "
-            f"{'as the recipe says' if stated else 'the newest supported'}, and image {image} has {there['megatron']}"
-        )
-        where = loaded.where("software", "megatron") if stated else loaded.where("container", "image")
-        fix = f'set software.megatron to "{".".join(there["megatron"].split(".")[:2])}", or choose another image'
-        yield Problem("warning", "image-software", message, where, fix)
+    there = software_in(image)
+    said = recipe.software.megatron
+    # What is not said, translation takes from the image.
+    if said is not None and "megatron" in there and _minor(said) != _minor(there["megatron"]):
+        message = f"the arguments are written for Megatron-Core {said}, and image {image} has {there['megatron']}"
+        fix = "leave software.megatron out, which takes the image's, or choose another image"
+        yield Problem("warning", "image-software", message, loaded.where("software", "megatron"), fix)
     for package, label in (("transformer_engine", "Transformer Engine"), ("cuda", "CUDA")):
         said, has = getattr(recipe.software, package), there.get(package)
         # A lower version is read as the least that is needed: parts for a GPU say it for every image.

@@ -6,21 +6,36 @@ import click
 
 from fp8launch import backends
 from fp8launch.cli.output import say
-from fp8launch.runs.store import find_run, job_ids
+from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import find_run, find_study, job_ids
+from fp8launch.runs.submit_study import cancel_study
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
 def cancel(names: tuple[str, ...]) -> None:
-    """End every job of these runs. Their folders stay."""
-    for run in [find_run(name) for name in names]:
-        if not job_ids(run):
-            say(f"{run.run_id} was never submitted: nothing to cancel")
+    """End every job of these runs and studies. Their folders stay."""
+    for name in names:
+        study = find_study(name)
+        if study is None:
+            _cancel_run(find_run(name))
             continue
-        backend = backends.backend(str(run.manifest().get("backend")))
-        state = backend.states([run])[0]
-        if state.final:
-            say(f"{run.run_id} has ended already: {state.status}")
+        runs = [run for run in study.runs() if job_ids(run)]
+        if not runs:
+            say(f"{study.study_id} has no jobs: nothing to cancel")
             continue
-        backend.cancel(run)
-        say(f"cancelled {run.run_id} (job {', '.join(job_ids(run))})")
+        cancel_study(study, backends.backend(str(runs[0].manifest().get("backend"))))
+        say(f"cancelled {study.study_id}: {len(runs)} runs")
+
+
+def _cancel_run(run: RunFolder) -> None:
+    if not job_ids(run):
+        say(f"{run.run_id} was never submitted: nothing to cancel")
+        return
+    backend = backends.backend(str(run.manifest().get("backend")))
+    state = backend.states([run])[0]
+    if state.final:
+        say(f"{run.run_id} has ended already: {state.status}")
+        return
+    backend.cancel(run)
+    say(f"cancelled {run.run_id} (job {', '.join(job_ids(run))})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -10,14 +9,11 @@ from typing import get_args
 import click
 
 from fp8launch.check.run import CheckResult, check_all, schema_result
-from fp8launch.cli.output import complain, json_option, recipe_options, say, show_json, with_options
+from fp8launch.cli.output import complain, json_option, recipe_options, say, show_json, with_bar, with_options
 from fp8launch.job.cluster import Cluster, load_cluster
 from fp8launch.problems import ANSWER_IS_NO, UserError
 from fp8launch.recipe.schema import Gpu
 from fp8launch.runs.submit import Prepared, prepare
-
-# Below this many recipes a check is over before a bar could be read.
-BAR_FROM = 12
 
 
 @click.command()
@@ -50,13 +46,13 @@ def check(
     return max(failed, default=0)
 
 
-def refuse_errors(prepared: Sequence[Prepared], cluster: Cluster) -> list[CheckResult]:
-    """Check runs that are to be submitted: warnings are shown, errors raise UserError."""
+def refuse_errors(prepared: Sequence[Prepared], cluster: Cluster, skip: bool = False) -> list[CheckResult]:
+    """Check runs that are to be submitted: warnings are shown, errors raise UserError unless they are to be skipped."""
     results = check_all(prepared, cluster, say=say)
     problems = list(dict.fromkeys(p for result in results for p in result.problems))
-    if any(p.severity == "error" for p in problems):
+    if not skip and any(p.severity == "error" for p in problems):
         raise UserError(problems, ANSWER_IS_NO)
-    complain(problems)
+    complain(p for p in problems if p.severity == "warning")
     return results
 
 
@@ -77,23 +73,13 @@ def _results(
 ) -> Iterator[CheckResult]:
     prepared: dict[str, Prepared] = {}
     refused: dict[str, CheckResult] = {}
-    for name in _with_bar(names):
+    for name in with_bar(names, "reading recipes"):
         try:
             prepared[name] = prepare(name, overrides, nodes)
         except UserError as exc:
             refused[name] = schema_result(exc)
     checked = dict(zip(prepared, check_all(list(prepared.values()), cluster, say=say), strict=True))
     return (refused[name] if name in refused else checked[name] for name in names)
-
-
-def _with_bar(names: Sequence[str]) -> Iterator[str]:
-    if len(names) < BAR_FROM or not sys.stderr.isatty():
-        yield from names
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(names, "reading recipes", console=Console(stderr=True), transient=True)
 
 
 def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:

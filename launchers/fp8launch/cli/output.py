@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from fp8launch.problems import Problem
 
+# Below this many items work is over before a bar could be read.
+BAR_FROM = 12
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a recipe value; repeatable."
+)
 recipe_options = (
-    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a recipe value; repeatable."),
+    set_option,
     click.option("--nodes", type=click.IntRange(min=1), help="Run on this many nodes; weak scaling grows the batch."),
 )
 
@@ -48,8 +55,23 @@ def complain(problems: Iterable[Problem]) -> None:
             click.echo(f"    {click.style('fix:', fg='green')} {problem.fix}", err=True)
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table on stdout; numbers are right-aligned where a column's header ends in a unit."""
+T = TypeVar("T")
+
+
+def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
+    """The items one by one, with a progress bar on a terminal when there are many."""
+    if len(items) < BAR_FROM or not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, console=Console(stderr=True), transient=True)
+
+
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, err: bool = False
+) -> None:
+    """A table on stdout, or on stderr; numbers are right-aligned where a column's header ends in a unit."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,5 +82,5 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     # A pipe has no width: do not fold what a script or grep reads.
-    terminal = Console().is_terminal
-    Console(width=None if terminal else 240).print(table)
+    terminal = Console(stderr=err).is_terminal
+    Console(width=None if terminal else 240, stderr=err).print(table)

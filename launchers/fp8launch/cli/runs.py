@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import click
@@ -11,16 +12,16 @@ from fp8launch.backends.base import JobState
 from fp8launch.cli.output import json_option, say, show_json, show_table
 from fp8launch.problems import UserError
 from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import all_runs, find_run, job_ids, known_roots
+from fp8launch.runs.store import all_runs, find_runs, job_ids, known_roots
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN...]")
+@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]")
 @click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Show the last N runs.")
 @json_option
 def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
-    """List runs with their state, newest last."""
-    found = [find_run(name) for name in names] if names else all_runs()[-last:]
+    """List runs with their state, newest last; of a study every point."""
+    found = [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
     rows = [(run, run.manifest(), state) for run, state in zip(found, run_states(found), strict=True)]
     if as_json:
         show_json([_json(run, manifest, state) for run, manifest, state in rows])
@@ -43,6 +44,9 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
             for run, manifest, state in rows
         ],
     )
+    if len(rows) > 1:
+        counts = Counter(state.status for _, _, state in rows)
+        say(", ".join(f"{count} {status}" for status, count in counts.most_common()))
 
 
 def run_states(found: list[RunFolder]) -> list[JobState]:
@@ -69,6 +73,7 @@ def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str
         "run": run.run_id,
         "folder": str(run.path),
         "name": manifest.get("name"),
+        "study": manifest.get("study"),
         "created": manifest.get("created"),
         "backend": manifest.get("backend"),
         "jobs": job_ids(run),

@@ -51,6 +51,8 @@ class Cluster(Section):
     exclusive: bool = False
     memory: Option | None = None
     requeue: bool | None = None
+    ask_gpu_hours: float = Field(default=500, description="submit asks before a run or grid that may cost more")
+    arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
     mpi: Option | None = None
     launch: Literal["srun", "torchrun"] | None = None
     options: dict[OptionName, OptionText | int | bool] = Field(default={}, description="any other sbatch option")

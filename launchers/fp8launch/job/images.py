@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from fp8launch.job.cluster import Cluster
@@ -10,10 +11,20 @@ from fp8launch.problems import error, nearest
 from fp8launch.recipe.source import is_there, read_yaml
 
 
+@functools.cache
 def catalogue() -> dict[str, dict[str, str]]:
     """The images that come with fp8launch: name to `uri` and `source`."""
     entries: dict[str, dict[str, str]] = read_yaml(pack_folder("containers") / "images.yaml").plain()
     return entries
+
+
+def software_in(image: str | None) -> dict[str, str]:
+    """What is published to be in an image, by package; empty for an image that the catalogue does not know."""
+    packages = ("megatron", "transformer_engine", "cuda", "pytorch")
+    for name, entry in catalogue().items():
+        if image is not None and image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
+            return {package: entry[package] for package in packages if package in entry}
+    return {}
 
 
 def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -66,16 +67,18 @@ def plan(
     )
 
 
+def submission_comment(key: str) -> str:
+    """What a job carries in Slurm, so that it can be found again when the answer to sbatch was lost."""
+    return f"fp8launch:{key}"
+
+
 def probe_runtime(cluster: Cluster, environment: dict[str, str]) -> Runtime:
     """The container runtime that the profile names, else the first that this machine shows. Exit code 3 when none."""
     if cluster.runtime is not None:
         return cluster.runtime
     srun = shutil.which("srun")
-    if srun is not None:
-        # pyxis adds its options to srun's own help.
-        shown = subprocess.run([srun, "--help"], capture_output=True, text=True, env=environment, check=False).stdout
-        if "--container-image" in shown:
-            return "pyxis"
+    if srun is not None and "--container-image" in _help(srun, tuple(environment.items())):
+        return "pyxis"
     if shutil.which("apptainer") or shutil.which("singularity"):
         return "apptainer"
     if shutil.which("ch-run"):
@@ -87,6 +90,13 @@ def probe_runtime(cluster: Cluster, environment: dict[str, str]) -> Runtime:
         "state `runtime:` in the cluster profile, or run without an image: --set container.image=null",
         exit_code=3,
     )
+
+
+@functools.cache  # once for all points of a grid
+def _help(srun: str, environment: tuple[tuple[str, str], ...]) -> str:
+    """srun's own help, to which pyxis adds its options."""
+    shown = subprocess.run([srun, "--help"], capture_output=True, text=True, env=dict(environment), check=False)
+    return shown.stdout
 
 
 def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: bool) -> str:
@@ -158,6 +168,8 @@ def _slurm_options(
         options["requeue" if cluster.requeue else "no-requeue"] = None
     options["output"] = str(folder / "logs" / "slurm-%j.out") if folder else "%x-%j.out"
     options["open-mode"] = "append"
+    if folder is not None:
+        options["comment"] = submission_comment(folder.name)
     for name, value in cluster.options.items():
         if value is not False:
             options[name] = None if value is True else str(value)

@@ -14,7 +14,7 @@ _AUTHOR = f"Written by fp8launch {__version__}."
 
 # Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
 OWN_VARIABLES = {
-    "attempt", "code", "home", "hosts", "image", "megatron_args", "python", "run_folder", "status",
+    "attempt", "code", "home", "hosts", "image", "job", "megatron_args", "python", "run_folder", "status",
     "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 BASH_VARIABLES = {
@@ -57,6 +57,22 @@ def batch_script(job: Job) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
+def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
+    """The batch script of a job array: task N runs the script of the Nth run folder in the file `tasks`."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# A job array: runs that ask Slurm for the same and differ in values. {_AUTHOR}",
+            *_sbatch_lines(options),
+            "",
+            "set -euo pipefail",
+            f"mapfile -t runs < {quote(tasks)}",
+            'exec bash "${runs[SLURM_ARRAY_TASK_ID]}/job.sbatch"',
+            "",
+        ]
+    )
+
+
 def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
     head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {_AUTHOR}"]
@@ -78,9 +94,11 @@ def _header(job: Job) -> list[str]:
             "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
             "# the like: on sbatch's command line, or as #SBATCH lines below these.",
         ]
-    for option, value in job.slurm:
-        lines.append(f"#SBATCH --{option}" + ("" if value is None else f"={shlex.quote(value)}"))
-    return lines
+    return [*lines, *_sbatch_lines(job.slurm)]
+
+
+def _sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    return [f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}") for name, value in options]
 
 
 def _places(job: Job) -> list[str]:
@@ -112,7 +130,8 @@ def _places(job: Job) -> list[str]:
     return [
         *lines,
         "# A requeued job keeps its id, so each attempt has a log of its own.",
-        "attempt=$run_folder/logs/${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}",
+        "job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        "attempt=$run_folder/logs/$job-${SLURM_RESTART_COUNT:-0}",
         'mkdir -p "$run_folder/logs"',
         'cd "$run_folder"',
     ]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8launch.job.images import software_in
 from fp8launch.megatron.argv import check_values, emit_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
 from fp8launch.megatron.sections import CHOICES, FIELDS
@@ -54,7 +55,8 @@ class Layout:
 def translate(loaded: LoadedRecipe) -> MegatronArgs:
     """The argument list that `loaded` means. Raises UserError with every problem that the flag schema shows."""
     recipe = loaded.recipe
-    version = recipe.software.megatron or supported_versions()[-1]
+    in_image = software_in(recipe.container.image).get("megatron")
+    version = recipe.software.megatron or in_image or supported_versions()[-1]
     schema = load_schema(version)
     values, places, problems = _collect(flag_settings(recipe), loaded, schema)
     problems += check_values(values, schema, lambda flag: places.get(_canonical(flag, schema)))

@@ -24,6 +24,7 @@ from fp8launch.pack import in_job_folder
 from fp8launch.problems import error
 
 MANIFEST = "manifest.json"
+STUDY = "study.json"  # marks a folder whose run folders are the points of one grid
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:
-    """The run folders below a run root, oldest first."""
-    for manifest in sorted(root.glob(f"*/{MANIFEST}"), key=lambda p: p.parent.name):
-        yield RunFolder(manifest.parent)
+    """The run folders below a run root, those of its studies included."""
+    studies = [file.parent for file in root.glob(f"*/{STUDY}")]
+    for folder in (root, *sorted(studies)):
+        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+            yield RunFolder(manifest.parent)
 
 
 def _exit_status(file: Path) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,21 @@ from fp8launch import __version__
 from fp8launch.recipe.source import is_file
 
 MAX_DIFF = 5 << 20
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run came from: git state, uncommitted diff, versions. The points of a grid share one."""
+
+    git: dict[str, Any] | None
+    diff: str
+    versions: dict[str, str | None]
+
+
+def origin_of(recipe: Path, slurm: str | None) -> Origin:
+    """The origin of a run of the recipe in this file. `slurm` is Slurm's version."""
+    git, diff = checkout_of(recipe)
+    return Origin(git, diff, versions(slurm))
 
 
 def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:

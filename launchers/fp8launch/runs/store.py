@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fp8launch.problems import UserError, error, nearest
 from fp8launch.recipe.source import is_file
-from fp8launch.runs.folder import MANIFEST, RunFolder, run_folders, write_atomically
+from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, run_folders, write_atomically
+from fp8launch.runs.study import StudyFolder, study_folders
 
 
 def default_root() -> Path:
@@ -77,6 +78,26 @@ def find_run(name: str) -> RunFolder:
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
         fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
     )
+
+
+def all_studies() -> list[StudyFolder]:
+    """All studies of all known roots."""
+    return [study for root in known_roots() for study in study_folders(root)]
+
+
+def find_study(name: str) -> StudyFolder | None:
+    """The study that a user means by a folder, an id or the start of one that no other shares; None for no study."""
+    if is_file(Path(name) / STUDY):
+        return StudyFolder(Path(name).absolute())
+    studies = all_studies()
+    matches = [s for s in studies if s.study_id == name] or [s for s in studies if name and s.study_id.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def find_runs(name: str) -> list[RunFolder]:
+    """The run, or the runs of the study, that a user means."""
+    study = find_study(name)
+    return study.runs() if study else [find_run(name)]
 
 
 def job_ids(run: RunFolder) -> list[str]:

@@ -25,7 +25,7 @@ from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
 from fp8launch.recipe.schema import FlagValue
 from fp8launch.runs.folder import RunFolder, create_run_folder
-from fp8launch.runs.provenance import checkout_of, image_record, versions
+from fp8launch.runs.provenance import Origin, image_record, origin_of
 from fp8launch.runs.store import default_root, remember_root
 
 
@@ -111,19 +111,35 @@ def submit(
 
     `checked` is what the check found, for the manifest.
     """
-    recipe = prepared.loaded.recipe
-    run_id = new_run_id(recipe.name)
-    job = plan_run(prepared, cluster, root / run_id, backend)
-    git, diff = checkout_of(prepared.loaded.files[-1])
+    job = plan_run(prepared, cluster, root / new_run_id(prepared.loaded.recipe.name), backend)
+    run = make_run(prepared, cluster, job, backend, origin(prepared, backend), check=checked)
+    remember_root(root)
+    record_job(run, backend.submit(job, run))
+    return run
+
+
+def origin(prepared: Prepared, backend: Backend) -> Origin:
+    """Where a run of this recipe comes from, for its manifest."""
+    return origin_of(prepared.loaded.files[-1], None if backend.name == "local" else slurm.version())
+
+
+def make_run(
+    prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, origin: Origin, **entries: Any
+) -> RunFolder:
+    """The run folder of a planned job, with everything but Slurm's answer. `entries` go into the manifest."""
+    folder = Path(job.folder or "")
     name, text = backend.script(job)
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
-    if diff:
-        files["git.diff"] = diff
-    run = create_run_folder(root, run_id, files, {**_manifest(prepared, cluster, job, backend, git), "check": checked})
-    remember_root(root)
-    job_id = backend.submit(job, run)
-    run.update(jobs=[{"id": job_id, "submitted": _now()}])
-    return run
+    if origin.diff:
+        files["git.diff"] = origin.diff
+    manifest = {**_manifest(prepared, cluster, job, backend, origin), **entries}
+    return create_run_folder(folder.parent, folder.name, files, manifest)
+
+
+def record_job(run: RunFolder, job_id: str, **entries: Any) -> None:
+    """Add a job to those of a run, and other entries to its manifest with it."""
+    jobs = run.manifest().get("jobs", [])
+    run.update(jobs=[*jobs, {"id": job_id, "submitted": now()}], **entries)
 
 
 def resolved_yaml(prepared: Prepared) -> str:
@@ -138,15 +154,13 @@ def _plain(prepared: Prepared) -> dict[str, Any]:
     return {**{k: plain[k] for k in order if k in plain}, **{k: v for k, v in plain.items() if k not in order}}
 
 
-def _manifest(
-    prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, git: dict[str, Any] | None
-) -> dict[str, Any]:
+def _manifest(prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, origin: Origin) -> dict[str, Any]:
     recipe = prepared.loaded.recipe
     return {
         "format": 1,
         "run_id": Path(job.folder or "").name,
         "name": recipe.name,
-        "created": _now(),
+        "created": now(),
         "backend": backend.name,
         "host": os.uname().nodename if backend.name == "local" else None,
         "jobs": [],
@@ -163,10 +177,11 @@ def _manifest(
         "python": job.python,
         "image": image_record(job.container.image if job.container else None),
         "runtime": job.container.runtime if job.container else None,
-        "git": git,
-        "versions": versions(slurm.version() if backend.name != "local" else None),
+        "git": origin.git,
+        "versions": origin.versions,
     }
 
 
-def _now() -> str:
+def now() -> str:
+    """The time as manifests write it."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")

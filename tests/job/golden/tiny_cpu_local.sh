@@ -6,7 +6,8 @@ run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
 code=$run_folder/code
 python=/opt/venv/bin/python
 # A requeued job keeps its id, so each attempt has a log of its own.
-attempt=$run_folder/logs/${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}
+job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+attempt=$run_folder/logs/$job-${SLURM_RESTART_COUNT:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
