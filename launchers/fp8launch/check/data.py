@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from fp8launch.check.blends import blend_problems
 from fp8launch.check.checkpoints import load_problems
-from fp8launch.check.job_paths import JobPaths, Kind, is_remote, job_paths, missing_path, unexpanded, why_not_writable
+from fp8launch.check.job_paths import (
+    JobPaths,
+    Kind,
+    is_remote,
+    job_paths,
+    missing_path,
+    not_mounted,
+    unexpanded,
+    why_not_writable,
+)
 from fp8launch.check.tokenizers import tokenizer_problems
 from fp8launch.job.cluster import Cluster
 from fp8launch.megatron.translate import MegatronArgs
@@ -117,7 +126,8 @@ def _written(args: MegatronArgs, paths: JobPaths) -> Iterator[Problem]:
         if mount := paths.read_only(text):
             why: str | None = f"the mount {mount} is read-only"
         elif paths.forgotten(text):
-            why = "no mount brings it into the container, so it would be lost with it"
+            yield not_mounted(flag, text, args.places.get(flag), text)
+            continue
         else:
             why = why_not_writable(here) if here is not None else None
         if why:

@@ -13,7 +13,7 @@ from typing import Literal
 from fp8launch.job.cluster import Cluster
 from fp8launch.job.images import local_path
 from fp8launch.job.job import Mount
-from fp8launch.problems import Problem
+from fp8launch.problems import Problem, UserError
 from fp8launch.recipe.load import LoadedRecipe
 
 Kind = Literal["file", "folder", "missing", "denied"]
@@ -51,9 +51,12 @@ class JobPaths:
     def forgotten(self, path: str) -> bool:
         """The path is on this machine, and no mount brings it into the container.
 
-        Apptainer brings home and what its site says by itself, so nothing is known there.
+        A runtime may bring more by itself: Apptainer home and what its site says, Charliecloud /tmp, enroot what its
+        site says. So this is a reason to warn, never to refuse.
         """
         if self.mounts is None or self.runtime == "apptainer" or not path.startswith("/") or self._mount(path):
+            return False
+        if self.runtime == "charliecloud" and _is_below(posixpath.normpath(path), "/tmp"):
             return False
         return os.path.lexists(path)
 
@@ -154,7 +157,7 @@ def _parse(text: str) -> Mount | None:
     target, _, mode = rest.partition(":")
     try:
         source = str(local_path(source)) if source.startswith("~") else source
-    except Exception:  # no such user's home: planning the job tells
+    except UserError:
         return None
     target = target or source
     return Mount(source, target, mode == "ro") if source.startswith("/") and target.startswith("/") else None
