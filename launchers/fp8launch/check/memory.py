@@ -1,0 +1,125 @@
+"""Does a run fit its GPUs? An error when it cannot, a warning when it may not, each with what would help and how much.
+
+Source: `fp8launch.megatron.memory`, whose docs/memory.md compares it with measured runs.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+
+from fp8launch.check.facts import Facts
+from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate
+from fp8launch.problems import Problem, Severity
+
+CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
+
+# Closer than this to what the GPU has, an allocator under pressure slows the run or ends it: measured, a run at 97 %
+# ran 12 % slower for a while and then out of memory.
+TIGHT = 0.94
+SUGGESTIONS = 3
+
+
+def problems(run: Facts) -> Iterator[Problem]:
+    """At most one problem: that the run does not fit, or hardly. None for a CPU or a model that is not counted."""
+    capacity = run.gpu.memory_gib * 1024 * MIB
+    found = run_estimate(run)
+    if found is None or not capacity or not run.uses_te:
+        return
+    if found.least > capacity:
+        yield _problem(run, found, capacity, "does-not-fit", "will not fit")
+    elif found.total > TIGHT * capacity:
+        yield _problem(run, found, capacity, "tight-memory", "may not fit")
+
+
+def run_estimate(run: Facts, changes: Mapping[str, object] | None = None) -> MemoryEstimate | None:
+    """The estimate of a run, with some arguments (by Megatron's attribute name) changed."""
+    changed = dict(changes or {})
+    args: Mapping[str, object] = ChainMap(changed, dict(run.given), dict(run.defaults))
+    return estimate(args, run.layout.world, _microbatches(run, args), run.gpu)
+
+
+def _microbatches(run: Facts, args: Mapping[str, object]) -> int:
+    """Micro batches of a step on each pipeline, with the division that the arguments ask for."""
+    sizes = [args.get(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context")]
+    ranks = run.layout.world
+    for size in sizes:
+        ranks //= size if isinstance(size, int) and size > 0 else 1
+    micro = args.get("micro_batch_size")
+    return max(run.layout.global_batch // max((micro if isinstance(micro, int) else 1) * ranks, 1), 1)
+
+
+def _problem(run: Facts, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:
+    stage = f" on pipeline stage {found.stage}" if found.stages > 1 else ""
+    largest = sorted((t for t in found.terms if t.certainty != "reserve"), key=lambda t: -t.bytes)[:3]
+    message = (
+        f"the run {verdict} on {run.gpu.name}: it needs about {_gib(found.total)} of {_gib(capacity)} a GPU{stage} "
+        f"(PyTorch will allocate {_gib(found.peak)}; mostly {', '.join(map(_term, largest))})"
+    )
+    where = run.where("micro_batch_size", "recompute_granularity", "gpu")
+    return Problem(CODES[code], code, message, where, _fix(run, found, capacity))
+
+
+def _fix(run: Facts, found: MemoryEstimate, capacity: float) -> str:
+    """The changes that save most, each estimated, those that suffice first; one of them may be enough."""
+    saved = []
+    for order, (words, changes) in enumerate(_remedies(run)):
+        other = run_estimate(run, changes)
+        if other is not None and other.total < 0.99 * found.total:
+            saved.append((other.total > TIGHT * capacity, order, f"{words} ({_gib(other.total)})"))
+    if not saved:
+        return "divide the model over more GPUs (tensor, pipeline or context parallel), or use a GPU with more memory"
+    return "; or ".join(words for _, _, words in sorted(saved)[:SUGGESTIONS])
+
+
+def _remedies(run: Facts) -> Iterator[tuple[str, dict[str, object]]]:
+    """What can be changed, the cheapest in time first."""
+    if not run.on("use_distributed_optimizer") and not run.fsdp:
+        yield "use megatron.use_distributed_optimizer", {"use_distributed_optimizer": True}
+    if not run.on("grad_reduce_in_bf16"):
+        yield "reduce gradients in bf16 (optimizer.grad_reduce: bf16)", {"grad_reduce_in_bf16": True}
+    if run.precision in ("delayed", "tensorwise", "mxfp8") and not run.on("fp8_param_gather"):
+        yield (
+            "keep weights in FP8 only (precision.param_gather: true)",
+            {"fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": run.precision == "mxfp8"},
+        )
+    if run.on("cross_entropy_loss_fusion") and run.value("cross_entropy_fusion_impl") != "te":
+        yield (
+            "leave out cross_entropy_loss_fusion, which holds a second fp32 copy of logits",
+            {"cross_entropy_loss_fusion": False},
+        )
+    if run.layout.micro_batch > 1:
+        half = run.layout.micro_batch // 2
+        yield f"batch.micro: {half}", {"micro_batch_size": half}
+    if not run.on("recompute_granularity"):
+        layers = max(run.integer("num_layers") // run.layout.pp // run.layout.vp // 4, 1)
+        full: dict[str, object] = {"recompute_granularity": "full", "recompute_num_layers": layers}
+        yield (
+            f"recompute {layers} layers of each stage (recompute_granularity: full, recompute_method: block, "
+            f"recompute_num_layers: {layers})",
+            full | {"recompute_method": "block"},
+        )
+        yield (
+            "recompute every layer (recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1)",
+            full | {"recompute_method": "uniform", "recompute_num_layers": 1},
+        )
+    if not run.on("use_precision_aware_optimizer") and run.on("use_distributed_optimizer"):
+        moments = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+        yield (
+            "keep Adam's moments in bf16 (optimizer.exp_avg and exp_avg_sq)",
+            {"use_precision_aware_optimizer": True, **moments},
+        )
+    if run.layout.dp % 2 == 0 and run.layout.vp == 1:
+        yield f"parallel.cp: {run.layout.cp * 2}", {"context_parallel_size": run.layout.cp * 2}
+        yield (
+            f"parallel.tp: {run.layout.tp * 2}",
+            {"tensor_model_parallel_size": run.layout.tp * 2, "sequence_parallel": True},
+        )
+
+
+def _term(term: Term) -> str:
+    return f"{term.name} {_gib(term.bytes)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

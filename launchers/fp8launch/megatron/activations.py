@@ -1,0 +1,204 @@
+"""What a layer keeps between its forward and its backward pass, and what it needs beside that while it runs.
+
+Kept tensors are listed as Megatron-Core 0.19 with Transformer Engine 2.20 saves them; with flash or fused attention,
+which keep the log-sum-exp instead of scores. Against measurements on H200 (`benchmarks/activation_memory.py`) the kept
+bytes agree to 1 % for dense and latent-attention layers, and to 7 % for experts, whose tokens are assumed to be spread
+evenly. Working memory is calibrated on the same measurements: a few tensors' worth, to about 30 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fp8launch.megatron.architecture import Architecture, Division, Experts
+
+BF16 = 2
+FP32 = 4
+# Calibrated: permuted tokens that dispatch, experts and combine hold at once, in bf16 and where inputs are quantized,
+# and what expert tensor parallelism gathers on top.
+EXPERT_WORK = 4.0
+EXPERT_WORK_QUANTIZED = 6.3
+EXPERT_WORK_GATHERED = 4.0
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How layers save: `linear_input` is bytes per element of a linear layer's saved input."""
+
+    linear_input: float = BF16
+    quantized: bool = False
+    # The output projection shares the attention output that is kept anyway, instead of its own quantized copy.
+    shares_attention_output: bool = True
+    # Blockwise inputs cannot be gathered again from what a sequence-parallel rank keeps: it keeps the gathered one.
+    keeps_gathered_input: bool = False
+    fused_attention: bool = True
+    fused_activation: bool = True
+    hidden_dropout: bool = False
+    attention_dropout: bool = False
+    recompute: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes of one layer and micro batch on one rank. `kept` from forward to backward; `rebuilt` what selective
+    recompute brings back for the backward pass; `work` the most that passes hold beside these."""
+
+    kept: float
+    rebuilt: float
+    work: float
+
+
+def layer_memory(model: Architecture, split: Division, micro_batch: int, moe: bool, saving: Saving) -> LayerMemory:
+    """One transformer layer, recomputed only where `saving.recompute` names its parts."""
+    tokens = micro_batch * model.seq_length / split.cp
+    own = tokens / split.tp if split.sequence_parallel else tokens
+    attend = _latent_attention if model.latent else _attention
+    attention, attention_rebuilt, attention_work = attend(model, split, tokens, own, micro_batch, saving)
+    feed = _moe if moe and model.experts else _mlp
+    mlp, mlp_rebuilt, mlp_work = feed(model, split, tokens, own, saving)
+    residuals = 2 * own * model.hidden * BF16
+    dropout = 2 * own * model.hidden if saving.hidden_dropout else 0
+    work = own * model.hidden * BF16 + max(attention_work, mlp_work)
+    return LayerMemory(residuals + dropout + attention + mlp, max(attention_rebuilt, mlp_rebuilt), work)
+
+
+def _attention(
+    model: Architecture, split: Division, tokens: float, own: float, micro_batch: int, saving: Saving
+) -> tuple[float, float, float]:
+    """Kept, rebuilt and working bytes of grouped-query attention, the norm's output included."""
+    query = tokens * model.heads * model.channels / split.tp * BF16
+    key = tokens * model.groups * model.channels / split.tp * BF16
+    qkv = query * (1 + model.output_gate) + 2 * key
+    kept = _linear_input(tokens, own, model.hidden, split, saving) + qkv + query
+    if model.qk_norm:
+        kept += query + key + tokens * (model.heads + model.groups) / split.tp * FP32
+    if not saving.shares_attention_output:
+        kept += query / BF16 * saving.linear_input
+    core, again = _core(model, split, tokens, micro_batch, saving)
+    if "core_attn" in saving.recompute:
+        # The checkpoint holds the rotated query and key beside the projection that they are cut from.
+        return kept + query + key, core + again, qkv
+    return kept + core, 0.0, qkv
+
+
+def _core(model: Architecture, split: Division, tokens: float, micro_batch: int, saving: Saving) -> tuple[float, float]:
+    """The attention core's own kept bytes, and what only unfused attention keeps."""
+    statistics = tokens * model.heads / split.tp * FP32
+    if saving.fused_attention:
+        return statistics, 0.0
+    scores = micro_batch * model.heads / split.tp * (model.seq_length / split.cp) * model.seq_length
+    return scores * (2 * BF16 + saving.attention_dropout), 0.0
+
+
+def _latent_attention(
+    model: Architecture, split: Division, tokens: float, own: float, micro_batch: int, saving: Saving
+) -> tuple[float, float, float]:
+    latent = model.latent
+    assert latent is not None
+    heads = model.heads / split.tp
+    query_key = 2 * tokens * heads * (latent.head + latent.rope) * BF16
+    value = tokens * heads * latent.value * BF16
+    compressed = own * ((latent.query_rank or 0) + latent.kv_rank)
+    # Both down projections quantize the norm's output for themselves; in bf16 they share it.
+    norm_out = own * model.hidden * (2 * saving.linear_input if saving.quantized else BF16)
+    up_inputs = compressed * saving.linear_input
+    kept = norm_out + compressed * BF16 + up_inputs + query_key + value + value
+    if not saving.shares_attention_output:
+        kept += value / BF16 * saving.linear_input
+    core, again = _core(model, split, tokens, micro_batch, saving)
+    rebuilt = 0.0
+    if "core_attn" in saving.recompute:
+        rebuilt = core + again
+    else:
+        kept += core
+    if "mla_up_proj" in saving.recompute:
+        kept -= query_key + value + up_inputs
+        rebuilt += query_key + value + up_inputs
+    if "layernorm" in saving.recompute:
+        kept -= norm_out
+        rebuilt += norm_out
+    return kept, rebuilt, query_key + value
+
+
+def _mlp(model: Architecture, split: Division, tokens: float, own: float, saving: Saving) -> tuple[float, float, float]:
+    first = tokens * model.ffn * (2 if model.gated else 1) / split.tp * BF16
+    kept = (
+        _linear_input(tokens, own, model.hidden, split, saving)
+        + first
+        + tokens * model.ffn / split.tp * saving.linear_input
+    )
+    if model.gated and not saving.fused_activation:
+        kept += first
+    # The gradient of the first product, and its quantized copy.
+    work = first * (1.5 if saving.quantized else 1)
+    return (0.0, kept, work) if "mlp" in saving.recompute else (kept, 0.0, work)
+
+
+def _moe(model: Architecture, split: Division, tokens: float, own: float, saving: Saving) -> tuple[float, float, float]:
+    experts = model.experts
+    assert experts is not None
+    permuted = own * split.etp * experts.top_k
+    width = experts.latent or model.hidden
+    own_ffn = experts.ffn / split.etp
+    norm_out = own * model.hidden * BF16
+    router = own * experts.count * BF16
+    activation = permuted * own_ffn * saving.linear_input
+    routed = permuted * width * saving.linear_input + permuted * own_ffn * (2 if model.gated else 1) * BF16
+    shared = _shared(model, experts, split, tokens, saving)
+    work = permuted * width * BF16 * (EXPERT_WORK_QUANTIZED if saving.quantized else EXPERT_WORK)
+    if split.etp > 1:
+        work += permuted * width * BF16 * EXPERT_WORK_GATHERED
+    if "moe" in saving.recompute:
+        return norm_out + router, routed + activation + shared, work
+    kept, rebuilt = norm_out + router + routed + activation + shared, 0.0
+    for module, size in (("moe_act", activation), ("shared_experts", shared), ("layernorm", norm_out)):
+        if module in saving.recompute:
+            kept -= size
+            rebuilt += size
+    return kept, rebuilt, work
+
+
+def _shared(model: Architecture, experts: Experts, split: Division, tokens: float, saving: Saving) -> float:
+    first = tokens * experts.shared * (2 if model.gated else 1) / split.tp * BF16
+    return first + tokens * experts.shared / split.tp * saving.linear_input
+
+
+def _linear_input(tokens: float, own: float, hidden: int, split: Division, saving: Saving) -> float:
+    """A norm's output as the linear layer behind it keeps it."""
+    gathered = saving.keeps_gathered_input and split.sequence_parallel
+    return (tokens if gathered else own) * hidden * saving.linear_input
+
+
+def in_flight(
+    weights: Collection[float], pp: int, rank: int, microbatches: int, group: int | None = None, extra: int = 0
+) -> tuple[int, ...]:
+    """Micro batches that each virtual stage of a pipeline rank holds when their activations are largest.
+
+    `weights` are bytes per micro batch of each chunk. Plays Megatron's schedules: 1F1B for one chunk, else the
+    interleaved one with `group` (default: PP) micro batches of a chunk in a row and `extra` warm-up steps.
+    """
+    sizes = list(weights)
+    chunks = len(sizes)
+    if chunks == 1:
+        return (min(microbatches, pp - rank),)
+    group = group or pp
+    # The schedule repeats itself: what is in flight does not grow after the first rounds.
+    microbatches = min(microbatches, 4 * max(group, pp))
+    order = [
+        chunk
+        for start in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for _ in range(min(group, microbatches - start))
+    ]
+    backward = [chunks - 1 - chunk for chunk in order]
+    warmup = min((pp - rank - 1) * 2 + (chunks - 1) * group + extra, len(order))
+    held, best, most = [0] * chunks, [0] * chunks, 0.0
+    for step, chunk in enumerate(order):
+        held[chunk] += 1
+        size = sum(n * each for n, each in zip(held, sizes, strict=True))
+        if size > most:
+            best, most = list(held), size
+        if step >= warmup:
+            held[backward[step - warmup]] -= 1
+    return tuple(best)

@@ -1,0 +1,289 @@
+"""Memory of one GPU in training, by term: what fits, before a job waits for it.
+
+`estimate` gives what PyTorch will report as its highest allocation and what the device must have beside it. Terms say
+how well they are known: `exact` follows from sizes alone, `calibrated` holds a factor measured on H200, `reserve` is a
+stated allowance. docs/memory.md compares with real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fp8launch.hardware.gpus import Gpu
+from fp8launch.megatron.activations import BF16, FP32, LayerMemory, in_flight, layer_memory
+from fp8launch.megatron.architecture import Architecture, Arguments, Chunk, Division, architecture, division, stages
+from fp8launch.megatron.architecture import whole as integer
+from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
+from fp8launch.megatron.precision import Precision, precision, recomputed_modules, saving
+
+MIB = 2**20
+
+# Calibrated: workspaces of cuBLAS and Transformer Engine, with everything else small that stays allocated.
+WORKSPACE = 100 * MIB
+# Stated: CUDA context, kernels of the libraries, NCCL's channels; measured processes hold 1 to 2 GiB.
+CONTEXT = 1024 * MIB
+NCCL = 512 * MIB
+# Stated: what the allocator cannot use for its pieces being apart; 1.0 and 1.7 % were reserved beyond the peak in the
+# measured runs with expandable segments.
+FRAGMENTATION = 0.015
+
+# Runs without a pipeline and experts on Hopper were measured and agree to 0.1 %. The rest follows from the same sizes,
+# but from Megatron's schedules and measured single layers only.
+MEASURED_UNCERTAINTY = 0.02
+DERIVED_UNCERTAINTY = 0.05
+
+Certainty = Literal["exact", "calibrated", "reserve"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the memory: bytes, how well it is known, and what it consists of."""
+
+    name: str
+    bytes: float
+    certainty: Certainty
+    note: str
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The fullest GPU of a run, one of pipeline stage `stage` of `stages`, counted from 0.
+
+    `terms` add up to `total`, what the device should have; those that are no reserve to `peak`, what PyTorch reports as
+    max allocated. `uncertainty` is the fraction by which `peak` may be off.
+    """
+
+    stage: int
+    stages: int
+    uncertainty: float
+    terms: tuple[Term, ...]
+
+    @property
+    def peak(self) -> float:
+        return sum(term.bytes for term in self.terms if term.certainty != "reserve")
+
+    @property
+    def total(self) -> float:
+        return sum(term.bytes for term in self.terms)
+
+    @property
+    def least(self) -> float:
+        """What the device must have at the very least: the peak, should it be overestimated, and the CUDA context."""
+        return self.peak * (1 - self.uncertainty) + CONTEXT
+
+
+def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> MemoryEstimate | None:
+    """Memory of the fullest GPU.
+
+    `args` are Megatron's arguments by attribute name, `world` the number of GPUs, `microbatches` those of a step on
+    each pipeline. None for a model that is not counted, or whose layers do not divide as asked.
+    """
+    model = architecture(args)
+    if model is None:
+        return None
+    split = division(args, world)
+    pipeline = stages(args, model, split)
+    if pipeline is None:
+        return None
+    run = _Run(args, model, split, microbatches, precision(args, gpu))
+    measured = split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding
+    uncertainty = MEASURED_UNCERTAINTY if measured else DERIVED_UNCERTAINTY
+    found = (MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, own)) for rank, own in enumerate(pipeline))
+    return max(found, key=lambda estimate: estimate.total)
+
+
+@dataclass(frozen=True)
+class _Run:
+    args: Arguments
+    model: Architecture
+    split: Division
+    microbatches: int
+    precision: Precision
+
+    def on(self, name: str) -> bool:
+        return bool(self.args.get(name))
+
+    @property
+    def micro_batch(self) -> int:
+        return integer(self.args, "micro_batch_size") or 1
+
+    @property
+    def sharding(self) -> str:
+        """What FSDP divides over data parallel ranks; empty without FSDP."""
+        if self.on("use_torch_fsdp2"):
+            return "optim_grads_params"
+        if self.on("use_megatron_fsdp"):
+            return str(self.args.get("data_parallel_sharding_strategy") or "optim_grads_params")
+        return ""
+
+
+def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
+    """The terms of one pipeline stage at its fullest moment."""
+    weights = stage_weights(run.model, run.split, chunks)
+    states = [*_states(run, weights), *_workspaces(run, weights)]
+    passes = _passes(run, rank, chunks)
+    # Gradients in fp32 exist only during the optimizer step, when activations do not.
+    update = _update(run, weights)
+    largest = max(passes, [update], key=lambda terms: sum(term.bytes for term in terms))
+    allocated = [term for term in (*states, *largest) if term.bytes > 0]
+    peak = sum(term.bytes for term in allocated)
+    reserve = [
+        Term("CUDA context", CONTEXT, "reserve", "driver context and kernels of the libraries"),
+        Term("NCCL", NCCL if run.split.data * run.split.tp * run.split.pp > 1 else 0, "reserve", "channels"),
+        Term("fragmentation", peak * FRAGMENTATION, "reserve", f"{FRAGMENTATION:.1%} of what is allocated"),
+    ]
+    return tuple(allocated + [term for term in reserve if term.bytes > 0])
+
+
+def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
+    """Weights, their quantized copies, gradients and optimizer states."""
+    formats = run.precision
+    held = copied = gradients = optimizer = 0.0
+    for weight in weights:
+        data = run.split.expert_data if weight.kind == "expert" else run.split.data
+        parameter, copy = formats.weight_bytes(weight, run.model.layers)
+        shard = data if run.sharding == "optim_grads_params" else 1
+        kept_copy = copy * (1 if run.on("keep_fp8_transpose_cache") else 1 / shard) if run.sharding else copy
+        held += weight.count * parameter / shard
+        copied += weight.count * kept_copy
+        gradients += weight.count * formats.gradient / (data if "grads" in run.sharding else 1)
+        divided = run.on("use_distributed_optimizer") or "optim" in run.sharding
+        instances = integer(run.args, "num_distributed_optimizer_instances") or 1
+        optimizer += weight.count * formats.optimizer_bytes(weight) / (max(data // instances, 1) if divided else 1)
+    if run.on("optimizer_cpu_offload"):
+        fraction = run.args.get("optimizer_offload_fraction")
+        optimizer *= 1 - (float(fraction) if isinstance(fraction, (int, float)) else 1.0)
+    terms = [
+        Term("weights", held, "exact", formats.weights_note),
+        Term(f"{formats.copies} copies of weights", copied, "exact", formats.copies_note),
+        Term("gradients", gradients, "exact", "buffer in bf16" if formats.gradient == BF16 else "buffer in fp32"),
+        Term("optimizer", optimizer, "exact", formats.optimizer_note(run.split.data)),
+    ]
+    if run.sharding == "optim_grads_params":
+        units = _gathered_units(run)
+        terms.append(Term("FSDP gathered layers", units, "calibrated", "weights and gradients of two layers, whole"))
+    return terms
+
+
+def _gathered_units(run: _Run) -> float:
+    """Two layers whole, with their gradients, and the larger of embedding and output beside them."""
+    model, split = run.model, run.split
+    layer = max(sum(w.count for w in layer_weights(model, split, moe, 0)) for moe in set(model.moe))
+    vocabulary = model.vocab * model.hidden / split.tp
+    return (2 * layer + vocabulary) * (BF16 + run.precision.gradient)
+
+
+def _update(run: _Run, weights: Sequence[Weight]) -> Term:
+    """The optimizer's own fp32 copy of bf16 gradients, where it does not read them as they are."""
+    total = 0.0
+    if run.precision.copies_gradients:
+        for weight in weights:
+            data = run.split.expert_data if weight.kind == "expert" else run.split.data
+            divided = run.on("use_distributed_optimizer") or "optim" in run.sharding
+            total += weight.count * FP32 / (data if divided else 1)
+    return Term("fp32 gradients", total, "exact", "during the optimizer step, in place of activations")
+
+
+def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
+    """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight."""
+    shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in ("linear", "expert", "output")}
+    placeholders = sum(rows * columns for rows, columns in shapes) * BF16
+    fused = run.args.get("gradient_accumulation_fusion", True) and not run.sharding
+    return [
+        Term("gradient placeholders", placeholders if fused else 0, "exact", "one for each shape of a weight"),
+        Term("workspaces", WORKSPACE, "calibrated", "cuBLAS and Transformer Engine"),
+    ]
+
+
+def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
+    """Activations at the moment when forward and backward passes need the most."""
+    kept, work = zip(*(_chunk(run, chunk) for chunk in chunks), strict=True)
+    group = integer(run.args, "microbatch_group_size_per_vp_stage") if len(chunks) > 1 else None
+    extra = int(run.on("overlap_moe_expert_parallel_comm"))
+    counts = in_flight(kept, run.split.pp, rank, run.microbatches, group, extra)
+    activations = sum(count * size for count, size in zip(counts, kept, strict=True))
+    note = f"{max(counts)} micro batches in flight" if max(counts) > 1 else "one micro batch"
+    if run.split.pp > 1 and len(chunks) > 1:
+        note = f"{'+'.join(map(str, counts))} micro batches of the virtual stages in flight"
+    head = _loss(run) if any(chunk.output for chunk in chunks) else 0.0
+    busy = max(work)
+    terms = [Term("activations", activations, "exact", f"{note}, {_recompute_note(run)}")]
+    if head >= busy:
+        terms.append(Term("logits and loss", head, "exact", _loss_note(run)))
+    else:
+        terms.append(Term("running layer", busy, "calibrated", "gradients, dispatch and what is recomputed"))
+    return terms
+
+
+def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
+    """Kept bytes of a virtual stage and micro batch, and the most that running one of its layers takes."""
+    model, split = run.model, run.split
+    tokens = run.micro_batch * model.seq_length / split.cp
+    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * model.hidden * BF16
+    numbers: list[int | None] = [*chunk.layers, *[None] * chunk.mtp]
+    layers = [_layer(run, number) for number in numbers]
+    kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
+    full = run.args.get("recompute_granularity") == "full"
+    recomputed = _recomputed(run, len(layers)) if full else 0
+    if full and recomputed:
+        block = run.args.get("recompute_method") == "block"
+        size = 1 if block else integer(run.args, "recompute_num_layers") or 1
+        kept += -(-recomputed // size) * hidden
+        work += size * max(layer.kept for layer in layers)
+    offloaded = integer(run.args, "cpu_offloading_num_layers") or 0
+    kept += sum(layer.kept for layer in layers[max(recomputed, offloaded) :])
+    if chunk.mtp:
+        # Norms of embedding and hidden state, and their concatenation.
+        kept += chunk.mtp * 4 * hidden
+    if run.args.get("create_attention_mask_in_dataloader", True):
+        kept += run.micro_batch * model.seq_length**2
+    return kept, work
+
+
+def _recomputed(run: _Run, layers: int) -> int:
+    """Layers of a chunk that full recompute covers."""
+    if run.args.get("recompute_method") == "block":
+        return min(integer(run.args, "recompute_num_layers") or 1, layers)
+    return layers
+
+
+def _layer(run: _Run, number: int | None) -> LayerMemory:
+    moe = run.model.moe[-1 if number is None else number]
+    how = saving(run.args, run.precision, run.precision.covers(number, run.model.layers))
+    return layer_memory(run.model, run.split, run.micro_batch, moe, how)
+
+
+def _logits(run: _Run) -> float:
+    """Elements of the logits on one rank."""
+    return run.micro_batch * run.model.seq_length / run.split.cp * run.model.vocab / run.split.tp
+
+
+def _loss(run: _Run) -> float:
+    """Final norm, logits and cross entropy at its largest, each MTP layer keeping a softmax of its own.
+
+    Measured: the unfused loss works in place on one fp32 copy of bf16 logits; the native fusion holds two.
+    """
+    split = run.split
+    tokens = run.micro_batch * run.model.seq_length / split.cp
+    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * run.model.hidden * BF16
+    softmax, work = FP32, BF16
+    if run.on("cross_entropy_loss_fusion"):
+        if run.args.get("cross_entropy_fusion_impl") == "te":
+            softmax = BF16
+        else:
+            work += FP32
+    return 2 * hidden + _logits(run) * (softmax * (1 + run.model.mtp) + work)
+
+
+def _loss_note(run: _Run) -> str:
+    if run.on("cross_entropy_loss_fusion") and run.args.get("cross_entropy_fusion_impl") != "te":
+        return "bf16 logits and two fp32 copies, as the native fusion makes"
+    return "bf16 logits and what the loss makes of them"
+
+
+def _recompute_note(run: _Run) -> str:
+    if modules := recomputed_modules(run.args):
+        return f"recomputing {', '.join(sorted(modules))}"
+    return "full recompute" if run.args.get("recompute_granularity") == "full" else "no recompute"

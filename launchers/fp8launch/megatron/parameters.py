@@ -1,0 +1,178 @@
+"""Parameters, exactly as Megatron builds them: per weight, pipeline stage and rank.
+
+Counts equal those of the real model (tests build it on the meta device). A weight's `kind` says how it is treated:
+
+    linear      a matrix of a Transformer Engine layer: quantized recipes keep FP8 or FP4 copies of it
+    expert      the same in a routed expert: divided over expert parallel ranks, its optimizer over expert data parallel
+    embedding   word and position embeddings
+    output      the language-model head, which stays in bf16 (but for `--fp8-output-proj`)
+    other       norms, biases, router
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fp8launch.megatron.architecture import (
+    Architecture,
+    Arguments,
+    Chunk,
+    Division,
+    Experts,
+    Latent,
+    architecture,
+    division,
+    stages,
+)
+
+Kind = Literal["linear", "expert", "embedding", "output", "other"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """`copies` weights of one shape on one rank; `layer` is the decoder layer's number, None outside the decoder."""
+
+    shape: tuple[int, ...]
+    kind: Kind
+    copies: int = 1
+    layer: int | None = None
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape) * self.copies
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of a run. `active` are those that one token passes through; `per_stage` are of one tensor and
+    expert rank of each pipeline stage, in order; `padded_vocab` is what the embedding really has."""
+
+    total: int
+    active: int
+    per_stage: tuple[int, ...]
+    padded_vocab: int
+
+
+def parameters(args: Arguments, world: int) -> Parameters | None:
+    """What `args` (by Megatron's attribute names) make on `world` GPUs; None for models that are not counted."""
+    model = architecture(args)
+    if model is None:
+        return None
+    split = division(args, world)
+    pipeline = stages(args, model, split)
+    if pipeline is None:
+        return None
+    total, active = whole_model(model)
+    per_stage = tuple(sum(w.count for w in stage_weights(model, split, stage)) for stage in pipeline)
+    return Parameters(total, active, per_stage, model.vocab)
+
+
+def whole_model(model: Architecture) -> tuple[int, int]:
+    """Total and active parameters, each counted once however the model is divided."""
+    undivided = Chunk(tuple(range(model.layers)), model.mtp, embedding=True, output=True, final_norm=True)
+    weights = list(chunk_weights(model, Division(), undivided))
+    total = sum(w.count for w in weights)
+    routed = sum(w.count for w in weights if w.kind == "expert")
+    idle = routed * (model.experts.count - model.experts.top_k) // model.experts.count if model.experts else 0
+    return total, total - idle
+
+
+def stage_weights(model: Architecture, split: Division, stage: Sequence[Chunk]) -> list[Weight]:
+    """The weights on one rank of a pipeline stage."""
+    return [weight for chunk in stage for weight in chunk_weights(model, split, chunk)]
+
+
+def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterator[Weight]:
+    """The weights on one rank of a virtual stage; a chunk with MTP layers or tied output has its own embedding."""
+    hidden = model.hidden
+    vocab = -(-model.vocab // split.tp)
+    if chunk.embedding or chunk.mtp:
+        yield Weight((vocab, hidden), "embedding")
+        if model.positions:
+            yield Weight((model.positions, hidden), "embedding")
+    for layer in chunk.layers:
+        yield from layer_weights(model, split, model.moe[layer], layer)
+    for _ in range(chunk.mtp):
+        yield from layer_weights(model, split, model.moe[-1], None)
+        yield Weight((2 * hidden // split.tp, hidden), "linear")
+        # Norms of the embedding, of the hidden state and of the result.
+        yield Weight((3 * model.norm * hidden,), "other")
+    if chunk.final_norm:
+        yield Weight((model.norm * hidden,), "other")
+    if chunk.output and not (model.tied and chunk.embedding):
+        yield Weight((vocab, hidden), "output")
+
+
+def layer_weights(model: Architecture, split: Division, moe: bool, layer: int | None) -> Iterator[Weight]:
+    """The weights of one transformer layer on one rank."""
+    # The norms before attention and before the MLP.
+    yield Weight((2 * model.norm * model.hidden,), "other", layer=layer)
+    yield from (
+        _latent_attention(model, model.latent, split, layer) if model.latent else _attention(model, split, layer)
+    )
+    if moe and model.experts:
+        yield from _moe(model, model.experts, split, layer)
+    else:
+        yield from _mlp(model, model.ffn, split.tp, "linear", 1, layer, model.hidden)
+
+
+def _attention(model: Architecture, split: Division, layer: int | None) -> Iterator[Weight]:
+    query = model.heads * model.channels // split.tp
+    key = max(model.groups // split.tp, 1) * model.channels
+    qkv = query * (1 + model.output_gate) + 2 * key
+    yield Weight((qkv, model.hidden), "linear", layer=layer)
+    yield Weight((model.hidden, query), "linear", layer=layer)
+    biases = qkv * model.qkv_bias + model.hidden * model.linear_bias
+    norms = 2 * model.norm * model.channels * model.qk_norm
+    offsets = model.heads // split.tp * model.softmax_offset
+    if small := biases + norms + offsets:
+        yield Weight((small,), "other", layer=layer)
+
+
+def _latent_attention(model: Architecture, latent: Latent, split: Division, layer: int | None) -> Iterator[Weight]:
+    """Down projections are on every tensor rank (Transformer Engine layers; PyTorch's own divide them)."""
+    heads = model.heads // split.tp
+    query = heads * (latent.head + latent.rope)
+    norms = latent.kv_rank
+    if latent.query_rank is None:
+        yield Weight((query, model.hidden), "linear", layer=layer)
+    else:
+        yield Weight((latent.query_rank, model.hidden), "linear", layer=layer)
+        yield Weight((query, latent.query_rank), "linear", layer=layer)
+        norms += latent.query_rank
+    yield Weight((latent.kv_rank + latent.rope, model.hidden), "linear", layer=layer)
+    yield Weight((heads * (latent.head + latent.value), latent.kv_rank), "linear", layer=layer)
+    yield Weight((model.hidden, heads * latent.value), "linear", layer=layer)
+    if model.qk_norm:
+        yield Weight((model.norm * norms,), "other", layer=layer)
+    if model.linear_bias:
+        yield Weight((model.hidden,), "other", layer=layer)
+
+
+def _mlp(
+    model: Architecture, ffn: int, tp: int, kind: Kind, copies: int, layer: int | None, width: int
+) -> Iterator[Weight]:
+    own = ffn // tp
+    first = own * (2 if model.gated else 1)
+    yield Weight((first, width), kind, copies, layer)
+    yield Weight((width, own), kind, copies, layer)
+    if model.linear_bias:
+        # An expert's biases are the expert's: divided and idle with it.
+        yield Weight((first + width,), "expert" if kind == "expert" else "other", copies, layer)
+
+
+def _moe(model: Architecture, experts: Experts, split: Division, layer: int | None) -> Iterator[Weight]:
+    yield Weight((experts.count, model.hidden), "other", layer=layer)
+    if model.linear_bias:
+        yield Weight((experts.count,), "other", layer=layer)
+    local = experts.count // split.ep
+    yield from _mlp(model, experts.ffn, split.etp, "expert", local, layer, experts.latent or model.hidden)
+    if experts.latent:
+        yield Weight((experts.latent, model.hidden), "linear", 2, layer)
+    if experts.shared:
+        yield from _mlp(model, experts.shared, split.tp, "linear", 1, layer, model.hidden)
+        if experts.shared_gate:
+            yield Weight((model.hidden,), "other", layer=layer)
