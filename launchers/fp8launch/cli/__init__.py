@@ -22,6 +22,7 @@ VERBS = {
     "logs": ("logs", "the log of a run, followed with -f"),
     "cancel": ("cancel", "end runs"),
     "parse": ("parse", "throughput of a run or a log"),
+    "compare": ("compare", "variants and node counts side by side"),
     "import": ("import_", "a Megatron argument list or launch script as a recipe"),
     "images": ("pack", "the container images that recipes can name"),
     "clusters": ("pack", "your cluster profiles"),

@@ -1,0 +1,311 @@
+"""Runs side by side: rows, ratios over a baseline, scaling, parity, and what else differs between the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fp8launch.problems import error, nearest
+from fp8launch.report.differences import Difference, Verdict, differing, facts_of_axis, kind_of, speed_verdict
+from fp8launch.report.measured import Measured
+from fp8launch.report.parity import TOLERANCE, Parity, parity
+from fp8launch.report.rows import Measure, Row, rows_of
+from fp8launch.report.scaling import Efficiency, Ratio, efficiencies, ratio
+from fp8launch.report.selection import RULE
+from fp8launch.report.statistics import Statistic
+from fp8launch.report.throughput import RunReport
+
+# Beyond this a log's own TFLOP/s are counted by another formula, not rounded differently.
+SAME_FORMULA = 0.01
+
+
+@dataclass(frozen=True)
+class Published:
+    """NVIDIA's, or another's, figure from the recipe; `ratio` is ours over it, in tokens/s/GPU."""
+
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float | None
+    gpus: int | None
+    source: str
+    ratio: float | None
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {**{n: getattr(self, n) for n in self.__dataclass_fields__}, "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row with its numbers. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, currency/million."""
+
+    row: Row
+    tokens: Measure | None
+    step_time: Measure | None
+    tflops: Measure | None
+    mfu: Measure | None
+    peak_tflops: float | None
+    peak_memory_mib: float | None
+    tokens_total: float | None
+    energy_per_token: float | None
+    cost_per_million_tokens: float | None
+    speedup: Ratio | None
+    efficiency: Efficiency | None
+    published: Published | None
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        row = self.row
+        return {
+            "variant": row.label,
+            "nodes": row.nodes,
+            "gpus": row.world,
+            "status": "ok" if row.status == "ok" else "partial" if row.good else row.runs[0].report.status,
+            "status_text": row.status,
+            "runs": [{"name": r.name, "status": r.report.status, "command": r.command} for r in row.runs],
+            "tokens_per_s_per_gpu": self.tokens.as_json() if self.tokens else None,
+            "step_time_ms": self.step_time.as_json() if self.step_time else None,
+            "tflops_per_gpu": self.tflops.as_json() if self.tflops else None,
+            "mfu": self.mfu.as_json() if self.mfu else None,
+            "mfu_denominator_tflops": self.peak_tflops,
+            "peak_memory_mib": self.peak_memory_mib,
+            "tokens_per_s": self.tokens_total,
+            "energy_j_per_token": self.energy_per_token,
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "speedup": self.speedup.as_json() if self.speedup else None,
+            "scaling_efficiency": self.efficiency.as_json() if self.efficiency else None,
+            "published": self.published.as_json() if self.published else None,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`valid` unless a ratio was refused, or given by force, between unlike runs, or no run has a number."""
+
+    entries: tuple[Entry, ...]
+    differences: tuple[Difference, ...]
+    parities: tuple[Parity, ...]
+    baseline: str | None
+    notes: tuple[str, ...]
+    price_per_gpu_hour: float | None = None
+    rule: str = RULE
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the comparison is not valid."""
+        found = [] if any(e.row.good for e in self.entries) else ["no run has a number to compare"]
+        for entry in self.entries:
+            for what, one in (
+                ("speed-up", entry.speedup),
+                ("scaling", entry.efficiency.ratio if entry.efficiency else None),
+            ):
+                if one and not one.verdict.comparable:
+                    found.append(f"{what} of {entry.row.name} over {one.against}: {'; '.join(one.verdict.unlike)}")
+        return tuple(found)
+
+    @property
+    def valid(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "comparable": self.valid,
+            "reasons": list(self.problems),
+            "baseline": self.baseline,
+            "rows": [entry.as_json() for entry in self.entries],
+            "differences": [d.as_json() for d in self.differences],
+            "parity": [p.as_json() for p in self.parities],
+            "price_per_gpu_hour": self.price_per_gpu_hour,
+            "notes": list(self.notes),
+            "rule": self.rule,
+        }
+
+
+def compare(
+    runs: Sequence[Measured],
+    baseline: str | None = None,
+    *,
+    price_per_gpu_hour: float | None = None,
+    tolerance: float = TOLERANCE,
+    force: bool = False,
+) -> Comparison:
+    """Everything side by side. Raises UserError for a baseline that no row has."""
+    rows = rows_of(runs)
+    axes = _axes(runs)
+    bases = _baseline_rows(rows, baseline)
+    scaling = efficiencies(rows, force)
+    recomputed = _recompute(rows)
+    entries, parities = [], []
+    for row in rows:
+        base = _counterpart(row, bases) if bases else None
+        if base is not None and row not in bases:
+            speedup: Ratio | None = ratio(row, base, speed_verdict(row.facts, base.facts, axes), force)
+            if row.facts.get("precision") != base.facts.get("precision"):
+                parities += _parities(row, base, tolerance)
+        else:
+            speedup = ratio(row, row, Verdict(), force) if row in bases and row.good and len(rows) > 1 else None
+        entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
+    return Comparison(
+        tuple(entries),
+        tuple(_differences(rows, axes)),
+        tuple(parities),
+        bases[0].label if bases else None,
+        tuple(_notes(rows, recomputed)),
+        price_per_gpu_hour,
+    )
+
+
+def _axes(runs: Sequence[Measured]) -> set[str]:
+    """Facts that the study varies. The number of nodes is none of them: scaling has a measure of its own."""
+    keys = {key for run in runs if run.study for key in run.study.point} - {"nodes", "resources.nodes"}
+    return {fact for key in keys for fact in facts_of_axis(key)}
+
+
+def _baseline_rows(rows: Sequence[Row], wanted: str | None) -> list[Row]:
+    labels = list(dict.fromkeys(row.label for row in rows))
+    if wanted is None:
+        if len(labels) < 2:
+            return []
+        plain = [row for row in rows if row.facts.get("precision") == "bf16"]
+        return plain if plain and len(plain) < len(rows) else [row for row in rows if row.label == labels[0]]
+    found = [row for row in rows if _is(row, wanted)]
+    if not found:
+        near = nearest(wanted, labels)
+        names = ", ".join(f"'{label}'" for label in labels)
+        hint = f"did you mean '{near}'?" if near else "give a variant, a precision, key=value or a run's name"
+        raise error("unknown-baseline", f"no row is '{wanted}'; there are {names}", "--baseline", hint)
+    return found
+
+
+def _is(row: Row, wanted: str) -> bool:
+    key, equals, value = wanted.partition("=")
+    if equals:
+        points = [run.study.point for run in row.runs if run.study]
+        return any(str(p.get(key)) == value for p in points) or str(row.facts.get(key)) == value
+    precision = str(row.facts.get("precision", ""))
+    names = {row.label, row.name, precision, precision.split(" ")[0]}
+    return wanted in names or any(run.name == wanted or wanted in run.sources for run in row.runs)
+
+
+def _counterpart(row: Row, bases: Sequence[Row]) -> Row:
+    """The baseline row that differs least from this one: same GPUs, same sequence, same layout where there is one."""
+
+    def distance(base: Row) -> tuple[int, int]:
+        verdict = speed_verdict(row.facts, base.facts)
+        return len(verdict.unlike), len(verdict.noted)
+
+    return row if row in bases else min(bases, key=distance)
+
+
+def _parities(row: Row, base: Row, tolerance: float) -> list[Parity]:
+    mine = next((run for run in row.runs if run.report.lines), None)
+    theirs = next((run for run in base.runs if run.report.lines), None)
+    return [parity(mine, theirs, tolerance, (row.name, base.name))] if mine and theirs else []
+
+
+def _recompute(rows: Sequence[Row]) -> bool:
+    """Whether TFLOP/s are taken by our own formula: where the logs' own are counted in more than one way."""
+    factors = []
+    for row in rows:
+        for run in row.good:
+            logged, ours = run.report.tflops_per_gpu, run.report.tflops_per_gpu_recomputed
+            if logged and ours and run.report.tflops_source == "logged":
+                factors.append(abs(logged.median / ours.median - 1) <= SAME_FORMULA)
+    return not all(factors)
+
+
+def _entry(
+    row: Row,
+    speedup: Ratio | None,
+    efficiency: Efficiency | None,
+    recomputed: bool,
+    price: float | None,
+    rows: Sequence[Row],
+) -> Entry:
+    def tflops(report: RunReport) -> Statistic | None:
+        return (report.tflops_per_gpu_recomputed if recomputed else None) or report.tflops_per_gpu
+
+    peaks = [run.report.mfu_denominator["peak_tflops"] for run in row.good if run.report.mfu_denominator]
+    peak = float(str(peaks[0])) if peaks else None
+    speed = row.measure(tflops)
+    mfu = None
+    if peak and speed:
+        scaled = tuple(v / peak for v in speed.runs)
+        mfu = Measure(speed.median / peak, scaled, speed.iqr / peak, speed.n, None)
+    tokens = row.measure(lambda report: report.tokens_per_s_per_gpu)
+    energy = row.measure(lambda report: report.energy_j_per_gpu)
+    step = row.measure(lambda report: report.step_time_ms)
+    memory = [run.report.peak_memory_mib for run in row.good if run.report.peak_memory_mib]
+    # Joules per iteration over tokens per iteration, both of one GPU.
+    joules = energy.median / (tokens.median * step.median / 1e3) if energy and tokens and step else None
+    return Entry(
+        row,
+        tokens,
+        step,
+        speed,
+        mfu,
+        peak,
+        max(memory, default=None),
+        tokens.median * row.world if tokens and row.world else None,
+        joules,
+        price / 3600 / tokens.median * 1e6 if price and tokens else None,
+        speedup,
+        efficiency,
+        _published(row, tokens, rows),
+        tuple(_row_notes(row, recomputed)),
+    )
+
+
+def _published(row: Row, tokens: Measure | None, rows: Sequence[Row]) -> Published | None:
+    figure = next((run.reference for run in row.runs if run.reference), None)
+    if figure is None or not isinstance(figure.get("tokens_per_s_per_gpu"), int | float):
+        return None
+    gpus = figure.get("gpus")
+    notes = [f"published for {gpus} GPUs, not {row.world}"] if gpus and row.world and gpus != row.world else []
+    sharing = {other.label for other in rows if any(run.reference == figure for run in other.runs)}
+    if len(sharing) > 1:
+        notes.append("the recipe has one figure for several variants: it can be of one of them only")
+    value = float(figure["tokens_per_s_per_gpu"])
+    ours = tokens.median / value if tokens else None
+    return Published(value, figure.get("tflops_per_gpu"), gpus, str(figure.get("source", "")), ours, tuple(notes))
+
+
+def _row_notes(row: Row, recomputed: bool) -> list[str]:
+    notes = list(row.notes)
+    if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
+        notes.append("TFLOP/s are the log's own: its arguments do not determine them")
+    names = [n for n in differing([run.facts for run in row.runs]) if kind_of(n) != "neutral"]
+    if names:
+        notes.append(f"its runs differ in {', '.join(names)}")
+    notes += dict.fromkeys(note for run in row.good for note in run.report.notes)
+    return notes
+
+
+def _differences(rows: Sequence[Row], axes: set[str]) -> list[Difference]:
+    """What differs between the rows, of all facts that may matter to speed; what makes ratios unlike comes first."""
+    names = [n for n in differing([row.facts for row in rows]) if kind_of(n) != "neutral"]
+    found = [
+        Difference(
+            name,
+            kind_of(name),
+            name in axes or name in ("precision", "world_size"),
+            {row.name: row.facts[name] for row in rows if name in row.facts},
+        )
+        for name in names
+    ]
+    return sorted(found, key=lambda d: (not d.axis, d.kind != "unlike", d.name))
+
+
+def _notes(rows: Sequence[Row], recomputed: bool) -> list[str]:
+    notes = []
+    if recomputed:
+        notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
+    if any(len(row.good) == 1 for row in rows):
+        notes.append(
+            "a variant with a single run: intervals over its iterations say nothing of run-to-run differences "
+            "(--repeat 3 does)"
+        )
+    peaks = {run.report.mfu_denominator["peak_tflops"] for r in rows for run in r.good if run.report.mfu_denominator}
+    if len(peaks) > 1:
+        notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
+    return notes

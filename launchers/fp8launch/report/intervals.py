@@ -1,0 +1,136 @@
+"""How sure a ratio of two medians is.
+
+Iterations of one run are alike in what they share: nodes, clocks, neighbours, allocator. So they tell how much a run
+wobbles, never how much the next run will differ. With repeats the interval is Student's t on the logarithm of the
+runs' medians and covers another run; with one run on each side it is a bootstrap of blocks of consecutive iterations
+and covers those two runs only. Which of the two it is, is part of the result.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+CONFIDENCE = 0.95
+RESAMPLES = 1000
+# Fewer consecutive values than this cannot show how they hang together.
+FEWEST = 4
+# More batches than this make the interval no better, only slower.
+MOST_BATCHES = 200
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval. `covers` is `runs` (what another pair of runs would give) or `iterations` (these runs only)."""
+
+    low: float
+    high: float
+    covers: Literal["runs", "iterations"]
+    method: str
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Interval | None:
+    """The interval of median(ours) / median(base). Each argument holds one sequence of positive values per run."""
+    mine, theirs = _medians(ours), _medians(base)
+    if not mine or not theirs:
+        return None
+    if len(mine) + len(theirs) >= 3:
+        return _over_runs(mine, theirs)
+    return _within_runs(ours[0], base[0])
+
+
+def mean_interval(runs: Sequence[float]) -> Interval | None:
+    """The t interval of the mean of the runs' medians; None for a single run."""
+    if len(runs) < 2:
+        return None
+    half = t_quantile(len(runs) - 1) * statistics.stdev(runs) / math.sqrt(len(runs))
+    mean = statistics.fmean(runs)
+    return Interval(mean - half, mean + half, "runs", f"t over {len(runs)} runs")
+
+
+def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(values) for values in runs if values]
+
+
+def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Welch's interval; where one side has a single run, the other side's relative spread stands for both."""
+    a, b = [math.log(x) for x in mine], [math.log(x) for x in theirs]
+    if len(a) > 1 and len(b) > 1:
+        va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+        error = math.sqrt(va + vb)
+        spread = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
+        freedom = (va + vb) ** 2 / spread if spread else len(a) + len(b) - 2
+        method = f"Welch t over {len(a)} and {len(b)} runs"
+    else:
+        several = a if len(a) > 1 else b
+        freedom = len(several) - 1
+        error = statistics.stdev(several) * math.sqrt(1 / len(a) + 1 / len(b))
+        method = f"t over {len(a)} and {len(b)} runs, the spread of the repeated side taken for both"
+    centre = statistics.fmean(a) - statistics.fmean(b)
+    half = t_quantile(freedom) * error
+    return Interval(math.exp(centre - half), math.exp(centre + half), "runs", method)
+
+
+def _within_runs(ours: Sequence[float], base: Sequence[float]) -> Interval | None:
+    if min(len(ours), len(base)) < FEWEST:
+        return None
+    # A fixed seed: the same logs give the same report.
+    dice = random.Random(20)
+    a, b = _resampled_medians(ours, dice), _resampled_medians(base, dice)
+    ratios = sorted(x / y for x, y in zip(a, b, strict=True))
+    edge = int(RESAMPLES * (1 - CONFIDENCE) / 2)
+    method = f"block bootstrap over {len(ours)} and {len(base)} iteration lines"
+    return Interval(ratios[edge], ratios[-1 - edge], "iterations", method)
+
+
+def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[float]:
+    """Medians of resamples by circular blocks of about n^(1/3), the length that keeps short-range correlation."""
+    batches = _batched(values)
+    n = len(batches)
+    length = max(1, round(n ** (1 / 3)))
+    ring = [*batches, *batches[: length - 1]]
+    medians = []
+    for _ in range(RESAMPLES):
+        sample: list[float] = []
+        while len(sample) < n:
+            start = dice.randrange(n)
+            sample += ring[start : start + length]
+        medians.append(statistics.median(sample[:n]))
+    return medians
+
+
+def _batched(values: Sequence[float]) -> list[float]:
+    size = -(-len(values) // MOST_BATCHES)
+    return [statistics.median(values[i : i + size]) for i in range(0, len(values), size)]
+
+
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's t for `freedom` >= 1, to six digits.
+
+    With x = sqrt(freedom) tan(a) the density becomes cos(a)^(freedom - 1), smooth on a finite range: Simpson's rule
+    gives the probability, bisection its inverse.
+    """
+    if freedom > 200:
+        # The quantile's expansion in 1/freedom (Abramowitz and Stegun 26.7.5): exact to 1e-7 from here on.
+        z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+    def probability(angle: float) -> float:
+        steps = 200
+        width = angle / steps
+        inner = sum((4 if i % 2 else 2) * math.cos(i * width) ** (freedom - 1) for i in range(1, steps))
+        return float(scale * width / 3 * (1 + inner + math.cos(angle) ** (freedom - 1)))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(middle) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)

@@ -1,0 +1,206 @@
+"""One run of a comparison: its report, its iteration lines, and what it was run with, flat and by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8launch.logs import ParsedLog, read_log
+from fp8launch.problems import error
+from fp8launch.report.selection import Line, Selection, select, values
+from fp8launch.report.throughput import RunReport, summarise
+from fp8launch.runs.folder import RunFolder
+
+# Megatron's dump calls these otherwise than its command line.
+_DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where a run stands in its study: the axes' values by recipe key, and which repeat it is."""
+
+    name: str
+    point: Mapping[str, object]
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
+    software versions and `env NAME`: only what is known. `dumped` says that the arguments are the log's own."""
+
+    name: str
+    report: RunReport
+    selection: Selection
+    facts: Mapping[str, object]
+    dumped: bool
+    study: Study | None = None
+    reference: Mapping[str, Any] | None = None
+    command: str = ""
+    sources: tuple[str, ...] = field(default=())
+
+    @property
+    def good(self) -> bool:
+        """The run has a number to show: it ended as planned and steady iterations are left."""
+        return self.report.status == "ok" and self.report.step_time_ms is not None
+
+    @property
+    def world(self) -> int | None:
+        return self.report.world_size
+
+    def speeds(self) -> list[float]:
+        """Tokens/s/GPU of every kept line, or, where the log does not determine that, iterations/s."""
+        batch, tokens = self.report.seq_length, self.report.tokens_per_s_per_gpu
+        if batch and self.world:
+            per_second = [batch * x.global_batch_size / self.world / (x.step_time_ms / 1e3) for x in self.kept]
+        elif tokens:
+            per_second = values(self.kept, "tokens_per_s_per_gpu")
+        else:
+            per_second = [1e3 / x.step_time_ms for x in self.kept]
+        return [v for v in per_second if math.isfinite(v) and v > 0]
+
+    @property
+    def kept(self) -> tuple[Line, ...]:
+        return self.selection.kept
+
+    def why_not(self) -> str:
+        """The status in words, for a run that has no number."""
+        if self.report.status == "failed" and self.report.failure:
+            return f"failed: {self.report.failure.code}"
+        if self.report.status == "ok":
+            return "no steady iterations"
+        return self.report.status.replace("_", " ")
+
+
+def from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> Measured:
+    """A run known by its logs alone: one per attempt, oldest first."""
+    return _measured(name, _read(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
+
+
+def from_run(run: RunFolder, gpu: str | None = None) -> Measured:
+    """A run of ours, with what its manifest knows. A run without a log yet has no data, which is no error here."""
+    manifest = run.manifest()
+    logs = [attempt.log for attempt in run.attempts()] or run.batch_output()
+    stated = {**arguments_of(_mapping(manifest.get("megatron")).get("argv") or [])}
+    study = _mapping(manifest.get("study"))
+    return _measured(
+        run.run_id,
+        _read(logs),
+        gpu or str(manifest.get("gpu") or "") or None,
+        _mapping(manifest.get("layout")).get("world"),
+        stated,
+        more=_manifest_facts(manifest, run.path),
+        study=Study(str(study["name"]), _mapping(study.get("point")), int(study.get("repeat") or 1))
+        if study.get("name")
+        else None,
+        reference=_mapping(_mapping(manifest.get("recipe")).get("reference")) or None,
+        command=" ".join(["fp8launch", *map(str, manifest.get("command") or [])]),
+        sources=(str(run.path),),
+    )
+
+
+def _measured(
+    name: str,
+    logs: Sequence[ParsedLog],
+    gpu: str | None,
+    world_size: int | None,
+    stated: Mapping[str, object],
+    more: Mapping[str, object] | None = None,
+    **rest: Any,
+) -> Measured:
+    attempts = [(log, process) for log in logs for process in log.processes]
+    report = summarise(logs, gpu=gpu, world_size=world_size, arguments=stated)
+    dump: Mapping[str, object] = next((p.head.arguments for _, p in reversed(attempts) if p.head.arguments), {})
+    facts: dict[str, object] = {**stated, **dump}
+    if report.global_batch_size:
+        facts["global_batch_size"] = report.global_batch_size
+    facts |= dict(report.versions)
+    facts |= {k: v for k, v in (("gpu", report.gpu), ("world_size", report.world_size)) if v is not None}
+    if precision := precision_of(facts):
+        facts["precision"] = precision
+    return Measured(name, report, select(attempts), {**facts, **(more or {})}, bool(dump), **rest)
+
+
+def precision_of(arguments: Mapping[str, object]) -> str | None:
+    """The precision in one word, as recipes name it, with what departs from the plain recipe; None if unknown."""
+    kind, fp4 = arguments.get("fp8"), arguments.get("fp4")
+    if not kind and not fp4:
+        return next((k for k in ("bf16", "fp16") if arguments.get(k)), "fp32" if "fp8" in arguments else None)
+    parts = [str(arguments.get("fp4_recipe") or "nvfp4") if fp4 else str(arguments.get("fp8_recipe") or "delayed")]
+    if kind == "e4m3" and parts[0] != "mxfp8":
+        parts.append("e4m3")
+    history = arguments.get("fp8_amax_history_len", 1)
+    if parts[0] == "delayed" and not fp4 and history != 1024:
+        parts.append(f"history {history}")
+    if arguments.get("fp8_param_gather") or arguments.get("fp4_param_gather"):
+        parts.append("param gather")
+    if arguments.get("first_last_layers_bf16"):
+        ends = (arguments.get("num_layers_at_start_in_bf16", 1), arguments.get("num_layers_at_end_in_bf16", 1))
+        parts.append(f"bf16 {ends[0]}+{ends[1]}")
+    return " ".join(parts)
+
+
+def arguments_of(argv: Sequence[object]) -> dict[str, object]:
+    """Megatron's command line under the names of its dump: one value as number or text, several as a list."""
+    found: dict[str, object] = {}
+    name = ""
+    for word in map(str, argv):
+        if word.startswith("--") and len(word) > 2:
+            flag, equals, value = word[2:].partition("=")
+            name = flag.replace("-", "_")
+            name = _DUMP_NAMES.get(name, name)
+            found[name] = _value(value) if equals else True
+        elif name:
+            before = found[name]
+            found[name] = _value(word) if before is True else [*_listed(before), _value(word)]
+    return found
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _value(word: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
+    resources = _mapping(_mapping(manifest.get("recipe")).get("resources"))
+    image, git = _mapping(manifest.get("image")), _mapping(manifest.get("git"))
+    facts: dict[str, object] = {
+        "nodes": resources.get("nodes"),
+        "image": image.get("digest") or image.get("image"),
+        "commit": git.get("commit"),
+        "uncommitted changes": git.get("dirty"),
+        "cluster": manifest.get("cluster"),
+        "fp8launch": _mapping(manifest.get("versions")).get("fp8launch"),
+        "recipe": manifest.get("name"),
+    }
+    for name, value in _mapping(manifest.get("environment")).items():
+        # Paths into the run's own folder differ by nature.
+        if str(folder) not in str(value):
+            facts[f"env {name}"] = value
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _read(paths: Sequence[Path]) -> list[ParsedLog]:
+    logs = []
+    for path in paths:
+        try:
+            logs.append(read_log(path))
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise error("unreadable-log", f"cannot read {path}: {reason}", where=str(path)) from None
+    return logs
