@@ -33,7 +33,7 @@ def recipes(name: str | None, as_json: bool) -> None:
     )
     click.echo()
     show_table(
-        ["study", "model", "GPUs", "precision", "runs (n)", "what for"],
+        ["study", "model", "GPUs", "precision", "runs", "what for"],
         [(row.name, row.model, row.gpus, row.precision, str(row.runs), row.recipe.description) for row in studies],
     )
 

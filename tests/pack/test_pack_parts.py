@@ -1,0 +1,103 @@
+"""Models have the published number of parameters, and any model goes with any precision, optimizer and data part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pack_support import PACK, verdicts
+
+from fp8launch.check.facts import facts
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.megatron.parameters import parameters
+from fp8launch.recipe.load import load_recipe
+from fp8launch.recipe.schema import PRECISION_RECIPES
+from fp8launch.runs.submit import prepare
+
+MODELS = sorted(file.stem for file in (PACK / "models").glob("*.yaml") if file.stem != "tiny")
+BLACKWELL_ONLY = ("mxfp8", "nvfp4")
+
+
+def recipe_of(parts: list[str], **sections: str) -> str:
+    lines = [f"extends: [{', '.join(parts)}]", "name: combination", "batch: {micro: 1, sequence: 2048}"]
+    return "\n".join([*lines, *(f"{section}: {value}" for section, value in sections.items())]) + "\n"
+
+
+def header(model: str) -> str:
+    text = (PACK / "models" / f"{model}.yaml").read_text(encoding="utf-8")
+    return " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_has_the_published_number_of_parameters(model: str, write: Callable[[str, str], str]) -> None:
+    """Digit for digit where the published configuration gives an exact count, else to the published rounding."""
+    prepared = prepare(write("one.yaml", recipe_of([f"models/{model}", "parts/pretrain", "precision/bf16"])))
+    run = facts(prepared)
+    counted = parameters({**run.defaults, **run.given}, 8)
+    assert counted is not None
+    exact = re.search(r"(\d{1,3}(?: \d{3}){3,}) parameters", header(model))
+    if exact:
+        assert counted.total == int(exact[1].replace(" ", ""))
+        return
+    stated = [float(number) for number in re.findall(r"([\d.]+) billion", header(model))]
+    total = sum(stated[:2]) if model == "deepseek_v3" else stated[0]  # its prediction layer is counted apart
+    assert counted.total / 1e9 == pytest.approx(total, rel=0.002)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_names_its_source(model: str) -> None:
+    assert re.search(r"Source: \S", header(model))
+
+
+def test_any_model_goes_with_any_precision(write: Callable[[str, str], str]) -> None:
+    prepared = []
+    for model in MODELS:
+        for precision in PRECISION_RECIPES:
+            hardware = "hardware/b200" if precision in BLACKWELL_ONLY else "hardware/h100"
+            parts = [f"models/{model}", "parts/pretrain", f"precision/{precision}", hardware, "images/nemo_26_06"]
+            if "num_experts" in load_recipe(write("model.yaml", recipe_of(parts))).recipe.model:
+                parts.append("moe/alltoall")
+            prepared.append(prepare(write(f"{model}_{precision}.yaml", recipe_of(parts))))
+    for run, verdict in zip(prepared, verdicts(prepared), strict=True):
+        assert verdict.ok, (run.loaded.files[-1].name, verdict.stage, verdict.message)
+
+
+@pytest.mark.parametrize("data", sorted(f.stem for f in (PACK / "data").glob("*.yaml")))
+@pytest.mark.parametrize("optimizer", sorted(f.stem for f in (PACK / "optimizer").glob("*.yaml")))
+def test_optimizer_data_and_long_run_go_together(optimizer: str, data: str, write: Callable[[str, str], str]) -> None:
+    parts = ["models/llama3_8b", "parts/pretrain", "parts/benchmark", "precision/tensorwise", "hardware/h100"]
+    parts += ["images/nemo_26_06", "parts/long_run", f"optimizer/{optimizer}", f"data/{data}"]
+    run = prepare(write("one.yaml", recipe_of(parts)))
+    (verdict,) = verdicts([run])
+    assert verdict.ok, (verdict.stage, verdict.message)
+    assert run.args.values["save"] == run.args.values["load"] == "checkpoints"
+    assert run.args.values["exit_signal_handler"] is True
+
+
+def test_optimizer_levels_hold_what_they_say(write: Callable[[str, str], str]) -> None:
+    """Bytes of optimizer states for each parameter: 12 in fp32 with the master copy, and what each level leaves."""
+    width = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+    left = {}
+    for file in (PACK / "optimizer").glob("*.yaml"):
+        level = write("one.yaml", recipe_of(["precision/tensorwise", f"optimizer/{file.stem}"]))
+        states = load_recipe(level).recipe.optimizer
+        left[file.stem] = sum(width[s or "fp32"] for s in (states.exp_avg, states.exp_avg_sq, states.main_params))
+    assert left == {"bf16_moments": 8, "msamp_o1": 12, "msamp_o2": 7, "msamp_o3": 5}
+
+
+@pytest.mark.parametrize("file", sorted((PACK / "hardware").glob("*.yaml")), ids=lambda file: file.stem)
+def test_hardware_is_what_its_name_says(file: Path) -> None:
+    need = load_recipe(str(file)).recipe.resources
+    assert need.gpu == file.stem
+    assert need.gpu in GPUS
+    if need.gpu != "cpu":
+        # A GB200 or GB300 NVL72 tray has 4 GPUs, every other node 8.
+        assert need.gpus_per_node == (4 if need.gpu.startswith("gb") else 8)
+
+
+@pytest.mark.parametrize("file", sorted((PACK / "precision").glob("*.yaml")), ids=lambda file: file.stem)
+def test_precision_is_what_its_name_says(file: Path) -> None:
+    precision = load_recipe(str(file)).recipe.precision
+    assert precision is not None and precision.recipe == file.stem

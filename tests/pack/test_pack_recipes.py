@@ -1,0 +1,113 @@
+"""Every recipe and every run of every study is one that Megatron accepts on its hardware, and says what it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pack_support import HEADLINE, PACK, STUDIES, name_of, runs, verdicts
+
+from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.schema import supported_versions
+from fp8launch.megatron.validators import Verdict
+from fp8launch.recipe.load import load_recipe
+from fp8launch.runs.submit import Prepared, prepare
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[Path, list[tuple[Prepared, Verdict]]]:
+    """Megatron's verdicts on all runs of the pack, asked for at once because each Megatron takes a while to import."""
+    prepared = [(file, run) for file in [*HEADLINE, *STUDIES] for run in runs(file)]
+    found: dict[Path, list[tuple[Prepared, Verdict]]] = {}
+    for (file, run), verdict in zip(prepared, verdicts([run for _, run in prepared]), strict=True):
+        found.setdefault(file, []).append((run, verdict))
+    return found
+
+
+@pytest.mark.parametrize("file", [*HEADLINE, *STUDIES], ids=name_of)
+def test_megatron_accepts_every_run(file: Path, answers: dict[Path, list[tuple[Prepared, Verdict]]]) -> None:
+    for run, verdict in answers[file]:
+        assert verdict.ok, (run.args.argv, verdict.stage, verdict.message)
+
+
+def test_newer_megatron_accepts_them_too() -> None:
+    """Images move on: nothing in the pack hangs on flags that the newest supported version has dropped."""
+    newest = supported_versions()[-1]
+    prepared = [prepare(str(file), [f'software.megatron="{newest}"']) for file in HEADLINE]
+    for run, verdict in zip(prepared, verdicts(prepared), strict=True):
+        assert verdict.ok, (run.loaded.recipe.name, verdict.stage, verdict.message)
+
+
+@pytest.mark.parametrize("file", HEADLINE, ids=name_of)
+def test_a_recipe_has_a_published_figure_or_says_why_not(file: Path) -> None:
+    recipe = load_recipe(str(file)).recipe
+    if recipe.resources.gpu == "cpu":
+        return
+    silent = any(note.startswith("No published figure: ") for note in recipe.notes)
+    assert (recipe.reference is None) == silent
+    if recipe.reference is not None:
+        assert recipe.reference.gpus == recipe.resources.world_size
+
+
+@pytest.mark.parametrize("file", HEADLINE, ids=name_of)
+def test_published_figures_agree_with_the_model(file: Path) -> None:
+    """Tokens/s times our FLOP per token are the published TFLOP/s: figure, model and sequence belong together."""
+    prepared = prepare(str(file))
+    reference = prepared.loaded.recipe.reference
+    if reference is None or reference.tflops_per_gpu is None:
+        return
+    flop = flops_per_token(prepared.args.values)
+    assert flop is not None
+    computed = reference.tokens_per_s_per_gpu * flop / 1e12
+    if "gpt_oss" in prepared.loaded.recipe.name:
+        # NVIDIA counts its gated activation's third matrix and the windows of its attention; Megatron's formula, which
+        # ours repeats, knows the gate from --swiglu alone and counts every layer's attention in full.
+        assert 0.80 < computed / reference.tflops_per_gpu < 1.06
+    else:
+        assert computed == pytest.approx(reference.tflops_per_gpu, rel=0.005)
+
+
+@pytest.mark.parametrize("file", [*HEADLINE, *STUDIES], ids=name_of)
+def test_names_say_what_is_inside(file: Path) -> None:
+    recipe = load_recipe(str(file)).recipe
+    assert recipe.description
+    if file in HEADLINE:
+        assert recipe.name == file.stem
+        precision = recipe.precision.recipe if recipe.precision else ""
+        if re.search(r"_(h|b|gb)\d+$", file.stem) and "4layers" not in file.stem:
+            assert file.stem.endswith(f"_{precision}_{recipe.resources.gpu}")
+
+
+def test_nothing_needs_a_tokenizer_of_its_own() -> None:
+    for file in [*HEADLINE, *STUDIES]:
+        args = prepare(str(file)).args.values
+        assert (args.get("tokenizer_type"), args.get("tokenizer_model")) == ("NullTokenizer", None)
+
+
+def test_every_part_is_used_or_offered() -> None:
+    """A part that no recipe extends must be one that a user picks: a model, a piece of hardware, data, a long run."""
+    used = {file for recipe in [*HEADLINE, *STUDIES] for file in load_recipe(str(recipe)).files}
+    parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(STUDIES)
+    offered = {"models/gpt_oss_20b", "data/mock", "data/indexed_example"}
+    assert {name_of(part) for part in parts - used} == offered
+
+
+def test_phases_follow_one_schedule_over_one_folder_of_checkpoints() -> None:
+    phases = [prepare(str(file)) for file in sorted((PACK / "studies" / "phases").glob("*.yaml"))]
+    assert [p.args.values["train_iters"] for p in phases] == [100, 900, 1000]
+    assert [p.loaded.recipe.precision.quantized for p in phases if p.loaded.recipe.precision] == [False, True, False]
+    shared = (
+        "save",
+        "load",
+        "lr",
+        "min_lr",
+        "lr_warmup_iters",
+        "lr_decay_iters",
+        "lr_decay_style",
+        "global_batch_size",
+    )
+    for flag in shared:
+        assert len({p.args.values[flag] for p in phases}) == 1, flag
+    assert phases[0].args.values["save"] == phases[0].args.values["load"]
+    assert phases[-1].args.values["train_iters"] == phases[0].args.values["lr_decay_iters"]
