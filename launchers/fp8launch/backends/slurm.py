@@ -74,6 +74,9 @@ def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]
 
 def available() -> bool:
     """A Slurm controller answers here."""
+    stated = os.environ.get("SLURM_CONF")
+    if stated and not Path(stated).is_file():
+        return False  # Slurm's commands would look for a cluster in the DNS for a minute
     return call("sbatch", "--version").returncode == 0 and call("scontrol", "ping", timeout=10).returncode == 0
 
 

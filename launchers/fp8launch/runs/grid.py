@@ -29,7 +29,7 @@ class Point:
     @property
     def overrides(self) -> list[str]:
         # JSON is YAML: text that looks like a number stays text.
-        return [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.values.items()]
 
     @property
     def label(self) -> str:
