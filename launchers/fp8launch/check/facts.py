@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.hardware.gpus import Gpu, gpu
+from fp8launch.job.images import software_in
 from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema
 from fp8launch.megatron.translate import Layout, MegatronArgs
@@ -118,7 +119,7 @@ def facts(prepared: Prepared, cluster_env: Mapping[str, str] | None = None) -> F
 def software(loaded: LoadedRecipe) -> Software:
     """Versions that the recipe states, else those that the image catalogue knows of its image."""
     stated = loaded.recipe.software
-    image = _catalogue().get(loaded.recipe.container.image or "", {})
+    image = software_in(loaded.recipe.container.image)
     te = stated.transformer_engine or image.get("transformer_engine")
     versions = (te, stated.cuda or image.get("cuda"), image.get("pytorch"))
     return Software(*(version(text) if text else None for text in versions))
@@ -127,13 +128,6 @@ def software(loaded: LoadedRecipe) -> Software:
 def version(text: object) -> Version:
     """The leading numbers of a version: 2.20.0.dev0 is (2, 20, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", str(text))[:3])
-
-
-@functools.cache
-def _catalogue() -> Mapping[str, Mapping[str, Any]]:
-    from fp8launch.job.images import catalogue
-
-    return catalogue()
 
 
 def _given(args: MegatronArgs, schema: FlagSchema) -> tuple[dict[str, Any], dict[str, str]]:

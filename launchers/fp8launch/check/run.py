@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -19,6 +19,7 @@ from fp8launch.problems import Problem, UserError, nearest
 from fp8launch.runs.submit import Prepared
 
 LAYERS = ("schema", "megatron", "rules", "memory", "machine")
+NOT_ASKED = "not run: not asked for"
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,10 @@ def check(
     cluster: Cluster | None = None,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda message: None,
+    layers: Collection[str] = LAYERS,
 ) -> CheckResult:
     """Check one run; see `check_all`."""
-    return check_all([prepared], cluster, environment, say)[0]
+    return check_all([prepared], cluster, environment, say, layers)[0]
 
 
 def check_all(
@@ -69,21 +71,24 @@ def check_all(
     cluster: Cluster | None = None,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda message: None,
+    layers: Collection[str] = LAYERS,
 ) -> list[CheckResult]:
     """Check runs, in order: Megatron's validators in a process of their own, the other layers meanwhile.
 
     `cluster` is the profile of the machine that they will run on, None for this machine's default; `environment` that
-    in which Slurm's commands run. `say` hears of a download.
+    in which Slurm's commands run. `say` hears of a download. Of the layers only those named in `layers` look.
     """
     site = cluster or Cluster()
     seen = [facts(prepared, {name: str(value) for name, value in site.env.items()}) for prepared in runs]
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(verdict_problems, seen, say)
+        asked = pool.submit(verdict_problems, seen if "megatron" in layers else [], say)
         found = [
-            _look(run, prepared, site, os.environ if environment is None else environment)
+            _look(run, prepared, site, os.environ if environment is None else environment, layers)
             for run, prepared in zip(seen, runs, strict=True)
         ]
         verdicts, states = asked.result()
+        if "megatron" not in layers:
+            verdicts, states = [None] * len(runs), [NOT_ASKED] * len(runs)
     return [
         _result(run, verdict, state, *looked)
         for run, verdict, state, looked in zip(seen, verdicts, states, found, strict=True)
@@ -91,22 +96,22 @@ def check_all(
 
 
 def _look(
-    run: Facts, prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]
+    run: Facts, prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], layers: Collection[str]
 ) -> tuple[list[Problem], list[Rule], dict[str, str]]:
     """What rules, memory and machine say; the rules that fired; how each layer fared."""
     problems: list[Problem] = []
     fired: list[Rule] = []
-    for rule in all_rules().values():
+    for rule in all_rules().values() if "rules" in layers else ():
         said = list(rule.problems(run))
         problems += said
         fired += [rule] * bool(said)
-    layers = {"rules": "ran"}
+    states = {"rules": "ran" if "rules" in layers else NOT_ASKED}
     arguments: Mapping[str, tuple[Any, ...]] = {"memory": (run,), "machine": (prepared, cluster, environment)}
     for name, given in arguments.items():
         module = _module(name)
-        layers[name] = "ran" if module else "not run: not part of this installation"
-        problems += module.problems(*given) if module else ()
-    return problems, fired, layers
+        states[name] = ("ran" if module else "not run: not part of this installation") if name in layers else NOT_ASKED
+        problems += module.problems(*given) if module and name in layers else ()
+    return problems, fired, states
 
 
 def _module(name: str) -> ModuleType | None:

@@ -107,7 +107,8 @@ def tokens(run: Facts) -> tuple[int, int] | None:
     layout = run.layout
     sequence = run.integer("seq_length")
     parts = layout.tp if sequence_parallel(run) else 1
-    if not sequence or sequence % (layout.cp * parts):
+    chunks = 2 * layout.cp if layout.cp > 1 else 1
+    if not sequence or sequence % chunks or sequence % (layout.cp * parts):
         return None
     gathered = sequence // layout.cp * layout.micro_batch
     return gathered, gathered // parts

@@ -68,6 +68,20 @@ def optimizer_instances_divide(run: Facts) -> Iterator[Finding]:
             return
 
 
+@rule("pipeline-split", "error", source="megatron/core/transformer/transformer_block.py get_num_layers_to_build")
+def virtual_stages_divide_layers(run: Facts) -> Iterator[Finding]:
+    """The validators ask this of every way to state stages but `num_virtual_stages_per_pipeline_rank` alone."""
+    uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern")
+    accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    stages, layers, pp = run.integer("num_virtual_stages_per_pipeline_rank"), run.integer("num_layers"), run.layout.pp
+    if stages < 2 or pp < 2 or any(run.on(name) for name in (*uneven, *accounted)):
+        return
+    if layers % (pp * stages):
+        message = f"{layers} layers cannot be divided into PP {pp} x VP {stages} = {pp * stages} equal stages"
+        fix = "use another VP, pipeline_model_parallel_layout, or account_for_embedding/loss_in_pipeline_split"
+        yield Finding(message, run.where("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size"), fix)
+
+
 @rule("virtual-pipeline-batches", "error", source="megatron/core/pipeline_parallel/schedules.py:1133-1156; run")
 def virtual_pipeline_has_its_batches(run: Facts) -> Iterator[Finding]:
     layout, stages = run.layout, virtual_stages(run)
@@ -123,7 +137,9 @@ def all_to_all_divides_heads(run: Facts) -> Iterator[Finding]:
         return
     n, groups = heads(run) // layout.tp, max(1, query_groups(run) // layout.tp)
     if n % layout.cp or groups % layout.cp:
-        message = f"cp_comm_type a2a deals heads out over CP {layout.cp}, and a rank has {n} query, {groups} key/value heads"
+        message = (
+            f"cp_comm_type a2a deals heads out over CP {layout.cp}, and a rank has {n} query, {groups} key/value heads"
+        )
         yield Finding(message, run.where("cp_comm_type"), "use cp_comm_type p2p, or a smaller CP or TP")
 
 

@@ -1,0 +1,356 @@
+"""Runs that would fail or mislead, by name, and what the check must say of each."""
+
+from __future__ import annotations
+
+from sets import (
+    BF16,
+    BLOCKWISE,
+    DELAYED,
+    FSDP,
+    LLAMA_70B,
+    LLAMA_405B,
+    MLA,
+    MOE,
+    MXFP8,
+    NVFP4,
+    TP2,
+    Set,
+)
+
+LOCAL = {"transformer_impl": "local", "no_rope_fusion": True, "no_persist_layer_norm": True}
+FULL = {"recompute_granularity": "full"}
+OPEN = {"CUDA_DEVICE_MAX_CONNECTIONS": 32}
+SEGMENTS = {**OPEN, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+VPP = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2}
+
+# What Megatron's parser and our schema refuse.
+PARSE = {
+    "misspelt flag": Set({"fp8_recipee": "tensorwise"}, "flag-unknown"),
+    "no such recipe": Set({"fp8_recipe": "rowwise"}, "flag-value"),
+    "no such flag": Set({"fp8_dot_product_attention": True}, "flag-unknown"),
+    "flag of another version": Set({"fp8_output_proj": True}, "flag-unknown", software={"megatron": "0.17"}),
+    "graph scope is old": Set({"cuda_graph_modules": ["attn"]}, "flag-unknown", software={"megatron": "0.17"}),
+    "recipe without format": Set({"fp8_format": None, "fp8_param_gather": None}, "recipe-without-format"),
+    "format without recipe": Set({"fp8_recipe": None}, "format-without-recipe"),
+    "fp8 on a CPU": Set({}, "fp8-on-cpu", gpu="cpu"),
+}
+# What `validate_args` and the layout refuse.
+ARGUMENTS = {
+    "world % tp": Set({"tensor_model_parallel_size": 3}, "world-size"),
+    "layers % pp": Set({"pipeline_model_parallel_size": 3, "global_batch_size": 60}, "megatron-validate", gpus=6),
+    "batch % data parallel": Set({"global_batch_size": 60}, "batch-size"),
+    "batch % micro batch": Set({"micro_batch_size": 3}, "batch-size"),
+    "evaluation batch": Set({"eval_global_batch_size": 12}, "megatron-validate"),
+    "sequence % 2 cp": Set({"context_parallel_size": 2, "seq_length": 8190}, "megatron-validate"),
+    "tp on Hopper without one connection": Set(TP2, "max-connections-not-1", env={}),
+    "cp on Hopper with 32 connections": Set({"context_parallel_size": 2}, "max-connections-not-1", env=OPEN),
+    "sequence over positions": Set({"seq_length": 16384}, "megatron-validate"),
+    "param gather without distributed optimizer": Set(
+        {"use_distributed_optimizer": None, "overlap_param_gather": None}, "megatron-validate"
+    ),
+    "fp8 and fp4": Set({"fp4_format": "e2m1", "fp4_recipe": "nvfp4"}, "megatron-validate", gpu="b200"),
+    "bf16 and fp16": Set({"fp16": True}, "megatron-validate"),
+    "param overlap without grad overlap": Set({"overlap_grad_reduce": None}, "megatron-validate"),
+    "FSDP with another checkpoint format": Set({**FSDP, "ckpt_format": "torch_dist"}, "megatron-validate", env=OPEN),
+    "FSDP's checkpoint format alone": Set({"ckpt_format": "fsdp_dtensor"}, "megatron-validate"),
+    "FSDP with one connection": Set(FSDP, "max-connections-1"),
+    "ep without experts": Set({"expert_model_parallel_size": 2}, "megatron-validate"),
+    "experts % ep": Set({**MOE, "num_experts": 100}, "megatron-validate"),
+    "virtual pipeline split": Set(
+        {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 3}, "megatron-validate"
+    ),
+    "minimum lr over lr": Set({"min_lr": 1e-3}, "megatron-validate"),
+    "iterations and samples": Set({"train_samples": 1000}, "megatron-validate"),
+    "save without interval": Set({"save": "checkpoints"}, "megatron-validate"),
+    "CPU offload with gathered current scaling": Set(
+        {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}, "megatron-validate"
+    ),
+    "tp overlap without sp": Set(
+        {"tensor_model_parallel_size": 2, "tp_comm_overlap": True}, "megatron-validate"
+    ),
+    "full iteration graph with NaN check": Set(
+        {"cuda_graph_impl": "full_iteration", "no_check_for_nan_in_loss_and_grad": None}, "megatron-validate"
+    ),
+    "TE graph with expandable segments": Set(
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn"], "te_rng_tracker": True},
+        "megatron-validate",
+        env=SEGMENTS,
+    ),
+    "fused TE cross entropy": Set({"cross_entropy_fusion_impl": "te"}, "megatron-validate"),
+    "optimizer step overlap without VPP": Set(
+        {"overlap_param_gather_with_optimizer_step": True, "ckpt_format": "torch"}, "megatron-validate"
+    ),
+}  # fmt: skip
+# What the configurations built from the arguments refuse.
+CONFIGS = {
+    "heads % tp": Set(
+        {"num_attention_heads": 12, "num_query_groups": 4, "tensor_model_parallel_size": 8, "sequence_parallel": True},
+        "megatron-transformer-config",
+    ),
+    "query groups against tp": Set(
+        {"num_attention_heads": 24, "num_query_groups": 6, "tensor_model_parallel_size": 4, "sequence_parallel": True},
+        "megatron-transformer-config",
+    ),
+    "param gather without fp8": Set({**BF16, "fp8_param_gather": True}, "megatron-transformer-config"),
+    "bf16 layers with delayed": Set({**DELAYED, "first_last_layers_bf16": True}, "delayed-bf16-layers"),
+    "too many bf16 layers": Set(
+        {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 33}, "megatron-transformer-config"
+    ),
+    "full recompute without method": Set(FULL, "megatron-transformer-config"),
+    "full recompute without layers": Set({**FULL, "recompute_method": "block"}, "megatron-transformer-config"),
+    "custom recipe without factory": Set({"fp8_recipe": "custom"}, "megatron-transformer-config"),
+    "fp8 output layer without mxfp8": Set({"fp8_output_proj": True}, "megatron-transformer-config"),
+    "uneven pipeline": Set(
+        {"pipeline_model_parallel_size": 4, "decoder_first_pipeline_num_layers": 6}, "megatron-transformer-config"
+    ),
+    "pipeline layout": Set(
+        {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et*3|t*3L"},
+        "megatron-transformer-config",
+    ),
+    "mxfp8 buffer without param gather": Set(
+        {**MXFP8, "fp8_param_gather": None}, "megatron-ddp-config", gpu="b200"
+    ),
+    "bucket size and number": Set({"ddp_num_buckets": 4}, "megatron-ddp-config"),
+    "bf16 moments alone": Set({"exp_avg_dtype": "bf16"}, "megatron-optimizer-config"),
+    "bf16 main gradients alone": Set({"main_grads_dtype": "bf16"}, "megatron-optimizer-config"),
+    "router padding without fp8": Set(
+        {**MOE, **BF16, "moe_router_padding_for_quantization": True}, "megatron-transformer-config"
+    ),
+    "router padding with allgather": Set(
+        {**MOE, "moe_router_padding_for_quantization": True, "moe_token_dispatcher_type": "allgather"},
+        "megatron-transformer-config",
+    ),
+    "delayed with activation recompute": Set(
+        {**MOE, **DELAYED, "recompute_granularity": "selective", "recompute_modules": ["moe_act"]},
+        "megatron-transformer-config",
+    ),
+}  # fmt: skip
+# What Megatron says while it builds the model and the scheduler ("stage 7").
+BUILDING = {
+    "ffn % tp": Set(
+        {"ffn_hidden_size": 14340, "tensor_model_parallel_size": 8, "sequence_parallel": True}, "size-not-divisible"
+    ),
+    "expert ffn % etp": Set(
+        {**MOE, **TP2, "moe_ffn_hidden_size": 769, "expert_model_parallel_size": 4}, "size-not-divisible"
+    ),
+    "shared expert % tp": Set(
+        {**MOE, **TP2, "moe_shared_expert_intermediate_size": 767, "expert_model_parallel_size": 4},
+        "size-not-divisible",
+    ),
+    "expert grid against world": Set({**MOE, "num_experts": 129, "expert_model_parallel_size": 3}, "expert-grid"),
+    "expert grid counts tp": Set({**MOE, **TP2, "expert_model_parallel_size": 8}, "expert-grid"),
+    "expert grid with etp": Set(
+        {**MOE, "expert_tensor_parallel_size": 4, "expert_model_parallel_size": 4}, "expert-grid"
+    ),
+    "optimizer instances": Set({"num_distributed_optimizer_instances": 3}, "optimizer-instances"),
+    "warmup as long as decay": Set({"lr_warmup_iters": 50}, "warmup-too-long"),
+    "warmup of the whole run": Set({"lr_warmup_iters": None, "lr_warmup_fraction": 1.0}, "warmup-too-long"),
+    "samples warm up for ever": Set(
+        {"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None, "train_samples": 640,
+         "lr_warmup_samples": 640},
+        "warmup-too-long",
+    ),
+    "warmup starts above lr": Set({"lr_warmup_init": 1e-2}, "learning-rate-schedule"),
+    "WSD without its end": Set({"lr_decay_style": "WSD"}, "learning-rate-schedule"),
+    "no learning rate": Set({"lr": None, "min_lr": None}, "no-learning-rate"),
+    "no length": Set({"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None}, "no-training-length"),
+    "NullTokenizer without vocabulary": Set({"vocab_size": None}, "null-tokenizer-vocabulary"),
+    "no evaluation interval": Set({"eval_interval": None}, "evaluation-without-interval"),
+    "expert pattern too short": Set({**MOE, "moe_layer_freq": "[0]*3+[1]*40"}, "moe-layer-pattern"),
+    "more choices than experts": Set({**MOE, "num_experts": 8, "moe_router_topk": 9}, "moe-top-k"),
+    "grouped experts with bias": Set({**MOE, "disable_bias_linear": None}, "moe-grouped-bias"),
+    "deepep alone": Set(
+        {**MOE, "moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep",
+         "expert_model_parallel_size": 1},
+        "moe-flex-dispatcher",
+    ),
+    "averaged per-token loss": Set({"calculate_per_token_loss": True}, "per-token-loss-average"),
+}  # fmt: skip
+BUILDING |= {
+    "layers over virtual stages": Set(
+        {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 3}, "pipeline-split"
+    ),
+    "layers over stages, virtually": Set(
+        {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2, "num_layers": 30},
+        "pipeline-split",
+    ),
+}
+# What only the GPU or Transformer Engine tells.
+RUNNING = {
+    "mxfp8 on Hopper": Set(MXFP8, "mxfp8-needs-blackwell"),
+    "mxfp8 on H200": Set(MXFP8, "mxfp8-needs-blackwell", gpu="h200"),
+    "nvfp4 on Hopper": Set(NVFP4, "nvfp4-needs-blackwell"),
+    "fp8 on Ampere": Set({}, "fp8-needs-newer-gpu", gpu="a100"),
+    "nvfp4 on Ampere": Set(NVFP4, "fp8-needs-newer-gpu", gpu="a100"),
+    "blockwise with CUDA 12.8": Set(BLOCKWISE, "blockwise-needs-cuda", software={"cuda": "12.8"}),
+    "Blackwell with CUDA 12.6": Set(MXFP8, "cuda-too-old", gpu="b200", software={"cuda": "12.6"}),
+    "mxfp8 param gather without buffer reuse": Set(
+        {**MXFP8, "reuse_grad_buf_for_mxfp8_param_ag": None}, "mxfp8-param-gather-buffer", gpu="b200"
+    ),
+    "tensorwise with TE 2.1": Set({}, "te-too-old", software={"transformer_engine": "2.1"}),
+    "blockwise with TE 2.2": Set(BLOCKWISE, "te-too-old", software={"transformer_engine": "2.2.0"}),
+    "mxfp8 with TE 2.0": Set(MXFP8, "te-too-old", gpu="b200", software={"transformer_engine": "2.0"}),
+    "nvfp4 with TE 2.6": Set(NVFP4, "te-too-old", gpu="b200", software={"transformer_engine": "2.6"}),
+    "hidden % 16": Set({"hidden_size": 4100, "num_attention_heads": 32}, "fp8-dimension"),
+    "tokens % 8": Set({"seq_length": 8188}, "fp8-tokens"),
+    "tokens % 16 on Hopper": Set({"seq_length": 8184}, "fp8-tokens"),
+    "tokens over cp and sp": Set(
+        {**TP2, "context_parallel_size": 2, "seq_length": 8176}, "fp8-tokens"
+    ),
+    "ffn % 16 after tp": Set(
+        {"ffn_hidden_size": 14400, "tensor_model_parallel_size": 8, "sequence_parallel": True}, "fp8-dimension"
+    ),
+    "mxfp8 ffn % 32": Set({**MXFP8, "ffn_hidden_size": 14352}, "fp8-dimension", gpu="b200"),
+    "mxfp8 tokens % 32": Set({**MXFP8, "seq_length": 8176}, "fp8-tokens", gpu="b200"),
+    "nvfp4 ffn % 16": Set({**NVFP4, "ffn_hidden_size": 14344}, "fp8-dimension", gpu="b200"),
+    "mxfp8 tp overlap % 128": Set(
+        {**MXFP8, **TP2, "tp_comm_overlap": True, "ffn_hidden_size": 14400}, "tp-overlap-dimension", gpu="b200"
+    ),
+    "blockwise tp overlap": Set({**BLOCKWISE, **TP2, "tp_comm_overlap": True}, "tp-overlap-recipe"),
+    "latent attention % 32": Set({**MLA, **MXFP8, "q_lora_rank": 1552}, "fp8-dimension", gpu="b200"),
+    "expert ffn % 16 after etp": Set(
+        {**MOE, "moe_ffn_hidden_size": 776, "expert_tensor_parallel_size": 2, "expert_model_parallel_size": 4},
+        "fp8-dimension",
+    ),
+    "fp8 with local layers": Set(LOCAL, "fp8-off"),
+    "query groups do not divide heads": Set({"num_query_groups": 7}, "query-groups"),
+    "virtual pipeline with a rest": Set(
+        {**VPP, "global_batch_size": 20}, "virtual-pipeline-batches", gpus=8
+    ),
+    "virtual pipeline with too few": Set({**VPP, "global_batch_size": 4}, "virtual-pipeline-batches"),
+    "virtual pipeline by layout with a rest": Set(
+        {"pipeline_model_parallel_size": 4, "pipeline_model_parallel_layout": "Et*4|(t*4|)*6t*4L",
+         "global_batch_size": 20},
+        "virtual-pipeline-batches",
+    ),
+    "sequence % tp": Set(
+        {"tensor_model_parallel_size": 8, "sequence_parallel": True, "seq_length": 8188}, "sequence-not-divisible"
+    ),
+    "a2a with too few key heads": Set(
+        {"context_parallel_size": 4, "tensor_model_parallel_size": 2, "sequence_parallel": True, "num_query_groups": 4,
+         "cp_comm_type": ["a2a"], "global_batch_size": 64},
+        "context-parallel-heads",
+    ),
+    "experts with tp, without sp": Set(
+        {**MOE, "tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}, "moe-needs-sequence-parallel"
+    ),
+    "context parallel with local layers": Set({**BF16, **LOCAL, "context_parallel_size": 2}, "local-layers"),
+    "attention variable against backend": Set({}, "attention-variables", env={"NVTE_FLASH_ATTN": 0}),
+    "flash backend without flash": Set(
+        {"attention_backend": "flash"}, "attention-variables", env={"NVTE_FUSED_ATTN": 1}
+    ),
+    "local graphs with segments": Set(
+        {"cuda_graph_impl": "local", "te_rng_tracker": True}, "graph-segments", env=SEGMENTS,
+        software={"megatron": "0.18"},
+    ),
+}  # fmt: skip
+# What runs, and is not what it seems.
+MISLEADING = {
+    "blockwise on Blackwell": Set(BLOCKWISE, "blockwise-emulated", gpu="b200"),
+    "blocks not full": Set({**BLOCKWISE, "ffn_hidden_size": 14352}, "blockwise-ragged"),
+    "blockwise param gather": Set({"fp8_recipe": "blockwise"}, "blockwise-param-gather"),
+    "e4m3 with delayed": Set({**DELAYED, "fp8_format": "e4m3"}, "fp8-format-unusual"),
+    "e4m3 with tensorwise": Set({"fp8_format": "e4m3"}, "fp8-format-unusual"),
+    "hybrid with mxfp8": Set({**MXFP8, "fp8_format": "hybrid"}, "fp8-format-unusual", gpu="b200"),
+    "delayed with Megatron's defaults": Set({"fp8_recipe": "delayed"}, "delayed-short-history"),
+    "history with current scaling": Set({"fp8_amax_history_len": 1024}, "flag-without-effect"),
+    "history algorithm with current scaling": Set({"fp8_amax_compute_algo": "max"}, "flag-without-effect"),
+    "margin with current scaling": Set({"fp8_margin": 1}, "flag-without-effect"),
+    "bf16 weight gradients with current scaling": Set({"no_fp8_wgrad": True}, "flag-without-effect"),
+    "interval": Set({**DELAYED, "fp8_interval": 4}, "flag-without-effect"),
+    "bf16 layer counts alone": Set({"num_layers_at_start_in_bf16": 2}, "flag-without-effect"),
+    "bf16 layers of bf16": Set({**BF16, "first_last_layers_bf16": True}, "flag-without-effect"),
+    "mxfp8 buffer with delayed": Set({**DELAYED, "reuse_grad_buf_for_mxfp8_param_ag": True}, "flag-without-effect"),
+    "mxfp8 buffer with tensorwise": Set({"reuse_grad_buf_for_mxfp8_param_ag": True}, "flag-without-effect"),
+    "transpose cache without FSDP": Set({"keep_fp8_transpose_cache": True}, "flag-without-effect"),
+    "sharding without FSDP": Set({"data_parallel_sharding_strategy": "optim"}, "flag-without-effect"),
+    "sequence parallel with tp 1": Set({"sequence_parallel": True}, "flag-without-effect"),
+    "query groups without GQA": Set({"group_query_attention": None}, "flag-without-effect"),
+    "recompute layers without granularity": Set({"recompute_num_layers": 5}, "flag-without-effect"),
+    "recompute modules without granularity": Set({"recompute_modules": ["mlp"]}, "flag-without-effect"),
+    "ramp-up since 0.18": Set(
+        {"rampup_batch_size": [8, 8, 1000]}, "flag-without-effect", software={"megatron": "0.18"}
+    ),
+    "ramp-up in 0.19": Set({"rampup_batch_size": [8, 8, 1000]}, "flag-without-effect"),
+    "fp8 without bf16": Set({"bf16": None}, "fp8-without-bf16"),
+    "NaN without save": Set(
+        {"rerun_mode": None, "no_check_for_nan_in_loss_and_grad": None}, "nan-without-save"
+    ),
+    "torch FSDP2 with param gather": Set(
+        {"use_torch_fsdp2": True, "use_distributed_optimizer": None, "overlap_param_gather": None,
+         "no_gradient_accumulation_fusion": True},
+        "param-gather-off",
+        env=OPEN,
+    ),
+    "FSDP that does not shard": Set(
+        {**FSDP, "data_parallel_sharding_strategy": "no_shard"}, "fsdp-not-sharding", env=OPEN
+    ),
+    "FSDP of 0.17 by default": Set(
+        {**FSDP, "data_parallel_sharding_strategy": None}, "fsdp-not-sharding", env=OPEN, software={"megatron": "0.17"}
+    ),
+    "wide heads with fused attention": Set(
+        {"kv_channels": 192, "attention_backend": "fused"}, "attention-head-width"
+    ),
+    "registered buffers with segments": Set(
+        {**FSDP, "use_nccl_ub": True}, "nccl-buffers-segments-unknown", env=SEGMENTS
+    ),
+    "registered buffers without NVLS": Set(
+        {**FSDP, "use_nccl_ub": True}, "nvls-overridden", env={**OPEN, "NCCL_NVLS_ENABLE": 0}
+    ),
+    "expert overlap with one connection": Set(
+        {**MOE, "overlap_moe_expert_parallel_comm": True}, "expert-overlap-connections"
+    ),
+    "local layers of a script without APEX": Set(
+        {**BF16, **LOCAL}, "fused-wgrad-needs-apex", more={"launch": {"script": "pretrain_gpt.py"}}
+    ),
+    "one GPU and batch 2": Set({"global_batch_size": 2, "num_layers": 4}, "fp8-small-batch", gpus=1),
+    "narrow model": Set(
+        {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "kv_channels": 64}, "fp8-small-model"
+    ),
+}  # fmt: skip
+# The same on larger models and clusters.
+LARGE = {
+    "70B tp without one connection": Set(
+        {**LLAMA_70B, "tensor_model_parallel_size": 4, "sequence_parallel": True, "pipeline_model_parallel_size": 4},
+        "max-connections-not-1", nodes=8, env=OPEN,
+    ),
+    "70B virtual pipeline with a rest": Set(
+        {**LLAMA_70B, "tensor_model_parallel_size": 4, "sequence_parallel": True, "pipeline_model_parallel_size": 4,
+         "num_virtual_stages_per_pipeline_rank": 5, "global_batch_size": 24},
+        "virtual-pipeline-batches", nodes=8,
+    ),
+    "70B stages with unequal chunks": Set(
+        {**LLAMA_70B, "tensor_model_parallel_size": 4, "sequence_parallel": True, "pipeline_model_parallel_size": 4,
+         "num_layers_per_virtual_pipeline_stage": 3},
+        "megatron-validate", nodes=8,
+    ),
+    "70B mxfp8 on Hopper": Set(
+        {**LLAMA_70B, **MXFP8, "tensor_model_parallel_size": 4, "sequence_parallel": True,
+         "pipeline_model_parallel_size": 4},
+        "mxfp8-needs-blackwell", nodes=8,
+    ),
+    "405B layers over 8 stages": Set(
+        {**LLAMA_405B, "tensor_model_parallel_size": 8, "sequence_parallel": True, "pipeline_model_parallel_size": 8,
+         "num_virtual_stages_per_pipeline_rank": 8},
+        "pipeline-split", nodes=64,
+    ),
+    "405B tp 3": Set({**LLAMA_405B, "tensor_model_parallel_size": 3}, "world-size", nodes=64),
+    "405B nvfp4 with overlap": Set(
+        {**LLAMA_405B, **NVFP4, "tensor_model_parallel_size": 4, "sequence_parallel": True, "tp_comm_overlap": True,
+         "num_layers": 128, "pipeline_model_parallel_size": 16, "global_batch_size": 768},
+        "tp-overlap-recipe", nodes=32, gpu="gb200", gpus=4,
+    ),
+    "experts over more ranks than there are": Set(
+        {**MOE, "expert_model_parallel_size": 64, "global_batch_size": 128}, "expert-grid", nodes=4
+    ),
+}  # fmt: skip
+
+BAD: dict[str, Set] = {
+    **PARSE,
+    **ARGUMENTS,
+    **CONFIGS,
+    **BUILDING,
+    **RUNNING,
+    **{name: Set(**{**vars(case), "severity": "warning"}) for name, case in MISLEADING.items()},
+    **LARGE,
+}

@@ -1,0 +1,70 @@
+"""What comes with fp8launch, and what NVIDIA publishes for its own hardware, has no errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from sets import RULES, TESTS
+
+from fp8launch.check.run import check_all
+from fp8launch.megatron.schema import load_schema
+from fp8launch.recipe.from_argv import recipe_from_argv
+from fp8launch.recipe.shell_words import read_list
+from fp8launch.runs.submit import prepare
+
+PUBLISHED = sorted((TESTS / "recipe/data/published").glob("*.args"))
+SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
+# What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: an evaluation interval
+# even where nothing is evaluated; 61 layers in 16 stages; experts whole on each rank; the biases of GPT-OSS unfused.
+COMPLETED: dict[str, dict[str, object]] = {
+    "": {"eval_interval": 1000},
+    "deepseek_v3_b200_fp8_mx": {
+        "num_virtual_stages_per_pipeline_rank": None,
+        "pipeline_model_parallel_layout": "Et*3|(t*4|)*14t*2mL",
+    },
+    "qwen3_235b_a22b_h100_fp8_cs": {"expert_tensor_parallel_size": 1},
+    "gpt_oss_120b_h100_bf16": {"no_bias_dropout_fusion": True},
+}
+
+
+def published(path: Path, folder: Path) -> str:
+    """A published set as a recipe for its own hardware: GPU and number from the file's name and first line."""
+    text = path.read_text(encoding="utf-8")
+    recipe, problems = recipe_from_argv(read_list(text, path.name)[0], load_schema("0.19"))
+    assert problems == [], problems
+    gpu = next(gpu for gpu in ("h100", "h200", "b200") if f"_{gpu}_" in path.stem)
+    found = re.search(r"on (\d+) ", text.partition("\n")[0])
+    gpus = int(found[1]) if found else 8
+    parallel = recipe.get("parallel", {})
+    # As Megatron-Bridge launches them: one connection where Hopper splits tensors or contexts, many elsewhere.
+    split = gpu[0] == "h" and (parallel.get("tp", 1) > 1 or parallel.get("cp", 1) > 1)
+    recipe |= {
+        "name": path.stem,
+        "resources": {"gpu": gpu, "nodes": max(1, gpus // 8), "gpus_per_node": min(8, gpus)},
+        "env": {"CUDA_DEVICE_MAX_CONNECTIONS": 1 if split and not parallel.get("fsdp") else 32},
+        "software": {"megatron": "0.19", "transformer_engine": "2.20", "cuda": "13.0"},
+    }
+    completed = {**COMPLETED[""], **COMPLETED.get(path.stem, {})}
+    if "num_virtual_stages_per_pipeline_rank" in completed:
+        del parallel["vp"]
+    recipe["megatron"] = {**recipe.get("megatron", {}), **completed}
+    file = folder / f"{path.stem}.yaml"
+    file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return str(file)
+
+
+def test_published_sets_are_clean_on_their_own_hardware(tmp_path: Path) -> None:
+    names = [path for path in PUBLISHED if path.stem != "common_base"]
+    runs = [prepare(published(path, tmp_path)) for path in names]
+    found = check_all(runs, layers=RULES)
+    told = {path.stem: [str(p) for p in result.problems] for path, result in zip(names, found, strict=True)}
+    assert {name: problems for name, problems in told.items() if problems} == {}
+    assert len(told) > 20
+
+
+def test_shipped_recipes_are_clean() -> None:
+    found = check_all([prepare(str(path)) for path in SHIPPED], layers=RULES)
+    told = {path.stem: [str(p) for p in result.problems] for path, result in zip(SHIPPED, found, strict=True)}
+    assert {name: problems for name, problems in told.items() if problems} == {}
