@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,6 +25,7 @@ from fp8launch.cli.output import (
 from fp8launch.job.cluster import Cluster, load_cluster
 from fp8launch.job.script import batch_script
 from fp8launch.problems import ANSWER_IS_NO, UserError, error
+from fp8launch.recipe.load import load_recipe
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.grid import Point, expand, parse_axis, parse_nodes
 from fp8launch.runs.store import job_ids
@@ -74,8 +76,7 @@ def submit(
 
     The same command again submits only what is missing of a study.
     """
-    counts = parse_nodes(nodes) if nodes else []
-    points = expand(recipes, counts, dict(map(parse_axis, axes)), repeat)
+    points = _points(recipes, overrides, parse_nodes(nodes) if nodes else [], dict(map(parse_axis, axes)), repeat)
     profile = load_cluster(cluster)
     backend = backends.backend(backend_name)
     place = run_root(profile, root)
@@ -124,6 +125,17 @@ def submit(
     else:
         click.echo(name)
     return status
+
+
+def _points(
+    recipes: Sequence[str], overrides: Sequence[str], nodes: Sequence[int], axes: dict[str, list[Any]], repeat: int
+) -> list[Point]:
+    """The grid of each recipe: its own axes, with those of the command line added or in their place."""
+    found: list[Point] = []
+    for name in recipes:
+        recipe = load_recipe(name, overrides).recipe
+        found += expand([name], nodes or recipe.nodes or [], {**recipe.axes, **axes}, repeat)
+    return sorted(found, key=lambda point: point.repeat)
 
 
 def _ready(points: Sequence[Point], overrides: Sequence[str], profile: Cluster, skip_bad: bool) -> list[GridPoint]:

@@ -150,6 +150,8 @@ def resolved_yaml(prepared: Prepared) -> str:
 
 def _plain(prepared: Prepared) -> dict[str, Any]:
     plain: dict[str, Any] = prepared.loaded.tree.plain()
+    # A run is one point: submitted again, it must not become the whole study.
+    plain = {key: value for key, value in plain.items() if key not in ("axes", "nodes")}
     order = ["name", "description"]
     return {**{k: plain[k] for k in order if k in plain}, **{k: v for k, v in plain.items() if k not in order}}
 
