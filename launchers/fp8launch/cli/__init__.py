@@ -16,7 +16,9 @@ from fp8launch.problems import MACHINE_LACKS, UserError
 VERBS = {
     "recipes": ("pack", "the recipes that come with fp8launch, or one of them explained"),
     "check": ("check", "what would stop or spoil a run, before it is submitted"),
+    "estimate": ("estimate", "parameters, memory per GPU, FLOPs and GPU-hours of a run"),
     "render": ("render", "what would run: arguments, batch script, resolved recipe"),
+    "diff": ("diff", "in what two recipes differ, and what it touches"),
     "submit": ("submit", "check, then submit a run"),
     "runs": ("runs", "your runs and their state"),
     "logs": ("logs", "the log of a run, followed with -f"),

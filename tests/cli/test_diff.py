@@ -1,0 +1,53 @@
+"""`diff`: every difference once, with what it touches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fp8launch.cli import run
+
+
+def diff(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    assert run(["diff", *arguments, "--json"]) == 0
+    return {f"{d['part']}.{d['name']}": d for d in json.loads(capsys.readouterr().out)}
+
+
+def test_a_recipe_does_not_differ_from_itself(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    assert diff(capsys, "llama8b_fp8", "llama8b_fp8") == {}
+
+
+def test_precision_touches_numerics_and_layout_speed(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    found = diff(capsys, "llama8b_fp8", "llama8b_bf16")
+    assert (
+        found["arguments.fp8_recipe"] | {"a": "tensorwise", "b": None, "effect": "numerics"}
+        == found["arguments.fp8_recipe"]
+    )
+    assert found["topology.dp"]["effect"] == "speed"
+    assert found["environment.CUDA_DEVICE_MAX_CONNECTIONS"]["effect"] == "speed"
+    assert found["slurm.job-name"]["effect"] == "neutral"
+
+
+@pytest.mark.parametrize(
+    ("flag", "effect"),
+    [
+        ("lr", "numerics"),
+        ("seed", "numerics"),
+        ("weight_decay", "numerics"),
+        ("grad_reduce_in_bf16", "numerics"),
+        ("log_interval", "neutral"),
+        ("save_interval", "neutral"),
+        ("ddp_bucket_size", "speed"),
+        ("recompute_granularity", "speed"),
+        ("tp_comm_overlap", "speed"),
+        ("cuda_graph_impl", "speed"),
+        ("tensor_model_parallel_size", "speed"),
+        ("a_flag_that_nobody_knows", "numerics"),
+    ],
+)
+def test_what_a_flag_touches(flag: str, effect: str) -> None:
+    from fp8launch.recipe.difference import _of_flag
+
+    assert _of_flag(flag) == effect
