@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -90,9 +90,20 @@ def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:
     return {
         "ok": all(result.ok for result in results.values()),
         "problems": [problem for one in each.values() for problem in one["problems"]],
+        "layers": _layers(results.values()),
         "silenced": [problem for one in each.values() for problem in one["silenced"]],
         "recipes": each,
     }
+
+
+def _layers(results: Iterable[CheckResult]) -> dict[str, str]:
+    """For each layer "ran" where it looked at every recipe, else the first reason why it did not."""
+    layers: dict[str, str] = {}
+    for result in results:
+        for name, state in result.layers.items():
+            if layers.setdefault(name, "ran") == "ran":
+                layers[name] = state
+    return layers
 
 
 def _show(results: dict[str, CheckResult]) -> None:
