@@ -18,6 +18,13 @@ from sets import (
 )
 
 LOCAL = {"transformer_impl": "local", "no_rope_fusion": True, "no_persist_layer_norm": True}
+CPU = {
+    "distributed_backend": "gloo",
+    "no_gradient_accumulation_fusion": True,
+    "no_masked_softmax_fusion": True,
+    "cross_entropy_loss_fusion": None,
+    "cross_entropy_fusion_impl": None,
+}
 FULL = {"recompute_granularity": "full"}
 OPEN = {"CUDA_DEVICE_MAX_CONNECTIONS": 32}
 SEGMENTS = {**OPEN, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -94,7 +101,9 @@ CONFIGS = {
     "param gather without fp8": Set({**BF16, "fp8_param_gather": True}, "megatron-transformer-config"),
     "bf16 layers with delayed": Set({**DELAYED, "first_last_layers_bf16": True}, "delayed-bf16-layers"),
     "too many bf16 layers": Set(
-        {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 33}, "megatron-transformer-config"
+        {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 33, "num_layers": 64,
+         "pipeline_model_parallel_size": 2},
+        "megatron-transformer-config",
     ),
     "full recompute without method": Set(FULL, "megatron-transformer-config"),
     "full recompute without layers": Set({**FULL, "recompute_method": "block"}, "megatron-transformer-config"),
@@ -155,6 +164,12 @@ BUILDING = {
     "no learning rate": Set({"lr": None, "min_lr": None}, "no-learning-rate"),
     "no length": Set({"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None}, "no-training-length"),
     "NullTokenizer without vocabulary": Set({"vocab_size": None}, "null-tokenizer-vocabulary"),
+    "no tokenizer": Set({"tokenizer_type": None}, "no-tokenizer"),
+    "fine-tuning in our entry": Set({"sft": True}, "not-in-entry"),
+    "a CPU without its flags": Set({**BF16, "bf16": True}, "cpu-flags", gpu="cpu"),
+    "latent attention on a CPU": Set(
+        {**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"
+    ),
     "no evaluation interval": Set({"eval_interval": None}, "evaluation-without-interval"),
     "expert pattern too short": Set({**MOE, "moe_layer_freq": "[0]*3+[1]*40"}, "moe-layer-pattern"),
     "more choices than experts": Set({**MOE, "num_experts": 8, "moe_router_topk": 9}, "moe-top-k"),
@@ -213,6 +228,14 @@ RUNNING = {
         "fp8-dimension",
     ),
     "fp8 with local layers": Set(LOCAL, "fp8-off"),
+    "every layer in bf16": Set(
+        {"num_layers": 4, "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2,
+         "num_layers_at_end_in_bf16": 2},
+        "fp8-no-layers",
+    ),
+    "router fusion with TE 2.6": Set(
+        {**MOE, "moe_router_fusion": True}, "te-too-old-for-flag", software={"transformer_engine": "2.6"}
+    ),
     "query groups do not divide heads": Set({"num_query_groups": 7}, "query-groups"),
     "virtual pipeline with a rest": Set(
         {**VPP, "global_batch_size": 20}, "virtual-pipeline-batches", gpus=8
@@ -303,6 +326,11 @@ MISLEADING = {
     "local layers of a script without APEX": Set(
         {**BF16, **LOCAL}, "fused-wgrad-needs-apex", more={"launch": {"script": "pretrain_gpt.py"}}
     ),
+    "tensor parallel over nodes": Set(
+        {**BF16, "tensor_model_parallel_size": 8, "sequence_parallel": True}, "tensor-parallel-across-nodes",
+        gpus=4, nodes=2,
+    ),
+    "no data": Set({"mock_data": None}, "no-data"),
     "one GPU and batch 2": Set({"global_batch_size": 2, "num_layers": 4}, "fp8-small-batch", gpus=1),
     "narrow model": Set(
         {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "kv_channels": 64}, "fp8-small-model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from sets import BF16, BLOCKWISE, FSDP, MLA, MOE, MXFP8, NVFP4, TP2, Set
 from fp8launch.check import facts as facts_module
 from fp8launch.check.facts import Facts, facts
 from fp8launch.check.rule import all_rules
+from fp8launch.check.rules.entry import CPU_FLAGS, NOT_IN_ENTRY
 from fp8launch.check.shape import moe_pattern, tokens, virtual_stages, widths
+from fp8launch.pack import in_job_folder
 from fp8launch.problems import Problem
 
 
@@ -148,3 +151,17 @@ def test_rules_never_break(
     run = facts_of(Set(change, gpu=gpu, nodes=2), tmp_path_factory.mktemp("run"))
     for rule in all_rules().values():
         assert all(p.severity == rule.severity and p.fix for p in rule.problems(run))
+
+
+def test_what_the_entry_and_the_cpu_mode_refuse_is_what_the_rules_say() -> None:
+    """Read from the in-job code, which imports torch."""
+    entry = _constant("pretrain.py", "NOT_HERE")
+    assert tuple(name.lstrip("-").replace("-", "_") for name in entry) == NOT_IN_ENTRY
+    flags = {name.lstrip("-").replace("-", "_"): value or True for name, value in _constant("cpu.py", "FLAGS")}
+    assert flags == CPU_FLAGS
+
+
+def _constant(file: str, name: str) -> Any:
+    tree = ast.parse((in_job_folder() / file).read_text(encoding="utf-8"))
+    [value] = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
+    return ast.literal_eval(value)

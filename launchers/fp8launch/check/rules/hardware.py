@@ -86,3 +86,18 @@ def te_has_the_recipe(run: Facts) -> Iterator[Finding]:
         found, needed = ".".join(map(str, te)), ".".join(map(str, least))
         message = f"{run.precision} needs Transformer Engine {needed} or newer, and the job will find {found}"
         yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.transformer_engine")
+
+
+# Kernels that Transformer Engine has since: megatron/core/transformer/moe/moe_utils.py:129, core/extensions/
+# transformer_engine.py:917. Both are missed when the layer is built or first runs.
+_FLAG_TE = {"moe_router_fusion": (2, 7), "delay_wgrad_compute": (2, 3)}
+
+
+@rule("te-too-old-for-flag", "error", source="moe_utils.py:129; core/extensions/transformer_engine.py:917")
+def te_has_the_kernel(run: Facts) -> Iterator[Finding]:
+    te = run.software.transformer_engine
+    for flag, least in _FLAG_TE.items():
+        if te is not None and run.on(flag) and te < least:
+            found, needed = ".".join(map(str, te)), ".".join(map(str, least))
+            message = f"{flag} needs Transformer Engine {needed} or newer, and the job will find {found}"
+            yield Finding(message, run.where(flag), "drop it, or use a newer image")

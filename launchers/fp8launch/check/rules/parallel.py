@@ -30,6 +30,15 @@ def layers_divide(run: Facts) -> Iterator[Finding]:
             yield Finding(message, where, f"make it a multiple of {width.parts}, or use less parallelism")
 
 
+@rule("tensor-parallel-across-nodes", "warning", source="NVIDIA's parallelism guides: tensor parallelism within NVLink")
+def tensors_stay_in_a_node(run: Facts) -> Iterator[Finding]:
+    """GB200 and GB300 are joined by NVLink across nodes."""
+    per_node = run.loaded.recipe.resources.gpus_per_node
+    if run.layout.tp > per_node and not run.gpu.name.startswith("gb") and run.gpu.name != "cpu":
+        message = f"TP {run.layout.tp} spans nodes of {per_node} GPUs: every layer would wait for the network"
+        yield Finding(message, run.where("tensor_model_parallel_size"), f"use TP {per_node} or less, and more PP or CP")
+
+
 @rule("query-groups", "error", source="run: shape error in the first forward pass; TE asserts the same")
 def groups_divide_heads(run: Facts) -> Iterator[Finding]:
     if not run.on("group_query_attention"):

@@ -19,6 +19,23 @@ def local_layers_ignore_fp8(run: Facts) -> Iterator[Finding]:
         yield Finding(message, run.where("transformer_impl", "fp8_recipe"), fix)
 
 
+@rule(
+    "fp8-no-layers",
+    "error",
+    source="megatron/core/fp8_utils.py is_first_last_bf16_layer",
+    says=r"num_layers_at_(start|end)_in_bf16 .* must be between",
+)
+def some_layers_are_quantized(run: Facts) -> Iterator[Finding]:
+    if not run.quantized or not run.on("first_last_layers_bf16"):
+        return
+    first, last = run.integer("num_layers_at_start_in_bf16"), run.integer("num_layers_at_end_in_bf16")
+    layers = run.integer("num_layers")
+    if layers and first + last >= layers:
+        message = f"{first} first and {last} last layers in bf16 are all {layers}: nothing would be in {run.precision}"
+        where = run.where("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "first_last_layers_bf16")
+        yield Finding(message, where, "keep fewer layers in bf16, or use `precision: {recipe: bf16}`")
+
+
 @rule("fp8-without-bf16", "warning", source="megatron/training/arguments.py:1165: parameters are fp32 without --bf16")
 def fp8_goes_with_bf16(run: Facts) -> Iterator[Finding]:
     if run.quantized and not run.on("bf16") and not run.on("fp16"):

@@ -87,3 +87,19 @@ def a_nan_can_be_told(run: Facts) -> Iterator[Finding]:
         message = "a NaN would end the run with a TypeError: the re-run machinery wants to save, and nowhere is set"
         fix = "set checkpoint.dir, or `rerun_mode: disabled` for a run that saves nothing"
         yield Finding(message, run.where("rerun_mode", "train_iters"), fix)
+
+
+@rule("no-tokenizer", "error", source="megatron/core/tokenizers/utils/build_tokenizer.py: no type, no tokenizer")
+def there_is_a_tokenizer(run: Facts) -> Iterator[Finding]:
+    """Megatron-LM's pretrain_gpt.py falls back to GPT2BPETokenizer, which needs its files; our entry to nothing."""
+    fallback = not run.own_entry and run.on("vocab_file")
+    if run.value("tokenizer_type") is None and not fallback:
+        yield Finding("no tokenizer is set", run.where("data_path", "mock_data"), "set data.tokenizer.type")
+
+
+@rule("no-data", "warning", source="megatron/core/datasets/blended_megatron_dataset_config.py: mock without a blend")
+def data_is_named(run: Facts) -> Iterator[Finding]:
+    sources = ("mock_data", "data_path", "train_data_path", "data_args_path", "per_split_data_args_path")
+    if not any(run.on(name) for name in sources):
+        message = "no data is named, and Megatron then trains on mock data without a word"
+        yield Finding(message, run.where("split"), "set `data: {kind: mock}`, or a blend")
