@@ -91,7 +91,7 @@ def _show(comparison: Comparison) -> None:
     from fp8launch.report.export import to_terminal
 
     terminal = Console().is_terminal
-    Console(width=None if terminal else 200, soft_wrap=not terminal).print(to_terminal(comparison))
+    Console(width=None if terminal else 260, soft_wrap=not terminal).print(to_terminal(comparison))
 
 
 def _write_files(

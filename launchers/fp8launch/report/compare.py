@@ -99,7 +99,8 @@ class Comparison:
                 ("speed-up", entry.speedup),
                 ("scaling", entry.efficiency.ratio if entry.efficiency else None),
             ):
-                if one and not one.verdict.comparable:
+                # Where a run has failed there is no ratio that could mislead.
+                if one and not one.missing and not one.verdict.comparable:
                     found.append(f"{what} of {entry.row.name} over {one.against}: {'; '.join(one.verdict.unlike)}")
         return tuple(found)
 
@@ -149,7 +150,7 @@ def compare(
         tuple(entries),
         tuple(_differences(rows, axes)),
         tuple(parities),
-        bases[0].label if bases else None,
+        _name_of(bases, baseline),
         tuple(_notes(rows, recomputed)),
         price_per_gpu_hour,
     )
@@ -175,6 +176,12 @@ def _baseline_rows(rows: Sequence[Row], wanted: str | None) -> list[Row]:
         hint = f"did you mean '{near}'?" if near else "give a variant, a precision, key=value or a run's name"
         raise error("unknown-baseline", f"no row is '{wanted}'; there are {names}", "--baseline", hint)
     return found
+
+
+def _name_of(bases: Sequence[Row], wanted: str | None) -> str | None:
+    """What the baseline rows have in common: their label, else what was asked for, else their precision."""
+    labels = {row.label for row in bases}
+    return labels.pop() if len(labels) == 1 else wanted or (str(bases[0].facts.get("precision")) if bases else None)
 
 
 def _is(row: Row, wanted: str) -> bool:
@@ -261,7 +268,7 @@ def _published(row: Row, tokens: Measure | None, rows: Sequence[Row]) -> Publish
     if figure is None or not isinstance(figure.get("tokens_per_s_per_gpu"), int | float):
         return None
     gpus = figure.get("gpus")
-    notes = [f"published for {gpus} GPUs, not {row.world}"] if gpus and row.world and gpus != row.world else []
+    notes = [f"the published figure is for {gpus} GPUs"] if gpus and row.world and gpus != row.world else []
     sharing = {other.label for other in rows if any(run.reference == figure for run in other.runs)}
     if len(sharing) > 1:
         notes.append("the recipe has one figure for several variants: it can be of one of them only")

@@ -25,7 +25,8 @@ _CSV = (
 def to_markdown(comparison: Comparison) -> str:
     """GitHub's Markdown: the table, what was compared, what differs, parity, the rule."""
     parts = [_markdown_table(main_table(comparison))]
-    parts.append("\n".join(f"- {_escaped(line)}" for line in remarks(comparison)))
+    lines = [*(f"**not valid**: {_escaped(p)}" for p in comparison.problems), *map(_escaped, remarks(comparison))]
+    parts.append("\n".join(f"- {line}" for line in lines))
     if comparison.differences:
         parts.append("### What differs\n\n" + _markdown_table(differences_table(comparison)))
     if comparison.parities:
@@ -99,8 +100,8 @@ def to_csv(comparison: Comparison) -> str:
 def to_terminal(comparison: Comparison) -> RenderableType:
     """The table and what must be known of it; the differences by name only, the other formats have their values."""
     parts: list[RenderableType] = [_rich_table(main_table(comparison)), Text("")]
-    for line in remarks(comparison):
-        parts.append(Text(line, style="bold red" if line.startswith("not valid") else ""))
+    parts += [Text(f"not valid: {problem}", style="bold red") for problem in comparison.problems]
+    parts += map(Text, remarks(comparison))
     if comparison.differences:
         parts.append(Text("differs: " + ", ".join(d.name for d in comparison.differences)))
     parts += [Text(f"parity: {parity.says()}") for parity in comparison.parities]

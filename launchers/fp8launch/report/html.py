@@ -37,7 +37,8 @@ thead th { background: var(--soft); font-weight: 600; min-width: 5rem }
 tbody th { font-weight: 600; background: var(--paper); position: sticky; left: 0; min-width: 7rem; max-width: 12rem;
   overflow-wrap: anywhere }
 tbody tr:last-child > * { border-bottom: 0 }
-.number { text-align: right; white-space: nowrap }
+td { min-width: 6rem }
+.number { min-width: 0; text-align: right; white-space: nowrap }
 thead .number { white-space: normal }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 1rem }
 figure { margin: 0; max-width: 620px }

@@ -24,17 +24,19 @@ INK = "#303338"
 SIZE = (5.4, 3.5)
 # A picture of more lines is a carpet; more points than pixels show nothing more.
 MOST_LINES = 8
+_BELOW_AXIS = 33  # points that tick labels and the axis label take
 MOST_POINTS = 1500
 FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw` fills axes; nothing is drawn before it is asked for."""
+    """`draw` fills axes, not before it is asked to; `tall` is the height in usual heights."""
 
     name: str
     title: str
     draw: Callable[[Any], None]
+    tall: float = 1.0
 
 
 def available() -> bool:
@@ -46,12 +48,15 @@ def pictures(comparison: Comparison) -> list[Picture]:
     """Those pictures that these runs have something to show in."""
     entries = [entry for entry in comparison.entries if entry.row.good]
     colours = _colours(comparison)
-    runs = [(entry, run) for entry in comparison.entries for run in entry.row.runs if run.kept][:MOST_LINES]
+    shown = _representative(comparison.entries)
+    runs = [(entry, run) for entry in shown for run in [r for r in entry.row.runs if r.kept][:1]]
     found = []
+    tall = max(1.0, (len(entries) + 3) / 11)
+    legend = 1 + 0.05 * max(0, len(shown) - 2)
     if entries:
-        found.append(Picture("throughput", "Throughput", lambda ax: _bars(ax, entries, colours, "tokens")))
+        found.append(Picture("throughput", "Throughput", lambda ax: _bars(ax, entries, colours, "tokens"), tall))
     if any(e.tflops for e in entries):
-        found.append(Picture("tflops", "Model TFLOP/s and MFU", lambda ax: _bars(ax, entries, colours, "tflops")))
+        found.append(Picture("tflops", "Model TFLOP/s and MFU", lambda ax: _bars(ax, entries, colours, "tflops"), tall))
     if any(e.efficiency and e.efficiency.ratio.value for e in entries):
         found.append(Picture("scaling", "Scaling", lambda ax: _scaling(ax, entries, colours)))
         found.append(Picture("efficiency", "Scaling efficiency", lambda ax: _efficiency(ax, entries, colours)))
@@ -59,14 +64,18 @@ def pictures(comparison: Comparison) -> list[Picture]:
         found += _over_sequence(entries, colours)
     if runs:
         found.append(
-            Picture("step_time", "Step time over iterations", lambda ax: _iterations(ax, runs, colours, "step"))
+            Picture("step_time", "Step time over iterations", lambda ax: _iterations(ax, runs, colours, "step"), legend)
         )
-        found.append(Picture("speed", "Throughput over iterations", lambda ax: _iterations(ax, runs, colours, "speed")))
-    curves = [(e, r) for e in comparison.entries for r in e.row.runs[:1] if len(losses(r)) > 1][:MOST_LINES]
+        found.append(
+            Picture("speed", "Throughput over iterations", lambda ax: _iterations(ax, runs, colours, "speed"), legend)
+        )
+    curves = [(e, r) for e in shown for r in e.row.runs[:1] if len(losses(r)) > 1]
     if curves:
-        found.append(Picture("loss", "Loss", lambda ax: _losses(ax, curves, colours)))
+        found.append(Picture("loss", "Loss", lambda ax: _losses(ax, curves, colours), legend))
     if any(len(p.difference) > 1 for p in comparison.parities):
-        found.append(Picture("parity", "Loss relative to the baseline", lambda ax: _parity(ax, comparison, colours)))
+        found.append(
+            Picture("parity", "Loss relative to the baseline", lambda ax: _parity(ax, comparison, colours), legend)
+        )
     return found
 
 
@@ -118,9 +127,11 @@ def figure_of(found: Sequence[Picture], ink: str = INK, size: tuple[float, float
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
     }
     with mpl.rc_context(style):
-        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        heights = [max(p.tall for p in found[r * columns : (r + 1) * columns]) for r in range(rows)]
+        figure = Figure(figsize=(size[0] * columns, size[1] * sum(heights)), layout="constrained")
+        grid = figure.add_gridspec(rows, columns, height_ratios=heights)
         for i, picture in enumerate(found):
-            ax = figure.add_subplot(rows, columns, i + 1)
+            ax = figure.add_subplot(grid[i // columns, i % columns])
             ax.grid(axis="y", color=ink, alpha=0.15, linewidth=0.6)
             ax.set_axisbelow(True)
             ax.set_title(picture.title)
@@ -134,9 +145,41 @@ def _colours(comparison: Comparison) -> dict[str, str]:
     return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
 
 
+def _name(entry: Entry, others: Sequence[Entry]) -> str:
+    """The variant, with its size only where sizes differ."""
+    text = entry.row.name if len({other.row.world for other in others}) > 1 else entry.row.label
+    return text if len(text) <= 44 else f"{text[:30]}…{text[-13:]}"
+
+
+def _representative(entries: Sequence[Entry]) -> list[Entry]:
+    """All rows, or, where that is too many lines for a picture, each variant at its smallest size."""
+    if len(entries) > MOST_LINES:
+        entries = [same[0] for _, same in _by_variant(entries)]
+    return list(entries[:MOST_LINES])
+
+
+def _dash(entry: Entry, others: Sequence[Entry]) -> str:
+    """Solid for the smallest size of a variant, then dashed: the colour says which variant it is."""
+    sizes = sorted({e.row.world or 0 for e in others if e.row.label == entry.row.label})
+    return ("-", "--", "-.", ":")[sizes.index(entry.row.world or 0) % 4]
+
+
+def _legend_below(ax: Any) -> None:
+    """Where no curve can run through it."""
+    from matplotlib.transforms import ScaledTranslation
+
+    labels = ax.get_legend_handles_labels()[1]
+    if labels:
+        # Below the axis' own words, however tall the axes become.
+        below = ax.transAxes + ScaledTranslation(0, -_BELOW_AXIS / 72, ax.figure.dpi_scale_trans)
+        # Two columns of long names would be wider than the picture.
+        columns = 2 if max(map(len, labels)) <= 20 and len(labels) > 1 else 1
+        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
+        ax.legend(**where, ncols=columns, columnspacing=1, borderaxespad=0)
+
+
 def _bars(ax: Any, entries: Sequence[Entry], colours: dict[str, str], what: str) -> None:
     """A bar for each row from zero, its runs as dots, the published figure as a line across it."""
-    sizes = {entry.row.world for entry in entries}
     highest = 0.0
     for i, entry in enumerate(entries):
         measure = entry.tokens or entry.step_time if what == "tokens" else entry.tflops
@@ -145,22 +188,23 @@ def _bars(ax: Any, entries: Sequence[Entry], colours: dict[str, str], what: str)
         colour = colours[entry.row.label]
         ax.barh(i, measure.median, color=colour, height=0.62)
         if len(measure.runs) > 1:
-            ax.plot(measure.runs, [i] * len(measure.runs), "o", color="white", markeredgecolor=INK, markersize=4)
+            ax.plot(measure.runs, [i] * len(measure.runs), "o", color="white", markeredgecolor=INK, markersize=3)
         published = entry.published
         if published:
             figure = published.tokens_per_s_per_gpu if what == "tokens" else published.tflops_per_gpu
             if figure:
                 ax.plot([figure] * 2, [i - 0.4, i + 0.4], color=INK, linewidth=1.6, linestyle=":")
-                ax.annotate("published", (figure, i - 0.4), fontsize=7, ha="right", va="bottom")
+                if not highest:
+                    ax.annotate("published", (figure, i - 0.45), fontsize=7, ha="center", va="bottom")
                 highest = max(highest, figure)
         highest = max(highest, *measure.runs)
         ax.annotate(
-            _bar_text(entry, measure.median, what), (measure.median, i), xytext=(4, 0), textcoords="offset points",
+            _bar_text(entry, measure.median, what), (max(measure.runs), i), xytext=(4, 0), textcoords="offset points",
             va="center", fontsize=8,
         )  # fmt: skip
-    names = [entry.row.name if len(sizes) > 1 else entry.row.label for entry in entries]
-    ax.set_yticks(range(len(entries)), [_wrapped(name) for name in names])
-    ax.set_ylim(len(entries) - 0.4, -0.6)
+    names = [_name(entry, entries) for entry in entries]
+    ax.set_yticks(range(len(entries)), [_wrapped(name) if len(entries) <= MOST_LINES else name for name in names])
+    ax.set_ylim(len(entries) - 0.4, -0.9)
     # Room for the text at the end of the longest bar.
     ax.set_xlim(0, highest * 1.5)
     ax.set_xlabel("tokens/s/GPU" if what == "tokens" else "model TFLOP/s/GPU; in brackets MFU and its peak")
@@ -176,7 +220,9 @@ def _bar_text(entry: Entry, value: float, what: str) -> str:
         return f"{value:,.4g}{mfu}"
     speedup = entry.speedup
     gain = f"  {speedup.value:.2f}×" if speedup and speedup.value and speedup.against != entry.row.name else ""
-    mark = "" if not gain or speedup is None or speedup.verdict.comparable else "!"
+    mark = ""
+    if gain and speedup:
+        mark = "!" if not speedup.verdict.comparable else "*" if speedup.verdict.noted else ""
     return f"{value:,.0f}{gain}{mark}"
 
 
@@ -191,9 +237,9 @@ def _scaling(ax: Any, entries: Sequence[Entry], colours: dict[str, str]) -> None
         ax.plot(worlds, ideal, color=colours[label], linewidth=0.8, linestyle=":")
     ax.plot([], [], color=INK, linewidth=0.8, linestyle=":", label="ideal")
     _gpu_axis(ax, entries)
-    ax.set_yscale("log", base=2)
+    ax.set_yscale("log")
     ax.set_ylabel("tokens/s in all (log scale)")
-    ax.yaxis.set_major_formatter(_thousands())
+    _plain_log_ticks(ax.yaxis)
     ax.legend()
 
 
@@ -243,11 +289,11 @@ def _over_sequence(entries: Sequence[Entry], colours: dict[str, str]) -> list[Pi
         ax.set_xscale("log", base=2)
         ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
         ax.minorticks_off()
-        ax.set_ylim(0, None)
+        ax.set_ylim(0, 1.08 * max(p[1] for points in _sequences(entries, value).values() for p in points))
         ax.set_xlabel("sequence length (tokens, log scale)")
         ax.set_ylabel(unit)
         ax.yaxis.set_major_formatter(_thousands())
-        ax.legend()
+        _legend_below(ax)
 
     def picture(title: str, unit: str, value: Callable[[Entry], float | None]) -> Picture:
         name = f"sequence_{title.split()[0].lower().replace('/', '_')}"
@@ -266,7 +312,7 @@ def _sequences(
     for entry in entries:
         length, number = entry.row.facts.get("seq_length"), value(entry)
         if isinstance(length, int) and number is not None:
-            parts = [p for p in entry.row.label.split(", ") if p not in (f"seq {length}", f"sequence {length}")]
+            parts = [p for p in entry.row.label.split(", ") if p != f"seq {length}"]
             name = ", ".join(parts) or str(entry.row.facts.get("precision", ""))
             lines.setdefault((name, entry.row.world), []).append((length, number, entry))
     return {key: sorted(points, key=lambda p: p[0]) for key, points in lines.items()}
@@ -292,13 +338,12 @@ def _iterations(ax: Any, runs: Sequence[tuple[Entry, Measured]], colours: dict[s
                 1.02 * max(_thinned(sorted(steady)[: -(-len(steady) * 99 // 100)])),
             )
             drawn.append((entry, [x.number for x in lines], values, kept))
-    for i, (entry, numbers, values, kept) in enumerate(drawn):
+    for entry, numbers, values, kept in drawn:
         colour = colours[entry.row.label]
-        first = all(other is not entry for other, *_ in drawn[:i])
         points = list(zip(numbers, values, strict=True))
         good = _thinned([p for p in points if p[0] in kept])
-        ax.plot(*zip(*good, strict=True), "-", color=colour, linewidth=1.2, marker="." if len(good) < 60 else "",
-                label=entry.row.name if first else None)  # fmt: skip
+        ax.plot(*zip(*good, strict=True), color=colour, linewidth=1.2, marker="." if len(good) < 60 else "",
+                label=_name(entry, [e for e, *_ in drawn]), linestyle=_dash(entry, [e for e, *_ in drawn]))  # fmt: skip
         rest = [p for p in points if p[0] not in kept and p[1] <= top]
         if rest:
             ax.plot(*zip(*_thinned(rest), strict=True), "x", color=colour, alpha=0.45, markersize=5)
@@ -310,7 +355,8 @@ def _iterations(ax: Any, runs: Sequence[tuple[Entry, Measured]], colours: dict[s
     ax.set_xlabel("iteration (× not counted" + (f", ▲ {beyond} beyond the frame)" if beyond else ")"))
     ax.set_ylabel("ms" if what == "step" else "tokens/s/GPU")
     ax.yaxis.set_major_formatter(_thousands())
-    ax.legend(loc="lower right")
+    ax.xaxis.set_major_locator(_few_ticks())
+    _legend_below(ax)
 
 
 def _tokens_per_step(run: Measured) -> float | None:
@@ -331,30 +377,36 @@ def _losses(ax: Any, curves: Sequence[tuple[Entry, Measured]], colours: dict[str
         if len(values) > 60:
             ax.plot(numbers, values, color=colour, linewidth=0.5, alpha=0.35)
             values = tuple(smooth(values, max(3, len(values) // 40) | 1))
-        ax.plot(numbers, values, color=colour, linewidth=1.3, label=entry.row.name)
+        style = _dash(entry, [e for e, _ in curves])
+        ax.plot(numbers, values, style, color=colour, linewidth=1.3, label=_name(entry, [e for e, _ in curves]))
         lowest, highest = min(lowest, *values), max(highest, *values)
     ax.set_xlabel("iteration")
+    ax.xaxis.set_major_locator(_few_ticks())
     # A curve that falls by little would be a flat line from zero.
     if lowest > 0.5 * highest:
         ax.set_ylabel("loss (axis does not start at 0)")
     else:
         ax.set_ylabel("loss")
         ax.set_ylim(0, None)
-    ax.legend()
+    _legend_below(ax)
 
 
 def _parity(ax: Any, comparison: Comparison, colours: dict[str, str]) -> None:
     tolerance = 0.0
-    label_of = {entry.row.name: entry.row for entry in comparison.entries}
+    entry_of = {entry.row.name: entry for entry in comparison.entries}
     reach = 0.0
+    shown = {entry.row.name for entry in _representative(comparison.entries)}
     for parity in comparison.parities:
-        if len(parity.difference) < 2:
+        if len(parity.difference) < 2 or parity.variant not in shown:
             continue
         tolerance = max(tolerance, parity.tolerance)
-        row = label_of[parity.variant]
+        entry = entry_of[parity.variant]
         points = _thinned(list(zip(parity.iterations, (100 * v for v in parity.smoothed), strict=True)))
         ax.plot(
-            *zip(*points, strict=True), color=colours[row.label], linewidth=1.3, label=f"{row.name}: {parity.verdict}"
+            *zip(*points, strict=True),
+            color=colours[entry.row.label],
+            linewidth=1.3,
+            label=f"{_name(entry, comparison.entries)}: {parity.verdict}",
         )
         reach = max(reach, *(abs(v) for _, v in points))
     ax.axhspan(-100 * tolerance, 100 * tolerance, color=INK, alpha=0.12, linewidth=0)
@@ -362,8 +414,9 @@ def _parity(ax: Any, comparison: Comparison, colours: dict[str, str]) -> None:
     bound = 1.15 * max(reach, 150 * tolerance)
     ax.set_ylim(-bound, bound)
     ax.set_xlabel("iteration")
+    ax.xaxis.set_major_locator(_few_ticks())
     ax.set_ylabel(f"difference of the loss (%)\nband: tolerance {100 * tolerance:g} %")
-    ax.legend()
+    _legend_below(ax)
 
 
 def _by_variant(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
@@ -383,10 +436,20 @@ def _wrapped(text: str) -> str:
 def _few_ticks() -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(5)
+    return MaxNLocator(5, integer=True)
+
+
+def _plain_log_ticks(axis: Any) -> None:
+    """1, 2 and 5 of each power of ten, in digits."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_major_formatter(_thousands())
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _thousands() -> Any:
     from matplotlib.ticker import FuncFormatter
 
-    return FuncFormatter(lambda value, _: f"{value:,.6g}")
+    return FuncFormatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8launch.report.differences import Facts, differing, kind_of
+from fp8launch.report.differences import Facts, differing, facts_of_axis, kind_of
 from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.measured import Measured
 from fp8launch.report.statistics import Statistic
@@ -134,7 +134,8 @@ def _newest(runs: Sequence[Measured]) -> tuple[list[Measured], dict[str, list[st
     replaced: dict[str, list[str]] = {}
     for i, run in enumerate(runs):
         study = run.study
-        key = (study.name, repr(sorted(study.point.items())), study.repeat) if study else i
+        place = (run.facts.get("nodes"), run.facts.get("recipe"))
+        key = (study.name, repr(sorted(study.point.items())), study.repeat, place) if study else i
         other = chosen.get(key)
         if other is not None:
             old, run = (other, run) if run.good or not other.good else (run, other)
@@ -146,7 +147,7 @@ def _newest(runs: Sequence[Measured]) -> tuple[list[Measured], dict[str, list[st
 def _by_point(runs: Sequence[Measured]) -> list[Key]:
     points = [{**(run.study.point if run.study else {}), "recipe": run.facts.get("recipe")} for run in runs]
     varied = [name for name in _ordered(points) if len({repr(p.get(name)) for p in points}) > 1]
-    return [tuple((n, str(p.get(n))) for n in varied if n not in _NODE_KEYS) for p in points]
+    return [tuple((n, str(p[n])) for n in varied if n not in _NODE_KEYS and p.get(n) is not None) for p in points]
 
 
 def _ordered(points: Sequence[Mapping[str, object]]) -> list[str]:
@@ -191,6 +192,9 @@ def _label(key: Key, run: Measured) -> str:
     parts = []
     for name, value in key:
         field = name.rpartition(".")[2]
+        if run.study:
+            # `parallel.tp` is called as the argument that it sets.
+            name = next((fact for fact in facts_of_axis(name) if fact in _SHORT), name)
         if name in _SHORT:
             if value not in _SILENT or name in ("micro_batch_size", "global_batch_size"):
                 parts.append(f"{_SHORT[name]} {'' if value == 'True' else value}".strip())

@@ -75,7 +75,7 @@ def efficiencies(rows: Sequence[Row], force: bool = False) -> dict[str, Efficien
         base = next((r for r in sized if r.good), None)
         if base is None or len(sized) < 2:
             continue
-        mode = _mode(sized)
+        mode = _mode([row for row in sized if row.good])
         for row in sized:
             found[row.name] = Efficiency(mode, ratio(row, base, _verdict(row, base, mode), force))
     return found

@@ -88,7 +88,7 @@ def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) ->
     if ratio is None:
         return NONE
     if ratio.value is None:
-        return "unlike" if not ratio.verdict.comparable else NONE
+        return "unlike" if not ratio.missing and not ratio.verdict.comparable else NONE
     mark = "!" if not ratio.verdict.comparable else "*" if ratio.verdict.noted else ""
     text = f"{scale * ratio.value:.{digits}f}{unit}{mark}"
     if ratio.interval is None:
@@ -114,12 +114,12 @@ def _number(measure: Measure | None, digits: int) -> str:
 
 
 def _spread(measure: Measure | None, digits: int) -> str:
-    """`median ± half the interquartile range`; with repeats the range of the runs' medians instead."""
+    """`median ± half the interquartile range`; with repeats half the range of the runs' medians instead."""
     if measure is None:
         return NONE
     text = _number(measure, digits)
     if len(measure.runs) > 1:
-        return f"{text} ({min(measure.runs):,.{digits}f} to {max(measure.runs):,.{digits}f})"
+        return f"{text} ± {(max(measure.runs) - min(measure.runs)) / 2:,.{digits}f}"
     return f"{text} ± {measure.iqr / 2:,.{digits}f}"
 
 
@@ -148,20 +148,31 @@ def _short(value: object) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Everything that a reader of the numbers must know, in sentences."""
-    lines = [f"not valid: {problem}" for problem in comparison.problems]
+    """Everything that a reader of the numbers must know, in sentences; what makes it invalid is in `problems`."""
+    lines = []
     if comparison.baseline:
         lines.append(
             f"speed-up: tokens/s/GPU over {comparison.baseline}, of the row that is alike otherwise; intervals marked "
             "`within` cover the iterations of two single runs, the others cover repeats"
         )
+    if any(e.row.good for e in comparison.entries):
+        lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
     lines += _ratio_remarks(comparison)
-    lines += [f"{entry.row.name}: {note}" for entry in comparison.entries for note in entry.notes]
-    lines += [f"{e.row.name}: {note}" for e in comparison.entries if e.published for note in e.published.notes]
+    lines += _row_remarks(comparison)
     lines += list(dict.fromkeys(f"published: {e.published.source}" for e in comparison.entries if e.published))
     return [*lines, *comparison.notes]
+
+
+def _row_remarks(comparison: Comparison) -> list[str]:
+    """The notes of the rows; one that several rows share comes once."""
+    rows: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        for note in (*entry.notes, *(entry.published.notes if entry.published else ())):
+            rows.setdefault(note, []).append(entry.row.name)
+    every = len(comparison.entries)
+    return [f"{'all rows' if len(names) == every > 1 else '; '.join(names)}: {note}" for note, names in rows.items()]
 
 
 def _ratio_remarks(comparison: Comparison) -> list[str]:
