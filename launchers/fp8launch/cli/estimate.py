@@ -1,0 +1,197 @@
+"""`fp8launch estimate`: parameters, memory per GPU by term, FLOPs, GPU-hours."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from typing import Any, get_args
+
+import click
+
+from fp8launch.check.facts import Facts, facts
+from fp8launch.check.memory import run_estimate
+from fp8launch.cli.output import complain, json_option, recipe_options, say, show_json, show_table, with_options
+from fp8launch.megatron.cost import Cost, Throughput, cost
+from fp8launch.megatron.memory import MIB, MemoryEstimate
+from fp8launch.megatron.parameters import Parameters, parameters
+from fp8launch.recipe.schema import Gpu
+from fp8launch.runs.submit import Prepared, prepare
+
+BAR = 30
+
+
+@click.command()
+@click.argument("recipe")
+@with_options(*recipe_options)
+@click.option("--gpu", type=click.Choice(get_args(Gpu)), help="What if it ran on this GPU?")
+@click.option(
+    "--tokens-per-second-per-gpu",
+    "speed",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Throughput to reckon GPU-hours with, say one you measured.",
+)
+@json_option
+def estimate(
+    recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
+) -> int:
+    """Say what a run needs: parameters, memory of its fullest GPU, FLOPs, tokens and GPU-hours.
+
+    Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
+    """
+    prepared = prepare(recipe, (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
+    run = facts(prepared)
+    args = ChainMap(dict(run.given), dict(run.defaults))
+    counted = parameters(args, run.layout.world)
+    memory = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
+    costs = cost(args, run.layout.world, run.layout.global_batch, run.gpu, _throughput(prepared, gpu, speed))
+    if as_json:
+        show_json(_as_json(prepared, run, counted, memory, costs))
+    else:
+        _show(prepared, run, counted, memory, costs)
+    return 0
+
+
+def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
+    """What is known of this run's speed: what the user says, else the reference published for the recipe's own GPU."""
+    if stated is not None:
+        return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
+    reference = prepared.loaded.recipe.reference
+    if reference is None or what_if is not None:
+        return None
+    basis = f"published for {reference.gpus} GPUs: {reference.source}"
+    return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def _as_json(
+    prepared: Prepared, run: Facts, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
+) -> dict[str, Any]:
+    resources = prepared.loaded.recipe.resources
+    return {
+        "recipe": prepared.loaded.recipe.name,
+        "gpu": run.gpu.name,
+        "gpus": run.layout.world,
+        "parameters": counted
+        and {
+            "total": counted.total,
+            "active": counted.active,
+            "per_stage": list(counted.per_stage),
+            "padded_vocab": counted.padded_vocab,
+        },
+        "memory": memory
+        and {
+            "device_mib": round(run.gpu.memory_gib * 1024),
+            "fits": memory.least <= run.gpu.memory_gib * 1024 * MIB,
+            "peak_allocated_mib": round(memory.peak / MIB),
+            "total_mib": round(memory.total / MIB),
+            "uncertainty": memory.uncertainty,
+            "stage": memory.stage,
+            "stages": memory.stages,
+            "terms": [
+                {"name": t.name, "bytes": round(t.bytes), "certainty": t.certainty, "note": t.note}
+                for t in memory.terms
+            ],
+        },
+        "flop_per_token": costs.flops_per_token,
+        "tokens_per_step": costs.tokens_per_step,
+        "steps": costs.steps,
+        "tokens": costs.tokens,
+        "throughput": costs.throughput
+        and {
+            "tokens_per_s_per_gpu": costs.throughput.tokens_per_s_per_gpu,
+            "basis": costs.throughput.basis,
+            "known": costs.throughput.known,
+        },
+        "step_time_ms": None if costs.step_time_s is None else costs.step_time_s * 1000,
+        "gpu_hours": costs.gpu_hours,
+        "gpu_hours_at_most": resources.gpu_hours,
+    }
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def _show(
+    prepared: Prepared, run: Facts, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
+) -> None:
+    if counted is None:
+        say("parameters and memory are not counted for this kind of model, or its layers do not divide as asked")
+    else:
+        _show_parameters(run, counted)
+    if memory is not None:
+        _show_memory(run, memory)
+    _show_cost(prepared, run, costs)
+    if memory is not None:
+        from fp8launch.check.memory import problems
+
+        complain(problems(run))
+
+
+def _show_parameters(run: Facts, counted: Parameters) -> None:
+    rows = [("total", f"{counted.total:,}", _billions(counted.total))]
+    if counted.active != counted.total:
+        rows.append(("active for one token", f"{counted.active:,}", _billions(counted.active)))
+    if len(counted.per_stage) > 1 or counted.per_stage[0] != counted.total:
+        for count, ranks in _runs(counted.per_stage):
+            stage = f"stage {ranks[0]}" if len(ranks) == 1 else f"stages {ranks[0]} to {ranks[-1]}"
+            rows.append((f"on a GPU of {stage}" if run.layout.pp > 1 else "on a GPU", f"{count:,}", _billions(count)))
+    show_table(("parameters", "(count)", "(10^9)"), rows)
+    click.echo()
+
+
+def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
+    """Neighbouring stages of the same size together."""
+    found: list[tuple[int, list[int]]] = []
+    for rank, count in enumerate(counts):
+        if found and found[-1][0] == count:
+            found[-1][1].append(rank)
+        else:
+            found.append((count, [rank]))
+    return found
+
+
+def _show_memory(run: Facts, memory: MemoryEstimate) -> None:
+    device = run.gpu.memory_gib * 1024 * MIB
+    stage = f", pipeline stage {memory.stage} of 0 to {memory.stages - 1}" if memory.stages > 1 else ""
+    rows = [(t.name, _gib(t.bytes), _bar(t.bytes, device), str(t.certainty), t.note) for t in memory.terms]
+    rows.append(("PyTorch's max allocated", _gib(memory.peak), _bar(memory.peak, device), "", "all but the reserves"))
+    share = f"{memory.total / device:.0%} of {_gib(device)} GiB, ± {memory.uncertainty:.0%}"
+    rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))
+    show_table((f"memory of one {run.gpu.name}{stage}", "(GiB)", "of the device", "", "what"), rows)
+    click.echo()
+
+
+def _show_cost(prepared: Prepared, run: Facts, costs: Cost) -> None:
+    rows = []
+    if costs.flops_per_token:
+        rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
+    batch = f"{run.layout.global_batch} sequences of {costs.tokens_per_step // run.layout.global_batch}"
+    rows.append(("tokens per step", f"{costs.tokens_per_step:,}", batch))
+    if costs.tokens is not None:
+        rows.append(("tokens in all", f"{costs.tokens:,}", f"{costs.steps:,} steps"))
+    if costs.throughput is not None:
+        rows.append(("tokens/s/GPU", f"{costs.throughput.tokens_per_s_per_gpu:,.0f}", costs.throughput.basis))
+    if costs.step_time_s is not None:
+        rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {costs.gpus} GPUs"))
+    if costs.gpu_hours is not None:
+        rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "of the steps alone"))
+    resources = prepared.loaded.recipe.resources
+    if resources.gpu_hours:
+        limit = f"{costs.gpus} GPUs for the time limit of {resources.time}"
+        rows.append(("GPU-hours at most", f"{resources.gpu_hours:,.2f}", limit))
+    show_table(("cost", "(value)", "rests on"), rows)
+
+
+def _bar(size: float, whole: float) -> str:
+    """A bar that is full at the size of the device, and open-ended beyond it."""
+    length = round(BAR * size / whole)
+    return "█" * min(length, BAR) + ("▶" if length > BAR else "")
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f}"
