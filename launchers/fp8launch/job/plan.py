@@ -124,6 +124,10 @@ def _refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
 
 def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...]:
     ours = {"PYTHONUNBUFFERED": "1", "FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+    if not recipe.launch.probe:
+        ours["FP8LAUNCH_PROBE"] = "0"
+    if recipe.launch.profile_iteration:
+        ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
     site = {name: str(value) for name, value in cluster.env.items()}
     return tuple({**ours, **site, **recipe.environment}.items())
 

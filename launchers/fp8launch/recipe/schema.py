@@ -191,11 +191,16 @@ class Container(Section):
 
 
 class Launch(Section):
-    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run."""
+    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run.
+
+    `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
+    """
 
     mode: Literal["srun", "torchrun"] | None = None
     script: str | None = None
     python: str | None = None
+    probe: bool = True
+    profile_iteration: Positive | None = None
 
 
 class Software(Section):

@@ -5,7 +5,7 @@ fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout'
 preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
 Signals are not touched.
 
-Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu.
+Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`.
 """
 # mypy: disable-error-code="import-not-found, no-any-return"
 # (mypy sees this folder as a package, Python at run time as scripts side by side)
@@ -135,6 +135,9 @@ def prepare(device: str, argv: list[str]) -> None:
         datasets_helper.install()
     except datasets_helper.HelperProblem as problem:
         stop(MACHINE_LACKS, str(problem))
+    import probe
+
+    probe.install()
 
 
 def run_script(script: Path, argv: list[str]) -> None:

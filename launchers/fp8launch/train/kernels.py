@@ -1,0 +1,84 @@
+"""Families of GPU kernels, told by their names: the patterns are data. Pure, standard library only.
+
+cuBLASLt's kernels of CUDA 12.8 on carry their operand types as letters after `nvjet_` (and `sm90_`, `sm100_`): q e4m3,
+r e5m2, o e2m1, t bf16, h fp16, s fp32. Older ones, CUTLASS's and DeepGEMM's spell the types out. Seen on H200 with
+Transformer Engine 2.20: `nvjet_sm90_qq...`, `nvjet_sm90_qr...`, blockwise with `Ablk128`/`Avec128`; Blackwell's from
+published profiles: `nvjet_sm100_qqtst...`, `nvjet_ootst..._Avec16UE4M3_Bvec16UE4M3`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+FP8_GEMM, FP4_GEMM, GEMM = "fp8_gemm", "fp4_gemm", "gemm"
+
+# The first pattern that a name matches decides, so the special stands before the general.
+FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (family, re.compile(text))
+    for family, text in (
+        ("communication", r"(?i)nccl|nvshmem|deep_?ep|hybrid_?ep|userbuffers|symm_mem"),
+        ("memory", r"^Mem(?:cpy|set)"),
+        ("attention", r"(?i)sdpa|flash_?(?:fwd|bwd|attn)|fmha|attention|masked_softmax|flashattn|compute_dot_do_o"),
+        # Before the GEMMs: quantisation kernels name the FP8 types too.
+        (
+            "quantisation",
+            r"(?i)quantize|cast_transpose|transpose_cast|block_?scaled?_(?:1d|2d|cast)|cast_(?:mxfp8|fp8|master|transpose)"
+            r"|amax|hadamard|swizzle_(?:row|col|scal)|scale_inv|delayed_scaling|compute_scale"
+            r"|transformer_engine::.*transpose|multi_tensor_compute_scale|mxfp8_(?:scal|cast)|nvfp4_(?:scal|cast)",
+        ),
+        (FP4_GEMM, r"nvjet_(?:sm\d+_)?o[oqrt]|(?i:gemm.*e2m1|e2m1.*gemm|cutlass.*(?:float_e2m1|nv_float4))"),
+        (
+            FP8_GEMM,
+            r"nvjet_(?:sm\d+_)?[qr][qr]|(?i:gemm.*e[45]m[32]|e[45]m[32].*gemm|cutlass.*float_e[45]m[32]|fp8_gemm)",
+        ),
+        (GEMM, r"(?i)nvjet|gemm|splitk|cutlass|gemv|wgmma"),
+        ("optimizer", r"(?i)multi_tensor|adam|l2norm"),
+        ("norm", r"(?i)rms_?norm|layer_?norm|\bln_(?:fwd|bwd)|norm_(?:fwd|bwd)"),
+    )
+)
+OTHER = "other"
+LONGEST_NAME = 160
+
+
+@dataclass
+class Total:
+    count: int = 0
+    ns: int = 0
+
+    def add(self, count: int, ns: int) -> None:
+        self.count += count
+        self.ns += ns
+
+    def as_json(self) -> dict[str, float]:
+        return {"count": self.count, "ms": round(self.ns / 1e6, 3)}
+
+
+def family(name: str) -> str:
+    """The family of a kernel name; `other` for elementwise kernels and everything unknown."""
+    return next((family for family, pattern in FAMILIES if pattern.search(name)), OTHER)
+
+
+def summary(kernels: Mapping[str, Total], top: int = 15) -> dict[str, object]:
+    """Count and time by family, the `top` kernels by time, and every GEMM name (cut): enough to judge again later."""
+    families: dict[str, Total] = {}
+    of = {name: family(name) for name in kernels}
+    for name, total in kernels.items():
+        families.setdefault(of[name], Total()).add(total.count, total.ns)
+    ranked = sorted(kernels, key=lambda name: -kernels[name].ns)
+    gemms = [name for name in ranked if of[name].endswith("gemm") and name not in ranked[:top]]
+    return {
+        "families": {name: families[name].as_json() for name in sorted(families, key=lambda f: -families[f].ns)},
+        "top": [{"name": n[:LONGEST_NAME], "family": of[n], **kernels[n].as_json()} for n in ranked[:top]],
+        "more_gemms": [f"{kernels[n].count} {n[:60]}" for n in gemms[:10]],
+        "distinct": len(kernels),
+    }
+
+
+def totals(events: Iterable[tuple[str, int]]) -> dict[str, Total]:
+    """(name, nanoseconds) of single kernels, added up by name."""
+    found: dict[str, Total] = {}
+    for name, ns in events:
+        found.setdefault(name, Total()).add(1, ns)
+    return found
