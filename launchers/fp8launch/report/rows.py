@@ -168,7 +168,14 @@ def _by_facts(runs: Sequence[Measured]) -> list[Key]:
     ]
     known = ["precision", *_SHORT]
     names.sort(key=lambda n: (known.index(n) if n in known else len(known), n))
-    return [tuple((n, str(run.facts[n])) for n in names if n in run.facts) for run in runs]
+    return [
+        (
+            *((n, str(run.facts[n])) for n in names if n in run.facts),
+            # A log that does not say what it was started with may be of anything: nobody's repeat.
+            *((("run", run.name),) if "num_layers" not in run.facts else ()),
+        )
+        for run in runs
+    ]
 
 
 def _per_gpu(run: Measured) -> float | None:
@@ -198,7 +205,7 @@ def _label(key: Key, run: Measured) -> str:
         if name in _SHORT:
             if value not in _SILENT or name in ("micro_batch_size", "global_batch_size"):
                 parts.append(f"{_SHORT[name]} {'' if value == 'True' else value}".strip())
-        elif name in ("precision", "precision.recipe", "recipe"):
+        elif name in ("precision", "precision.recipe", "recipe", "run"):
             parts.append(value)
         elif run.study:
             parts.append(f"{field} {value}")

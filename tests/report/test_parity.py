@@ -1,0 +1,143 @@
+"""Loss parity: verdicts on curves whose truth is known, and on runs that may not be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import Made, write_log
+
+from fp8launch.report.measured import Measured, from_logs
+from fp8launch.report.parity import Parity, losses, parity, smooth
+
+LOGS = Path(__file__).parents[1] / "logs" / "data"
+
+
+def curve(i: int) -> float:
+    return 2 + 8 * 0.98**i + 0.05 * ((i * 7919) % 13 - 6) / 6
+
+
+@pytest.fixture
+def pair(tmp_path: Path):
+    def make(
+        loss: Callable[[int], float | None], tolerance: float = 0.02, iterations: int = 400, **arguments
+    ) -> Parity:
+        def run(name: str, made: Made) -> Measured:
+            return from_logs(name, [write_log(tmp_path / f"{name}.log", made)])
+
+        base = run("bf16", Made(loss=curve, iterations=iterations))
+        fp8 = Made(loss=loss, iterations=iterations, precision="tensorwise", arguments=arguments)
+        return parity(run("fp8", fp8), base, tolerance)
+
+    return make
+
+
+def test_the_same_curve(pair) -> None:
+    found = pair(curve)
+    assert found.verdict == "within tolerance"
+    assert found.last_quarter == 0
+    assert found.diverged_at is None
+
+
+def test_one_percent_worse_is_within_two_and_beyond_half(pair) -> None:
+    assert pair(lambda i: 1.01 * curve(i)).verdict == "within tolerance"
+    found = pair(lambda i: 1.01 * curve(i), tolerance=0.005)
+    assert found.verdict == "apart"
+    assert found.last_quarter == pytest.approx(0.01, rel=1e-3)
+    assert found.diverged_at == 3
+
+
+def test_a_curve_that_leaves_says_where(pair) -> None:
+    """From iteration 200 on 0.05 % more with every iteration: beyond 2 % after 40 more."""
+    found = pair(lambda i: curve(i) * (1 + 0.0005 * max(0, i - 200)))
+    assert found.verdict == "apart"
+    assert found.diverged_at == pytest.approx(240, abs=6)
+
+
+def test_a_bump_that_heals_is_no_divergence(pair) -> None:
+    found = pair(lambda i: curve(i) * (1.3 if 100 < i < 150 else 1))
+    assert found.verdict == "within tolerance"
+    assert found.diverged_at is None
+
+
+def test_a_better_loss_beyond_the_tolerance_is_apart_too(pair) -> None:
+    assert pair(lambda i: 0.95 * curve(i)).verdict == "apart"
+
+
+def test_a_loss_that_is_gone(pair) -> None:
+    found = pair(lambda i: curve(i) if i < 300 else None)
+    assert (found.verdict, found.diverged_at) == ("diverged", 300)
+    assert "gone from iteration 300" in found.says()
+
+
+def test_a_loss_that_was_never_there(pair) -> None:
+    assert pair(lambda i: None).verdict == "diverged"
+
+
+def test_short_runs_say_nothing(pair) -> None:
+    found = pair(curve, iterations=60)
+    assert found.verdict == "too short"
+    assert "say nothing of parity" in found.says()
+
+
+def test_real_logs_are_too_short() -> None:
+    runs = [from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log"]) for n in ("tw", "bf16")]
+    found = parity(*runs)
+    assert found.verdict == "too short"
+    # Iterations 3 to 7: the first two lines of a process mix iterations.
+    assert found.iterations == (3, 4, 5, 6, 7)
+    assert found.difference[-1] == pytest.approx((9.872743 - 10.02474) / 10.02474, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 1),
+        ("data_path", "other"),
+        ("lr", 1e-4),
+        ("global_batch_size", 32),
+        ("hidden_size", 2048),
+        ("split", "1"),
+    ],
+)
+def test_other_data_or_schedule_is_not_comparable(pair, name: str, value: object, tmp_path: Path) -> None:
+    extra = {"data_path": "mine", "split": "99,1,0"}
+    base = from_logs("b", [write_log(tmp_path / "b.log", Made(loss=curve, iterations=300, arguments=extra))])
+    made = Made(loss=curve, iterations=300, precision="delayed", arguments={**extra, name: value})
+    if name == "global_batch_size":
+        made = Made(loss=curve, iterations=300, precision="delayed", batch=32, arguments=extra)
+    found = parity(from_logs("a", [write_log(tmp_path / "a.log", made)]), base)
+    assert found.verdict == "not comparable"
+    assert any(name in r or "global batch" in r for r in found.reasons)
+
+
+def test_another_layout_has_other_initial_weights(pair) -> None:
+    found = pair(curve, tensor_model_parallel_size=2)
+    assert found.verdict == "within tolerance"
+    assert any("tensor_model_parallel_size 2 against 1" in note for note in found.notes)
+
+
+def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
+    text = " iteration {}/9 | elapsed time per iteration (ms): 10.0 | global batch size: 8 | lm loss: 2.0 |"
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(text.format(i) for i in range(1, 10)))
+    found = parity(from_logs("a", [log]), from_logs("b", [log]))
+    assert found.verdict == "not comparable"
+    assert any("seed is not known" in reason for reason in found.reasons)
+
+
+def test_losses_leave_out_lines_that_mix_iterations() -> None:
+    found = losses(from_logs("x", [LOGS / "tiny_cpu_0.19_resumed.log"]))
+    assert set(found) == {3, 4, 5, 8, 9, 10, 11, 12}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(0, 20))
+def test_smoothing_stays_between_the_extremes(values: list[float], half: int) -> None:
+    found = smooth(values, 2 * half + 1)
+    assert len(found) == len(values)
+    slack = 1e-6 * max(map(abs, values)) + 1e-9
+    assert all(min(values) - slack <= v <= max(values) + slack for v in found)
+    assert half or found == pytest.approx(values, abs=slack)
