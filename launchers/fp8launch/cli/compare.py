@@ -13,8 +13,9 @@ from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.recipe.source import is_file
 from fp8launch.report.compare import Comparison
 from fp8launch.report.compare import compare as side_by_side
-from fp8launch.report.measured import Measured, from_logs, from_run
+from fp8launch.report.measured import Measured, from_events, from_logs, from_run
 from fp8launch.report.parity import TOLERANCE
+from fp8launch.report.tensorboard import event_files
 from fp8launch.runs.folder import MANIFEST, STUDY
 from fp8launch.runs.store import find_runs
 
@@ -52,7 +53,9 @@ def compare(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Variants and node counts side by side. Each log is a run of its own; a folder stands for its logs."""
+    """Variants and node counts side by side. Each log is a run of its own; a folder stands for its logs, or for a
+    run by its TensorBoard event files.
+    """
     comparison = side_by_side(
         measure_all(names, gpu), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force
     )
@@ -75,6 +78,8 @@ def measure_all(names: Sequence[str], gpu: str | None = None) -> list[Measured]:
 
 def _measure(name: str, gpu: str | None) -> list[Measured]:
     path = Path(name)
+    if events := event_files(path):
+        return [from_events(path.name, events, gpu)]
     if is_file(path):
         return [from_logs(path.stem, [path], gpu)]
     if path.is_dir() and not any(is_file(path / name) for name in (MANIFEST, STUDY)):

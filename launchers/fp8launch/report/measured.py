@@ -11,6 +11,7 @@ from typing import Any
 from fp8launch.logs import ParsedLog, read_log
 from fp8launch.problems import error
 from fp8launch.report.selection import Line, Selection, select, values
+from fp8launch.report.tensorboard import read_events
 from fp8launch.report.throughput import RunReport, summarise
 from fp8launch.runs.folder import RunFolder
 
@@ -78,6 +79,11 @@ class Measured:
 def from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> Measured:
     """A run known by its logs alone: one per attempt, oldest first."""
     return _measured(name, _read(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
+
+
+def from_events(name: str, files: Sequence[Path], gpu: str | None = None) -> Measured:
+    """A run known by its TensorBoard event files, one per attempt, oldest first."""
+    return _measured(name, read_events(files), gpu, None, {}, sources=tuple(map(str, files)))
 
 
 def from_run(run: RunFolder, gpu: str | None = None) -> Measured:

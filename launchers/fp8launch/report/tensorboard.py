@@ -1,0 +1,133 @@
+"""TensorBoard event files as logs: the same records from the other place where Megatron writes its numbers.
+
+Read by the `tensorboard` library, an extra: `pip install 'fp8launch[tensorboard]'`. Megatron writes the time of an
+iteration there only with --log-timers-to-tensorboard, and never how a run ended. Tags: `training_log` of
+megatron-core 0.17 to 0.20; its arguments are texts of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8launch.logs import Ending, Head, Iteration, IterationTable, ParsedLog, Process, Validation
+from fp8launch.logs.labels import LOSS_PREFIX
+from fp8launch.logs.lines import argument_value
+from fp8launch.problems import MACHINE_LACKS, error
+
+MARK = "tfevents"
+# Our field and the factor to its unit.
+_FIELDS = {
+    "iteration-time": ("step_time_ms", 1e3),
+    "throughput": ("tflops_per_gpu", 1.0),
+    "batch-size": ("global_batch_size", 1.0),
+    "grad-norm": ("grad_norm", 1.0),
+    "iter-energy/gpu": ("energy_j_per_gpu", 1.0),
+    "power/gpu": ("power_w_per_gpu", 1.0),
+}
+_MEMORY = "mem-max-allocated-bytes"
+_VALIDATION = " validation"
+_TEXT = "/text_summary"
+
+
+def event_files(path: Path) -> list[Path]:
+    """The event files of a folder, oldest first, or the one that `path` is; none for anything else."""
+    if path.is_file():
+        return [path] if MARK in path.name else []
+    # The name holds the second of the start.
+    return sorted(path.glob(f"*{MARK}*")) if path.is_dir() else []
+
+
+def read_events(files: Sequence[Path]) -> list[ParsedLog]:
+    """One log, with one process, for each event file. Raises UserError without the library, exit code 3."""
+    if importlib.util.find_spec("tensorboard") is None:
+        fix = "pip install 'fp8launch[tensorboard]', or give the text log"
+        raise error("no-tensorboard", "reading event files needs tensorboard", str(files[0]), fix, MACHINE_LACKS)
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> ParsedLog:
+    # By name: an extra without type information.
+    reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    # 0 keeps every value: by default the reader thins them out.
+    events = reader.EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    arguments = _arguments(events)
+    validations = _validations(scalars)
+    table = _table(scalars, arguments)
+    world = scalars.get("world-size")
+    stated = arguments.get("world_size")
+    head = Head(
+        arguments=arguments,
+        world_size=int(next(iter(world.values()))) if world else stated if isinstance(stated, int) else None,
+    )
+    rows = tuple(range(len(table)))
+    peak = max(scalars.get(_MEMORY, {}).values(), default=0.0)
+    return ParsedLog(
+        path=file,
+        size=file.stat().st_size,
+        iterations=table,
+        processes=(Process(0, file.stat().st_size, rows, head, Ending()),),
+        peak_memory={"max allocated": peak / 2**20} if peak else {},
+        validations=tuple(validations),
+        saves=(),
+        disturbed_rows=_disturbed(table, validations),
+    )
+
+
+def _arguments(events: Any) -> dict[str, object]:
+    """Megatron writes each of its arguments as a text of that name."""
+    found: dict[str, object] = {}
+    for tag in events.Tags()["tensors"]:
+        if tag.endswith(_TEXT) or tag.isidentifier():
+            values = events.Tensors(tag)[-1].tensor_proto.string_val
+            if values:
+                found[tag.removesuffix(_TEXT)] = argument_value(values[0].decode("utf-8", "replace"))
+    return found
+
+
+def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, object]) -> IterationTable:
+    columns: dict[str, Mapping[int, float]] = {}
+    for tag, values in scalars.items():
+        if tag in _FIELDS:
+            name, factor = _FIELDS[tag]
+            columns[name] = {step: factor * value for step, value in values.items()}
+        elif "loss" in tag and not tag.endswith("vs samples") and _VALIDATION not in tag and tag != "loss-scale":
+            columns[LOSS_PREFIX + tag] = values
+    steps = sorted({step for values in columns.values() for step in values})
+    planned = arguments.get("train_iters")
+    # Where nobody says how many iterations were planned, nobody can say that they were done.
+    total = planned if isinstance(planned, int) else (steps[-1] + 1 if steps else 0)
+    table = IterationTable()
+    for step in steps:
+        row = {name: column[step] for name, column in columns.items() if step in column}
+        if any(math.isnan(value) for name, value in row.items() if name.startswith(LOSS_PREFIX)):
+            # What the text log counts in a field of its own.
+            row["nan_iterations"] = 1.0
+        table.append(Iteration(step, total, row), 0)
+    return table
+
+
+def _validations(scalars: Mapping[str, Mapping[int, float]]) -> list[Validation]:
+    found: dict[int, dict[str, float]] = {}
+    for tag, values in scalars.items():
+        if tag.endswith(_VALIDATION):
+            for step, value in values.items():
+                found.setdefault(step, {})[tag.removesuffix(_VALIDATION)] = value
+    return [Validation(step, losses) for step, losses in sorted(found.items())]
+
+
+def _disturbed(table: IterationTable, validations: Sequence[Validation]) -> dict[int, str]:
+    """The first row after each validation."""
+    numbers = table.column("number")
+    found = {}
+    for validation in validations:
+        after = [row for row in range(len(table)) if numbers[row] > (validation.iteration or 0)]
+        if after:
+            found[after[0]] = "after evaluation"
+    return found
