@@ -41,18 +41,22 @@ def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_js
 def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
     """The report of a run, from the logs of all its attempts and what its manifest says of it."""
     manifest = run.manifest()
-    logs = [attempt.log for attempt in run.attempts()]
-    if not logs:
-        # A job that died before its first process still left the batch script's words.
-        logs = run.batch_output()
-    if not logs:
-        place = str(run.path / MANIFEST)
-        raise error("no-log", f"{run.run_id} has no log yet", place, "`fp8launch runs` shows its state", ANSWER_IS_NO)
     return parse_paths(
-        logs,
+        logs_of(run),
         gpu=gpu or str(manifest.get("gpu", "")) or None,
         world_size=manifest.get("layout", {}).get("world"),
     )
+
+
+def logs_of(run: RunFolder) -> list[Path]:
+    """The logs of a run's attempts, oldest first. Exit code 1 where it has none yet."""
+    logs = [attempt.log for attempt in run.attempts()]
+    # A job that died before its first process still left the batch script's words.
+    logs = logs or run.batch_output()
+    if not logs:
+        place = str(run.path / MANIFEST)
+        raise error("no-log", f"{run.run_id} has no log yet", place, "`fp8launch runs` shows its state", ANSWER_IS_NO)
+    return logs
 
 
 def _show(report: RunReport) -> None:

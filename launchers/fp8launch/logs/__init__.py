@@ -1,5 +1,6 @@
 """Megatron logs: bytes to iterations, events, processes and failures."""
 
+from fp8launch.logs.evidence import Evidence
 from fp8launch.logs.failures import Failure
 from fp8launch.logs.lines import Iteration, Memory, Validation
 from fp8launch.logs.processes import Ending, Head, ParsedLog, Process, read_log
@@ -8,6 +9,7 @@ from fp8launch.logs.table import IterationTable
 
 __all__ = [
     "Ending",
+    "Evidence",
     "Failure",
     "Head",
     "Iteration",

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fp8launch.logs.evidence import Evidence
 from fp8launch.logs.failure_patterns import NEEDLES
 from fp8launch.logs.failures import Failure, FailureFinder
 from fp8launch.logs.lines import Validation, argument_value, clean, parse_argument, split_prefix
@@ -72,7 +73,7 @@ class ParsedLog:
 
     `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
     evaluation or a checkpoint; `duplicates` counts iteration lines that another rank, or a tee, had printed
-    already.
+    already; `evidence` is what the job said of FP8.
     """
 
     path: Path
@@ -84,6 +85,10 @@ class ParsedLog:
     saves: tuple[int, ...]
     disturbed_rows: Mapping[int, str]
     duplicates: int = 0
+    evidence: tuple[Evidence, ...] = ()
+
+    def evidence_of(self, process: Process) -> tuple[Evidence, ...]:
+        return tuple(e for e in self.evidence if process.begin <= e.offset < process.end)
 
 
 def read_log(path: Path) -> ParsedLog:
@@ -104,6 +109,7 @@ def read_log(path: Path) -> ParsedLog:
         saves=tuple(scan.saves),
         disturbed_rows=_disturbed(scan, rows),
         duplicates=duplicates,
+        evidence=tuple(scan.evidence),
     )
 
 

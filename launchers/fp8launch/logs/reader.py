@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from fp8launch.logs.evidence import MARKER, Evidence, parse_evidence
 from fp8launch.logs.lines import (
     Iteration,
     Memory,
@@ -49,6 +50,7 @@ class Scan:
     saves: array[int] = field(default_factory=lambda: array("q"))
     save_offsets: array[int] = field(default_factory=lambda: array("q"))
     step_times: list[tuple[int, StepTime]] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
     size: int = 0
 
 
@@ -95,6 +97,10 @@ class Scanner:
             if number is not None:
                 self.scan.saves.append(number)
                 self.scan.save_offsets.append(base + offset)
+        for offset, line in _lines_with(data, MARKER, begin, end):
+            evidence = parse_evidence(line.decode("utf-8", "replace"), base + offset)
+            if evidence:
+                self.scan.evidence.append(evidence)
         if self._throughput_is_elsewhere():
             for offset, line in _lines_with(data, _BRIDGE, begin, end):
                 step_time = parse_step_time(line.decode("utf-8", "replace"))

@@ -119,7 +119,7 @@ def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tu
             if line.step_time_ms <= limit:
                 break
             found[line.attempt, line.row] = "warm-up"
-    profiled = _profiled(process.head.arguments)
+    profiled = _profiled(log, process)
     for line in rest:
         reason = log.disturbed_rows.get(line.row)
         if not _usable(line):
@@ -135,12 +135,18 @@ def _usable(line: Line) -> bool:
     return math.isfinite(line.step_time_ms) and line.step_time_ms > 0
 
 
-def _profiled(arguments: Mapping[str, object]) -> range:
-    """Iterations that the profiler slowed down, with the one after it in which it writes."""
+def _profiled(log: ParsedLog, process: Process) -> set[int]:
+    """Iterations that a profiler slowed down, Megatron's or ours, with the one after it in which it writes."""
+    arguments = process.head.arguments
     start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
-    if not arguments.get("profile") or not isinstance(start, int) or not isinstance(stop, int):
-        return range(0)
-    return range(start, stop + 2)
+    found: set[int] = set()
+    if arguments.get("profile") and isinstance(start, int) and isinstance(stop, int):
+        found.update(range(start, stop + 2))
+    for evidence in log.evidence_of(process):
+        number = evidence.data.get("iteration")
+        if evidence.kind == "kernels" and isinstance(number, int):
+            found.update((number, number + 1))
+    return found
 
 
 def ranges(numbers: Iterable[int]) -> str:

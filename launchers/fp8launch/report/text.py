@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -79,8 +82,7 @@ def _facts(report: RunReport) -> list[str]:
     for validation in report.validations[-1:]:
         facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
     if report.fp8:
-        asked = f"{report.fp8['recipe']}, {report.fp8['format']}" if report.fp8["requested"] else "not asked for"
-        facts.append(f"FP8: {asked} (by the arguments, which prove nothing)")
+        facts += _fp8(report.fp8)
     run = [
         f"world size {report.world_size}" if report.world_size else "",
         f"sequence {report.seq_length}" if report.seq_length else "",
@@ -91,3 +93,14 @@ def _facts(report: RunReport) -> list[str]:
         facts.append("; ".join(filter(None, run)))
     facts += [f"left out, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
     return facts
+
+
+def _fp8(fp8: Mapping[str, Any]) -> list[str]:
+    """What was asked for, whether it ran, and the best reason to say so."""
+    asked = f"{fp8['recipe']}, {fp8['format']}" if fp8["requested"] else "not asked for"
+    if fp8["verdict"] == "requested only":
+        return [f"FP8: {asked}; requested only: nothing in the log shows that it ran"]
+    proof = next((f["text"] for f in fp8["findings"] if f["kind"] == fp8["evidence"]), "")
+    said = "verified" if fp8["verified"] else "did not run" if fp8["requested"] else "none ran"
+    known = f"; {said}: {proof}" if fp8["evidence"] != "arguments" else ""
+    return [f"FP8: {asked}{known}", *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]

@@ -20,6 +20,7 @@ from fp8launch.megatron.flops import flops_per_token
 from fp8launch.problems import error
 from fp8launch.report.selection import RULE, Line, Selection, ranges, select, values
 from fp8launch.report.statistics import LARGEST, Statistic, statistic
+from fp8launch.report.verify import NOT_RUNNING, Verification, verify
 
 T = TypeVar("T")
 Status = Literal["ok", "incomplete", "failed", "no_data"]
@@ -120,6 +121,11 @@ def parse_paths(
     arguments: Mapping[str, object] | None = None,
 ) -> RunReport:
     """The report of a run from its logs, one per attempt, oldest first. UserError for a log that cannot be read."""
+    return summarise(read_logs(paths), gpu=gpu, world_size=world_size, arguments=arguments)
+
+
+def read_logs(paths: Sequence[Path]) -> list[ParsedLog]:
+    """UserError for a log that cannot be read."""
     logs = []
     for path in paths:
         try:
@@ -127,7 +133,7 @@ def parse_paths(
         except OSError as problem:
             reason = problem.strerror or str(problem)
             raise error("unreadable-log", f"cannot read {path}: {reason}", where=str(path)) from None
-    return summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments)
+    return logs
 
 
 def summarise(
@@ -150,7 +156,8 @@ def summarise(
     padded = _last(p.head.padded_vocab_size for _, p in attempts)
     per_token = flops_per_token({**args, "padded_vocab_size": padded} if padded else args)
     seq_length = _positive(args.get("seq_length"))
-    requested = _fp8(args)
+    verification = verify(attempts)
+    requested = _fp8(args, verification)
 
     kept = selection.kept
     tokens_per_s = [_tokens_per_s_per_gpu(line, seq_length, world) for line in kept]
@@ -167,6 +174,8 @@ def summarise(
     peak = find_gpu(gpu).peak(dtype) if gpu else None
     tokens = statistic(tokens_per_s)
     status, failure = _status(attempts, selection)
+    if status in ("ok", "incomplete") and verification.refuted:
+        status, failure = "failed", _fp8_not_running(logs, verification)
     lines = selection.lines
     last = lines[-1] if lines else None
 
@@ -275,23 +284,38 @@ def _tokens_per_s_per_gpu(line: Line, seq_length: int | None, world: int | None)
     return line.global_batch_size * seq_length / (line.step_time_ms / 1e3 * world)
 
 
-def _fp8(args: Mapping[str, object]) -> dict[str, object] | None:
-    """What the argument dump asked for. That is no proof that FP8 ran: `verify` looks for that."""
-    if "fp8" not in args and "fp4" not in args and "fp8_format" not in args:
-        return None
+def _fp8(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
+    """What the arguments asked for, whether it ran, and how we know; None where the log says nothing of either."""
     kind = args.get("fp8", args.get("fp8_format"))
     fp4 = args.get("fp4")
+    if not found.findings and not {"fp8", "fp4", "fp8_format"} & set(args):
+        return None
     bf16_layers = None
     if args.get("first_last_layers_bf16"):
         bf16_layers = {"start": args.get("num_layers_at_start_in_bf16"), "end": args.get("num_layers_at_end_in_bf16")}
     return {
-        "requested": bool(kind or fp4),
+        "requested": found.asked or bool(kind or fp4),
         "recipe": args.get("fp4_recipe") if fp4 else args.get("fp8_recipe") if kind else None,
         "format": fp4 or kind or None,
         "param_gather": bool((args.get("fp8_param_gather") or args.get("fp4_param_gather")) and (kind or fp4)),
         "bf16_layers": bf16_layers,
-        "evidence": "arguments",
+        "verified": found.verdict == "verified",
+        "verdict": found.verdict,
+        "evidence": found.strongest.kind if found.strongest else "arguments",
+        "findings": [f.as_json() for f in found.findings],
+        "warnings": list(found.warnings),
     }
+
+
+def _fp8_not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
+    finding = found.strongest
+    place = next(
+        ((log, e.offset) for log in logs for e in log.evidence if finding and e.offset == finding.offset), None
+    )
+    text = f"{found.recipe} was asked for and did not run: {finding.text if finding else ''}"
+    advice = "the speed is that of bf16: see `fp8launch verify`; Transformer Engine's layers alone look at the format"
+    line = line_number(place[0].path, place[1]) if place else None
+    return Failure(NOT_RUNNING, text, advice, depth=0, offset=place[1] if place else 0, line=line)
 
 
 def _count(attempts: Sequence[tuple[ParsedLog, Process]], lines: Sequence[Line], name: str) -> int:

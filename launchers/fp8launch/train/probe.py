@@ -301,7 +301,10 @@ def _place() -> dict[str, Any] | None:
 def _software() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     engine = sys.modules.get("transformer_engine")
-    versions = {"torch": getattr(torch, "__version__", None), "transformer_engine": getattr(engine, "__version__", None)}
+    versions = {
+        "torch": getattr(torch, "__version__", None),
+        "transformer_engine": getattr(engine, "__version__", None),
+    }
     try:
         return {**versions, "gpu": torch.cuda.get_device_name()}  # type: ignore[union-attr]
     except Exception:

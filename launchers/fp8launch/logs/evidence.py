@@ -1,0 +1,38 @@
+"""What the job itself says of FP8 (`train/probe.py`): one line of JSON each, from one rank of each model-parallel place
+after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fp8launch.logs.lines import clean, split_prefix
+
+MARKER = b"fp8launch-"
+_KINDS: Mapping[str, Literal["probe", "kernels"]] = {"probe": "probe", "kernels": "kernels"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`data` as printed; `offset` in bytes from the start of the log."""
+
+    kind: Literal["probe", "kernels"]
+    offset: int
+    data: Mapping[str, object]
+
+
+def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
+    """The evidence in a line; None for any other line, and for one that was torn."""
+    _, text = split_prefix(clean(line))
+    name, colon, rest = text.partition(": ")
+    kind = _KINDS.get(name.strip().removeprefix(MARKER.decode())) if name.strip().startswith(MARKER.decode()) else None
+    if kind is None or not colon:
+        return None
+    try:
+        # Another rank's words may follow on the line.
+        data, _ = json.JSONDecoder().raw_decode(rest.strip())
+    except (ValueError, RecursionError):
+        return None
+    return Evidence(kind, offset, data) if isinstance(data, dict) else None
