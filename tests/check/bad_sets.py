@@ -278,6 +278,7 @@ MISLEADING = {
     "delayed with Megatron's defaults": Set({"fp8_recipe": "delayed"}, "delayed-short-history"),
     "history with current scaling": Set({"fp8_amax_history_len": 1024}, "flag-without-effect"),
     "history algorithm with current scaling": Set({"fp8_amax_compute_algo": "max"}, "flag-without-effect"),
+    "history of which the last entry counts": Set({**DELAYED, "fp8_amax_compute_algo": None}, "flag-without-effect"),
     "margin with current scaling": Set({"fp8_margin": 1}, "flag-without-effect"),
     "bf16 weight gradients with current scaling": Set({"no_fp8_wgrad": True}, "flag-without-effect"),
     "interval": Set({**DELAYED, "fp8_interval": 4}, "flag-without-effect"),

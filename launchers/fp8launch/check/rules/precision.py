@@ -108,6 +108,11 @@ def _not_delayed(run: Facts) -> bool:
 # Argument, when it does nothing, why. Only what a recipe states is reported.
 _IDLE: tuple[tuple[str, Callable[[Facts], Any], str], ...] = (
     ("fp8_amax_history_len", _not_delayed, "only delayed scaling has a history"),
+    (
+        "fp8_amax_history_len",
+        lambda run: run.precision == "delayed" and run.value("fp8_amax_compute_algo") == "most_recent",
+        "fp8_amax_compute_algo most_recent, Megatron's default, reads its last entry only; use max",
+    ),
     ("fp8_amax_compute_algo", _not_delayed, "only delayed scaling has a history"),
     ("fp8_margin", _not_delayed, "only delayed scaling has a margin"),
     ("fp8_wgrad", _not_delayed, "only delayed scaling computes weight gradients outside FP8; the others stay in FP8"),
@@ -126,7 +131,11 @@ _IDLE: tuple[tuple[str, Callable[[Facts], Any], str], ...] = (
         "it is for mxfp8 without Megatron-FSDP",
     ),
     ("keep_fp8_transpose_cache", lambda run: not run.on("use_megatron_fsdp"), "it is for Megatron-FSDP"),
-    ("data_parallel_sharding_strategy", lambda run: not run.on("use_megatron_fsdp"), "it is for Megatron-FSDP"),
+    (
+        "data_parallel_sharding_strategy",
+        lambda run: not run.on("use_megatron_fsdp") and run.value("data_parallel_sharding_strategy") != "no_shard",
+        "it is for Megatron-FSDP",
+    ),
     ("fsdp_double_buffer", lambda run: not run.on("use_megatron_fsdp"), "it is for Megatron-FSDP"),
     (
         "sequence_parallel",
