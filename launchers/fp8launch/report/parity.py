@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from fp8launch.logs.labels import LOSS_PREFIX
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.measured import Measured
+from fp8launch.report.selection import values
 
 TOLERANCE = 0.02
 # In its first steps every model only learns how often words come: all recipes agree there, and none is tested.
 FEWEST_ITERATIONS = 200
 FEWEST_LINES = 20
+_LM_LOSS = f"{LOSS_PREFIX}lm loss"
 Verdict = Literal["within tolerance", "apart", "diverged", "too short", "not comparable"]
 
 
@@ -98,13 +101,15 @@ def parity(
 
 def losses(run: Measured) -> dict[int, float]:
     """Loss by iteration, NaN where a line has none; without the first two lines of a process, which mix iterations."""
+    lines = run.selection.lines
+    logs = {id(line.log): line.log for line in lines}.values()
+    names = sorted({name for log in logs for name in log.iterations.names if name.startswith(LOSS_PREFIX)})
+    if not names:
+        # A loss that was NaN from the start has never been printed; other programs print none at all.
+        return dict.fromkeys((x.number for x in lines), math.nan) if run.report.nan_iterations else {}
+    name = _LM_LOSS if _LM_LOSS in names else names[0]
     mixed = set(run.selection.dropped.get("process start", ()))
-    found = {}
-    for line in run.selection.lines:
-        if line.number not in mixed:
-            loss = line.record().loss
-            found[line.number] = math.nan if loss is None else loss
-    return found
+    return {x.number: loss for x, loss in zip(lines, values(lines, name), strict=True) if x.number not in mixed}
 
 
 def _gone(*curves: dict[int, float]) -> int | None:

@@ -69,7 +69,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
         found.append(
             Picture("speed", "Throughput over iterations", lambda ax: _iterations(ax, runs, colours, "speed"), legend)
         )
-    curves = [(e, r) for e in shown for r in e.row.runs[:1] if len(losses(r)) > 1]
+    curves = [(e, r) for e in shown for r in e.row.runs[:1] if sum(v == v for v in losses(r).values()) > 1]
     if curves:
         found.append(Picture("loss", "Loss", lambda ax: _losses(ax, curves, colours), legend))
     if any(len(p.difference) > 1 for p in comparison.parities):

@@ -142,8 +142,8 @@ def _published(entry: Entry) -> str:
 
 
 def _short(value: object) -> str:
-    text = {None: "off", "None": "off", False: "off", True: "on"}.get(value, value)  # type: ignore[call-overload]
-    text = str(text)
+    words = {"None": "off", "False": "off", "True": "on"}
+    text = words.get(str(value), str(value))
     return text if len(text) <= 40 else f"{text[:18]}…{text[-18:]}"
 
 

@@ -1,0 +1,91 @@
+"""What differs, whatever logs and manifests hold: symmetric, quiet about equals, never a crash."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8launch.report.compare import Comparison
+from fp8launch.report.differences import (
+    PARITY,
+    UNLIKE,
+    Difference,
+    differing,
+    facts_of_axis,
+    kind_of,
+    parity_differences,
+    speed_verdict,
+)
+from fp8launch.report.table import differences_table
+
+value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=60),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(sorted(UNLIKE)[:5] + sorted(PARITY)[:5] + ["seq_length", "tensor_model_parallel_size", "image"])
+facts = st.dictionaries(names | st.text(max_size=8), value, max_size=8)
+
+
+@given(facts, facts)
+def test_both_sides_see_the_same(a: dict[str, object], b: dict[str, object]) -> None:
+    assert differing([a, b]) == differing([b, a])
+    one, other = speed_verdict(a, b), speed_verdict(b, a)
+    assert one.comparable == other.comparable
+    assert len(one.noted) == len(other.noted)
+    assert len(parity_differences(a, b)) == len(parity_differences(b, a))
+
+
+@given(facts)
+def test_a_run_does_not_differ_from_itself(a: dict[str, object]) -> None:
+    assert differing([a, a]) == []
+    assert speed_verdict(a, a).comparable
+
+
+@given(facts, facts)
+def test_an_axis_of_the_study_never_makes_runs_unlike(a: dict[str, object], b: dict[str, object]) -> None:
+    assert speed_verdict(a, b, axes=set(UNLIKE)).comparable
+
+
+@given(st.lists(value, min_size=1, max_size=4))
+def test_any_value_can_be_shown(values: list[object]) -> None:
+    found = Difference("x", "noted", False, {str(i): v for i, v in enumerate(values)})
+    table = differences_table(Comparison((), (found,), (), None, ()))
+    assert table.rows[0][:2] == ("x", "noted")
+    assert found.as_json()["name"] == "x"
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-5, 1.0e-05), (8, 8.0), (None, False), (True, 1), ("None", None)])
+def test_the_same_in_other_words(a: object, b: object) -> None:
+    assert differing([{"x": a}, {"x": b}]) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        ("parallel.tp", "tensor_model_parallel_size"),
+        ("batch.sequence", "seq_length"),
+        ("precision.recipe", "precision"),
+        ("precision.amax_history", "precision"),
+        ("env.NCCL_ALGO", "env NCCL_ALGO"),
+        ("model.num_layers", "num_layers"),
+        ("megatron.overlap_grad_reduce", "overlap_grad_reduce"),
+        ("resources.gpu", "gpu"),
+        ("container.image", "image"),
+    ],
+)
+def test_what_an_axis_varies(key: str, fact: str) -> None:
+    assert facts_of_axis(key) == {fact}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("num_layers", "unlike"), ("seq_length", "unlike"), ("gpu", "unlike"), ("world_size", "unlike"),
+        ("tensor_model_parallel_size", "noted"), ("image", "noted"), ("env NCCL_ALGO", "noted"), ("optimizer", "noted"),
+        ("seed", "neutral"), ("lr", "neutral"), ("save", "neutral"), ("data_parallel_size", "neutral"),
+    ],
+)  # fmt: skip
+def test_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
