@@ -1,0 +1,118 @@
+#!/bin/bash
+# Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
+#
+# LIST is a name in lists/ or a file: one run per line, `GPUS NAME RECIPE [submit options]`. GPUS is how many it takes;
+# lines that fit beside each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1.
+# No run starts that could not end within SECONDS (default 540) at 150 seconds a run (EACH).
+#
+#   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
+#          compare.json, compare.md, summary.txt, host.txt, submit.log
+#   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
+#   PACK   the folder that pack.sh made, which is unpacked into a temporary one
+#   SET    submit options for every run, such as "--set launch.profile_iteration=6"
+set -uo pipefail
+[ $# -ge 1 ] || { sed -n '2,14p' "$0" >&2; exit 2; }
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/../.." && pwd)
+list=$1 limit=${2:-540} each=${EACH:-150}
+[ -f "$list" ] || list=$here/lists/$1.txt
+[ -f "$list" ] || { echo "run.sh: no list $1 in $here/lists" >&2; exit 2; }
+out=${OUT:-h200-results}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
+    SITE=$work/site
+    mkdir -p "$SITE"
+    tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE" "$PACK"/whl/*.whl || exit 3
+fi
+# torch wants the cuDNN and NCCL that came with it; Transformer Engine would find older ones of the system.
+nvidia=$(python3 -c 'import os, nvidia.cudnn as c; print(os.path.dirname(list(c.__path__)[0].rstrip("/")))' 2>/dev/null)
+if [ -n "$nvidia" ]; then
+    export CUDNN_HOME=$nvidia/cudnn
+    export LD_LIBRARY_PATH=$nvidia/cudnn/lib:$nvidia/cu13/lib:$nvidia/nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+export PYTHONPATH=${SITE:+$SITE:}$top/launchers${PYTHONPATH:+:$PYTHONPATH}
+# A shared NVLink fabric: no multicast.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+export FP8LAUNCH_RUNS=$work/runs
+mkdir -p "$FP8LAUNCH_RUNS"
+fp() { python3 -m fp8launch "$@"; }
+
+{
+    date -u +%FT%TZ
+    echo "list $list, limit $limit s, options: ${SET:-none}"
+    nvidia-smi --query-gpu=index,name,driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv 2>/dev/null
+    python3 -V
+    python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
+    git -C "$top" rev-parse HEAD 2>/dev/null
+} > "$out/host.txt" 2>&1
+
+gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}
+free=($(seq 0 $((gpus - 1))))
+declare -A taken=()
+: > "$out/submit.log"
+: > "$out/summary.txt"
+
+one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that runs at once do not mix
+    local name=$1 ids=$2 recipe=$3 began=$SECONDS
+    shift 3
+    export FP8LAUNCH_RUNS=$work/runs/$name
+    mkdir -p "$FP8LAUNCH_RUNS"
+    CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$each" \
+        python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@" > "$work/$name.out" 2>&1
+    local status=$?
+    # A submission that ran out of time leaves its processes: end what it started.
+    [ "$status" = 0 ] || python3 -m fp8launch cancel latest >> "$work/$name.out" 2>&1
+    echo "$name: exit $status after $((SECONDS - began)) s" | tee -a "$out/summary.txt"
+    { echo "== $name"; cat "$work/$name.out"; } >> "$out/submit.log"
+}
+
+reap() { # wait for one run and take its GPUs back
+    local pid=
+    wait -n -p pid
+    [ -n "$pid" ] && free+=(${taken[$pid]//,/ }) && unset "taken[$pid]"
+}
+
+while read -r need name recipe options <&3; do
+    [[ -z "$need" || "$need" == \#* ]] && continue
+    [ "$need" -le "$gpus" ] || { echo "$name: skipped, needs $need GPUs of $gpus" | tee -a "$out/summary.txt"; continue; }
+    while [ "${#free[@]}" -lt "$need" ] || { [ -n "${SERIAL:-}" ] && [ "${#taken[@]}" -gt 0 ]; }; do reap; done
+    if [ $((SECONDS + each)) -gt "$limit" ]; then
+        echo "$name: skipped, no time left" | tee -a "$out/summary.txt"
+        continue
+    fi
+    ids=$(IFS=,; echo "${free[*]:0:need}")
+    free=("${free[@]:need}")
+    [ -f "$recipe" ] || recipe=$here/recipes/$recipe.yaml
+    one "$name" "$ids" "$recipe" $options &
+    taken[$!]=$ids
+done 3< "$list"
+while [ "${#taken[@]}" -gt 0 ]; do reap; done
+
+: > "$out/parse.jsonl"
+: > "$out/verify.jsonl"
+folders=()
+for root in "$work"/runs/*/; do
+    run=$(ls -td "$root"*/ 2>/dev/null | head -1)
+    [ -f "${run}manifest.json" ] || continue
+    folders+=("$run")
+    name=$(basename "$root")
+    for verb in parse verify; do
+        fp $verb "$run" --json 2> "$work/err" | python3 -c '
+import json, sys
+text = sys.stdin.read()
+print(json.dumps({"name": sys.argv[1], **(json.loads(text) if text.strip() else {"error": open(sys.argv[2]).read()})}))
+' "$name" "$work/err" >> "$out/$verb.jsonl"
+    done
+    { echo "== $name"; fp verify "$run"; fp parse "$run" | head -12; } >> "$out/summary.txt" 2>&1
+done
+if [ "${#folders[@]}" -gt 0 ]; then
+    fp compare "${folders[@]}" --force --md "$out/compare.md" --json > "$out/compare.json" 2>> "$out/submit.log"
+fi
+# Every log and manifest; checkpoints and the copied code stay behind.
+tar -C "$work/runs" --exclude=code --exclude=checkpoints -cJf "$out/runs.tar.xz" .
+cat "$out/summary.txt"
