@@ -1,7 +1,8 @@
 #!/bin/bash
 # Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
 #
-# LIST is a name in lists/ or a file: one run per line, `GPUS NAME RECIPE [submit options]`. GPUS is how many it takes;
+# LIST is a name in lists/ or a file: one run per line, `GPUS NAME RECIPE [submit options]`, where RECIPE is a file or a
+# name in recipes/, and {here} in the options this folder. GPUS is how many it takes;
 # lines that fit beside each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1.
 # No run starts that could not end within SECONDS (default 540) at 150 seconds a run (EACH).
 #
@@ -11,7 +12,7 @@
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,14p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,15p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 list=$1 limit=${2:-540} each=${EACH:-150}
@@ -88,7 +89,7 @@ while read -r need name recipe options <&3; do
     ids=$(IFS=,; echo "${free[*]:0:need}")
     free=("${free[@]:need}")
     [ -f "$recipe" ] || recipe=$here/recipes/$recipe.yaml
-    one "$name" "$ids" "$recipe" $options &
+    one "$name" "$ids" "$recipe" ${options//\{here\}/$here} &
     taken[$!]=$ids
 done 3< "$list"
 while [ "${#taken[@]}" -gt 0 ]; do reap; done

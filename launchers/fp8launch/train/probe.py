@@ -31,7 +31,7 @@ _LAYER = re.compile(r"\b(layers|local_experts)\.(\d+)\b")
 _LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
 _RAW = (
     "fp8", "fp8_initialized", "fp8_calibration", "fp8_parameters", "primary_weights_in_fp8", "fp4",
-    "disable_parameter_transpose_cache", "save_original_input",
+    "disable_parameter_transpose_cache", "save_original_input", "te_quant_params",
 )  # fmt: skip
 _ASKED = (
     "fp8", "fp8_recipe", "fp8_param_gather", "fp4", "fp4_recipe", "fp4_param_gather", "first_last_layers_bf16",
@@ -139,6 +139,8 @@ def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer:
         return "Megatron keeps the LM head in bf16"
     if what == "other":
         return "not a linear layer"
+    if found["raw"].get("te_quant_params"):
+        return "--te-precision-config-file gives it a precision of its own"
     if layer is not None and asked.get("first_last_layers_bf16"):
         start, end = (int(asked.get(f"num_layers_at_{side}_in_bf16") or 0) for side in ("start", "end"))
         if layer <= start or layer > int(asked.get("num_layers") or 0) - end:
