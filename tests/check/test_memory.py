@@ -262,6 +262,32 @@ def test_terms_add_up_and_remedies_help(run: dict[str, Any], name: str) -> None:
     assert predicted(run | {"seq_length": 16384}, 64, name).total > found.total
 
 
+HOSTILE = st.dictionaries(
+    st.sampled_from(
+        [
+            *LLAMA_8B, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+            "expert_model_parallel_size", "expert_tensor_parallel_size", "num_virtual_stages_per_pipeline_rank",
+            "num_layers_per_virtual_pipeline_stage", "decoder_first_pipeline_num_layers", "moe_layer_freq",
+            "pipeline_model_parallel_layout", "num_experts", "moe_router_topk", "recompute_granularity",
+            "recompute_method", "recompute_num_layers", "recompute_modules", "cpu_offloading_num_layers", "fp8",
+            "fp8_recipe", "optimizer_offload_fraction", "exp_avg_dtype", "mtp_num_layers", "micro_batch_size",
+        ]
+    ),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-5, 200), st.integers(), st.floats(), st.text(max_size=8),
+        st.sampled_from(["full", "selective", "block", "Et*4|tL", "[0]*3+[1]*5"]), st.lists(st.integers(0, 2)),
+    ),
+)  # fmt: skip
+
+
+@settings(deadline=2000, max_examples=200)
+@given(changes=HOSTILE, world=st.integers(1, 4096), microbatches=st.integers(1, 10**6))
+def test_any_arguments_give_an_estimate_or_none(changes: dict[str, Any], world: int, microbatches: int) -> None:
+    """Nonsense is for other layers of the check to name; this one must not fall over it."""
+    found = estimate(LLAMA_8B | changes, world, microbatches, gpu("h200"))
+    assert found is None or found.total > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "saved"),
     [

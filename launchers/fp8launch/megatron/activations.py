@@ -8,6 +8,7 @@ evenly. Working memory is calibrated on the same measurements: a few tensors' wo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -193,12 +194,14 @@ def in_flight(
     ]
     backward = [chunks - 1 - chunk for chunk in order]
     warmup = min((pp - rank - 1) * 2 + (chunks - 1) * group + extra, len(order))
-    held, best, most = [0] * chunks, [0] * chunks, 0.0
+    now = most = 0.0
+    at = -1
     for step, chunk in enumerate(order):
-        held[chunk] += 1
-        size = sum(n * each for n, each in zip(held, sizes, strict=True))
-        if size > most:
-            best, most = list(held), size
+        now += sizes[chunk]
+        if now > most:
+            most, at = now, step
         if step >= warmup:
-            held[backward[step - warmup]] -= 1
-    return tuple(best)
+            now -= sizes[backward[step - warmup]]
+    held = Counter(order[: at + 1])
+    held.subtract(backward[: max(at - warmup, 0)])
+    return tuple(held[chunk] for chunk in range(chunks))

@@ -16,8 +16,9 @@ from fp8launch.megatron.flops import _pattern_value as pattern_value
 
 Arguments = Mapping[str, object]
 
-# A longer layout is a slip, and would take the memory of the login node.
+# A longer layout, or a deeper model, is a slip and would take the memory of the login node.
 LONGEST_LAYOUT = 100_000
+MOST_LAYERS = 2_000
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def architecture(args: Arguments) -> Architecture | None:
     """The model that `args` describe; None if a needed size is missing or the model is of a kind not counted here."""
     hidden, layers, heads = (whole(args, name) for name in ("hidden_size", "num_layers", "num_attention_heads"))
     vocab, seq_length = padded_vocab_size(args), whole(args, "seq_length")
-    if not (hidden and layers and heads and vocab and seq_length) or hybrid(args):
+    mtp = whole(args, "mtp_num_layers") or 0
+    if not (hidden and layers and heads and vocab and seq_length) or layers + mtp > MOST_LAYERS or hybrid(args):
         return None
     pattern = _moe_pattern(args, layers)
     if pattern is None or (hidden % heads and not whole(args, "kv_channels")):
@@ -135,7 +137,7 @@ def architecture(args: Arguments) -> Architecture | None:
         softmax_offset=args.get("softmax_type") == "learnable",
         tied=not args.get("untie_embeddings_and_output_weights"),
         positions=(whole(args, "max_position_embeddings") or 0) if learned else 0,
-        mtp=whole(args, "mtp_num_layers") or 0,
+        mtp=mtp,
         moe=pattern,
         latent=_latent(args),
         experts=_experts(args, ffn),
@@ -246,6 +248,8 @@ def _even_counts(args: Arguments, model: Architecture, split: Division) -> list[
     """Layers and MTP layers of each chunk, in the order of the pipeline, without a stated layout."""
     first, last = (whole(args, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     embedding, loss = (bool(args.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    if split.pp * split.vp > LONGEST_LAYOUT:
+        return None
     per_rank = [_accounted(args) // split.pp] * split.pp
     if first is not None or last is not None:
         ends = (first is not None) + (last is not None)

@@ -222,8 +222,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     model, split = run.model, run.split
     tokens = run.micro_batch * model.seq_length / split.cp
     hidden = (tokens / split.tp if split.sequence_parallel else tokens) * model.hidden * BF16
-    numbers: list[int | None] = [*chunk.layers, *[None] * chunk.mtp]
-    layers = [_layer(run, number) for number in numbers]
+    layers = _layers(run, chunk)
     kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
     full = run.args.get("recompute_granularity") == "full"
     recomputed = _recomputed(run, len(layers)) if full else 0
@@ -249,10 +248,16 @@ def _recomputed(run: _Run, layers: int) -> int:
     return layers
 
 
-def _layer(run: _Run, number: int | None) -> LayerMemory:
-    moe = run.model.moe[-1 if number is None else number]
-    how = saving(run.args, run.precision, run.precision.covers(number, run.model.layers))
-    return layer_memory(run.model, run.split, run.micro_batch, moe, how)
+def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:
+    """Each layer of a chunk, MTP layers last."""
+    depth, formats = run.model.layers, run.precision
+    kinds = [(run.model.moe[number], formats.covers(number, depth)) for number in chunk.layers]
+    kinds += [(run.model.moe[-1], formats.covers(None, depth))] * chunk.mtp
+    memory = {
+        (moe, quantized): layer_memory(run.model, run.split, run.micro_batch, moe, saving(run.args, formats, quantized))
+        for moe, quantized in set(kinds)
+    }
+    return [memory[kind] for kind in kinds]
 
 
 def _logits(run: _Run) -> float:
