@@ -206,6 +206,19 @@ class TestStudies:
             assert entry.speedup.interval.covers == "runs"
             assert entry.speedup.interval.method == "Welch t over 3 and 3 runs"
 
+    def test_the_axis_is_no_difference_but_two_at_once_are_noted(self, tmp_path: Path) -> None:
+        def made(precision: str, tp: int) -> Made:
+            return Made(precision=precision, arguments={"tensor_model_parallel_size": tp})
+
+        points = [
+            ({"precision.recipe": p, "parallel.tp": tp}, 1, 1, made(p, tp))
+            for p, tp in (("bf16", 1), (FP8, 1), (FP8, 2))
+        ]
+        found = of(write_study(tmp_path, points), gpu=None)
+        assert [e.row.label for e in found.entries] == ["bf16", FP8, f"{FP8}, TP 2"]
+        assert found.entries[1].speedup.verdict.noted == ()
+        assert found.entries[2].speedup.verdict.noted == ("tensor_model_parallel_size 2 against 1",)
+
     def test_weak_scaling(self, tmp_path: Path) -> None:
         found = of(self.study(tmp_path), gpu=None)
         four = found.entries[2]

@@ -124,14 +124,13 @@ def _same(a: object, b: object) -> bool:
 
 def speed_verdict(a: Facts, b: Facts, axes: Collection[str] = ()) -> Verdict:
     """Whether a ratio of the speeds of two runs is one of what is compared. Facts in `axes` are varied on purpose."""
-    unlike: list[str] = []
-    noted: list[str] = []
-    for name in differing([a, b]):
-        kind = kind_of(name)
-        if name == "precision" or kind == "neutral":
-            continue
-        text = _says(name, a, b)
-        (unlike if kind == "unlike" and name not in axes else noted).append(text)
+    names = [name for name in differing([a, b]) if kind_of(name) != "neutral"]
+    compared = [name for name in names if name == "precision" or name in axes]
+    unlike = [_says(name, a, b) for name in names if kind_of(name) == "unlike" and name not in compared]
+    noted = [_says(name, a, b) for name in names if kind_of(name) == "noted" and name not in compared]
+    if len(compared) > 1:
+        # One axis is what is compared; of two at once, nobody knows which made the difference.
+        noted += [_says(name, a, b) for name in compared if name != "precision"]
     # Without either side's arguments nothing was compared at all.
     unknown = [n for n in ("seq_length", "global_batch_size", "num_layers") if n not in a or n not in b]
     if unknown:
