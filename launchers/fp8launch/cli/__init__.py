@@ -61,6 +61,7 @@ class Verbs(click.Group):
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="fp8launch")
+@click.option("--at", metavar="CLUSTER", expose_value=False, help="Do it on the login node of this profile, by ssh.")
 def cli() -> None:
     """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it.
 
@@ -78,6 +79,10 @@ def run(arguments: list[str]) -> int:
     from fp8launch.cli.output import complain, say
 
     try:
+        if arguments[:1] == ["--at"] and len(arguments) > 1:
+            from fp8launch.cli.at import run_at
+
+            return run_at(arguments[1], arguments[2:])
         result = cli.main(arguments, prog_name="fp8launch", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except UserError as exc:

@@ -78,6 +78,9 @@ def submit(
     """
     points = _points(recipes, overrides, parse_nodes(nodes) if nodes else [], dict(map(parse_axis, axes)), repeat)
     profile = load_cluster(cluster)
+    if profile.ssh is not None:
+        fix = f"fp8launch --at {cluster or profile.name} submit ..."
+        raise error("needs-at", f"the cluster '{profile.name}' is submitted to on its login node", "--cluster", fix)
     backend = backends.backend(backend_name)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None

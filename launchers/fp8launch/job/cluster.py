@@ -21,7 +21,9 @@ from fp8launch.recipe.validate import validate
 _OPTION_NAME = r"^[a-z][a-z0-9-]*$"
 _OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
 _OPTION_TEXT = r"^[^\x00-\x1f\x7f\\]+$"
+_HOST = r"^[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]*$"
 PATTERNS_IN_WORDS |= {
+    _HOST: "a name or an address",
     _OPTION: "one word without quotes, as Slurm reads it",
     _OPTION_TEXT: "one line without a backslash",
     _OPTION_NAME: "the long name of an sbatch option without its dashes",
@@ -30,7 +32,20 @@ Option = Annotated[str, StringConstraints(pattern=_OPTION)]
 # sbatch takes quotes there, but a backslash escapes even between them.
 OptionText = Annotated[str, StringConstraints(pattern=_OPTION_TEXT)]
 OptionName = Annotated[str, StringConstraints(pattern=_OPTION_NAME)]
+# Never a dash in front: ssh would take it for an option.
+Host = Annotated[str, StringConstraints(pattern=_HOST)]
 Runtime = Literal["pyxis", "apptainer", "charliecloud", "none"]
+
+
+class Login(Section):
+    """How the system's ssh reaches a login node: `fp8launch --at CLUSTER`."""
+
+    host: Host = Field(description="name or address, or a Host of your ssh configuration")
+    user: Host | None = None
+    port: Positive | None = None
+    identity: str | None = Field(default=None, description="file of a private key")
+    config: str | None = Field(default=None, description="ssh configuration file in place of your own")
+    command: str = Field(default="fp8launch", description="fp8launch there, by a path where it is not on PATH")
 
 
 class Cluster(Section):
@@ -63,6 +78,7 @@ class Cluster(Section):
     mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
+    ssh: Login | None = Field(default=None, description="login node, for a machine from where only ssh gets there")
 
 
 def config_folder() -> Path:

@@ -1,0 +1,117 @@
+"""`fp8launch --at CLUSTER VERB ...`: a command on a cluster's login node, from a laptop that has only ssh.
+
+As with git and rsync, the same program is at the other end. So everything is checked where the images, the data and
+Slurm are, every backend works, and runs belong to the login node's user. What travels are recipes, resolved here, the
+cluster profile, and secrets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import yaml
+
+from fp8launch import __version__
+from fp8launch.backends import ssh
+from fp8launch.cli import VERBS, Verbs
+from fp8launch.cli.output import say
+from fp8launch.job.cluster import Cluster, Login, load_cluster
+from fp8launch.problems import MACHINE_LACKS, error
+from fp8launch.recipe.load import load_recipe
+
+# Arguments of verbs that name recipes.
+RECIPE_ARGUMENTS = ("recipes", "recipe")
+# These work on files of this machine and ask no cluster.
+HERE = frozenset(("import", "recipes", "images", "clusters", "diff"))
+
+
+def run_at(name: str, arguments: Sequence[str]) -> int:
+    """Run `fp8launch ARGUMENTS` on the login node of the cluster profile `name`; its exit code."""
+    profile = load_cluster(name)
+    if profile.ssh is None:
+        raise error(
+            "no-ssh", f"the cluster profile '{profile.name}' says no login node", name, "add `ssh: {host: ...}`"
+        )
+    if not arguments or arguments[0] not in VERBS:
+        raise click.UsageError("--at CLUSTER wants a command after it, such as `runs`")
+    verb = arguments[0]
+    if verb in HERE:
+        raise click.UsageError(f"`{verb}` works on files of this machine: leave --at out")
+    try:
+        words, files, secrets = _prepare(verb, list(arguments[1:]), profile)
+    except click.exceptions.Exit as shown:  # its help
+        return shown.exit_code
+    login = profile.ssh
+    if files:
+        folder = ssh.put(login, files)
+        words = [str(folder / word) if word in files else word for word in words]
+    return _told(login, verb, ssh.run_there(login, [login.command, verb, *words], secrets))
+
+
+def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """The command's words there; the files that they name, by name; the secrets that its recipes want."""
+    command = _command(verb)
+    # Wrong usage is told here, before anything connects.
+    context = command.make_context(verb, list(words))
+    files: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for recipe in _recipes(context):
+        loaded = load_recipe(recipe, context.params.get("overrides", ()))
+        file = f"{len(files)}-{loaded.recipe.name}.yaml"
+        files[file] = _yaml(load_recipe(recipe).tree.plain())
+        words[words.index(recipe)] = file
+        secrets |= {name: os.environ[name] for name in loaded.recipe.secrets if os.environ.get(name)}
+    known = {name for parameter in command.params for name in parameter.opts}
+    if "--cluster" in known:
+        if context.params.get("cluster"):
+            raise click.UsageError("--at names the cluster already: leave --cluster out")
+        files["cluster.yaml"] = _yaml(profile.model_dump(exclude={"ssh"}, exclude_defaults=True))
+        words = ["--cluster", "cluster.yaml", *words]
+    if verb == "submit":
+        chosen = context.params.get("backend_name")
+        if chosen == "local":
+            raise click.UsageError("a login node is no place to train on: choose another backend")
+        # Without Slurm there, the default would be that machine itself.
+        words = words if chosen else ["--backend", "sbatch", *words]
+    return words, files, secrets if verb == "submit" else {}
+
+
+def _command(verb: str) -> click.Command:
+    found = Verbs(name="fp8launch").get_command(click.Context(click.Command("fp8launch")), verb)
+    assert found is not None
+    return found
+
+
+def _recipes(context: click.Context) -> list[str]:
+    found: list[str] = []
+    for name in RECIPE_ARGUMENTS:
+        value = context.params.get(name)
+        found += [value] if isinstance(value, str) else list(value or ())
+    return found
+
+
+def _yaml(tree: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def _told(login: Login, verb: str, status: int) -> int:
+    """The exit code for what came back, with words where ssh, not fp8launch, is what failed."""
+    if status == ssh.FAILED:
+        again = "`fp8launch --at ... runs` shows whether the run was submitted" if verb == "submit" else "run it again"
+        raise ssh.failed(login, "the connection failed or was lost", again)
+    if status == ssh.NOT_FOUND:
+        raise error(
+            "not-there",
+            f"the login node {login.host} finds no '{login.command}'",
+            "cluster profile: ssh.command",
+            f"install it there: python3 -m pip install fp8launch=={__version__}; or name its path in `ssh.command`",
+            exit_code=3,
+        )
+    if status < 0 or status > MACHINE_LACKS:
+        say(f"fp8launch on {login.host} ended with exit status {status}")
+        return MACHINE_LACKS
+    return status
