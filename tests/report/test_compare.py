@@ -223,6 +223,7 @@ class TestStudies:
         found = of(self.study(tmp_path), gpu=None)
         four = found.entries[2]
         assert four.efficiency.mode == "weak"
+        assert {d.name for d in found.differences if d.axis} == {"precision", "world_size", "global_batch_size"}
         assert four.efficiency.ratio.against == "bf16, 1 node"
         assert four.efficiency.ratio.value == pytest.approx(1002 / 1102)
         assert four.tokens_total == pytest.approx(4 * 64 * 4096 / 1.102)

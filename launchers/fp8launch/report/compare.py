@@ -136,6 +136,8 @@ def compare(
     bases = _baseline_rows(rows, baseline)
     scaling = efficiencies(rows, force)
     recomputed = _recompute(rows)
+    # In weak scaling the batch grows with the GPUs, as it should.
+    grown = {"global_batch_size"} if scaling and {e.mode for e in scaling.values()} == {"weak"} else set()
     entries, parities = [], []
     for row in rows:
         base = _counterpart(row, bases) if bases else None
@@ -148,7 +150,7 @@ def compare(
         entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
     return Comparison(
         tuple(entries),
-        tuple(_differences(rows, axes)),
+        tuple(_differences(rows, axes | grown)),
         tuple(parities),
         _name_of(bases, baseline),
         tuple(_notes(rows, recomputed)),
