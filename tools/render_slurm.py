@@ -1,6 +1,6 @@
 """Write `slurm/*.sbatch`, one portable script for each recipe at the top of the pack: `python tools/render_slurm.py`.
 
-With `--check`, say which of them are stale and exit with 1 instead.
+Scripts there that are written by hand are left alone. With `--check`, say which are stale and exit with 1 instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fp8launch.job.cluster import Cluster
 from fp8launch.job.plan import plan
-from fp8launch.job.script import batch_script
+from fp8launch.job.script import AUTHOR, batch_script
 from fp8launch.runs.submit import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def scripts() -> dict[Path, str]:
 
 def main() -> int:
     wanted = scripts()
-    present = set((ROOT / "slurm").glob("*.sbatch"))
+    present = {path for path in (ROOT / "slurm").glob("*.sbatch") if AUTHOR in path.read_text()}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
     left = sorted(present - set(wanted))
     if "--check" in sys.argv[1:]:

@@ -49,6 +49,7 @@ CASES: Mapping[str, Callable[[], str]] = {
             "tiny_cpu", PLAIN, "env.GREETING='it''s $(HOME); two'", "megatron.wandb_project='a b'", "secrets=[HF_TOKEN]"
         )
     ),
+    "llama8b_fp8_health_check": lambda: batch_script(job("llama8b_fp8", PLAIN, "launch.health_check=true", nodes=2)),
     "tiny_cpu_local": lambda: local_script(job("tiny_cpu", PLAIN, "resources.gpus_per_node=2")),
 }
 

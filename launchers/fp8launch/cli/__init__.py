@@ -26,7 +26,7 @@ VERBS = {
     "parse": ("parse", "throughput of a run or a log"),
     "compare": ("compare", "variants and node counts side by side"),
     "import": ("import_", "a Megatron argument list or launch script as a recipe"),
-    "images": ("pack", "the container images that recipes can name"),
+    "images": ("images", "the container images that recipes can name; import of one as a file"),
     "clusters": ("pack", "your cluster profiles"),
     "doctor": ("doctor", "what this machine and cluster offer and lack"),
 }

@@ -1,4 +1,4 @@
-"""`fp8launch recipes`, `images` and `clusters`: what is there."""
+"""`fp8launch recipes` and `clusters`: what is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import click
 
 from fp8launch.cli.output import json_option, say, show_json, show_table
 from fp8launch.job.cluster import cluster_files, config_folder, load_cluster
-from fp8launch.job.images import catalogue
 from fp8launch.pack import pack_folder
 from fp8launch.problems import UserError
 from fp8launch.recipe.explain import explained, pack_recipes, places
@@ -46,17 +45,6 @@ def _explain(name: str, as_json: bool) -> None:
         return
     say("from " + ", ".join(files))
     click.echo(explained(loaded), nl=False)
-
-
-@click.command()
-@json_option
-def images(as_json: bool) -> None:
-    """List the image names that recipes can use."""
-    known = catalogue()
-    if as_json:
-        show_json(known)
-    else:
-        show_table(["image", "URI", "source"], [(name, e["uri"], e.get("source", "")) for name, e in known.items()])
 
 
 @click.command()

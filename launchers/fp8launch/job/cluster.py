@@ -70,6 +70,7 @@ class Cluster(Section):
     arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
     mpi: Option | None = None
     launch: Literal["srun", "torchrun"] | None = None
+    health_check: bool = Field(default=False, description="look at every node first, where the recipe does not say")
     options: dict[OptionName, OptionText | int | bool] = Field(default={}, description="any other sbatch option")
     setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
     env: dict[EnvName, str | int | float] = Field(default={})

@@ -35,7 +35,8 @@ class Job:
     """One training run as a Slurm job or a local process group.
 
     `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
-    long options in order, None for a bare one. `environment` and `megatron_args` reach the processes byte for byte.
+    long options in order, None for a bare one. `health_gpus` is how many GPUs a node must show before training starts;
+    None looks at no node. `environment` and `megatron_args` reach the processes byte for byte.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Job:
     training_script: str | None = None
     mpi: str | None = None
     cpus_per_task: int | None = None
+    health_gpus: int | None = None
 
     @property
     def world_size(self) -> int:

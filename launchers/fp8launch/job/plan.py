@@ -64,6 +64,7 @@ def plan(
         training_script=_training_script(loaded, runtime, check_paths),
         mpi=cluster.mpi,
         cpus_per_task=_cpus_per_task(recipe, mode),
+        health_gpus=_health_gpus(recipe, cluster),
     )
 
 
@@ -130,6 +131,13 @@ def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...
         ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
     site = {name: str(value) for name, value in cluster.env.items()}
     return tuple({**ours, **site, **recipe.environment}.items())
+
+
+def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:
+    wanted = recipe.launch.health_check
+    if not (cluster.health_check if wanted is None else wanted):
+        return None
+    return 0 if recipe.resources.gpu == "cpu" else recipe.resources.gpus_per_node
 
 
 def _cpus_per_task(recipe: Recipe, mode: Mode) -> int | None:

@@ -10,7 +10,9 @@ from fp8launch import __version__
 from fp8launch.job.job import Job
 
 INDENT = "    "
-_AUTHOR = f"Written by fp8launch {__version__}."
+# EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
+UNHEALTHY = 75
+AUTHOR = f"Written by fp8launch {__version__}."
 
 # Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
 OWN_VARIABLES = {
@@ -51,6 +53,7 @@ def batch_script(job: Job) -> str:
         _environment(job),
         _rendezvous(),
         _container_environment(job, "MASTER_ADDR", "MASTER_PORT"),
+        _health(job, "--all-nodes"),
         _arguments(job),
         _step(job),
     ]
@@ -62,7 +65,7 @@ def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# A job array: runs that ask Slurm for the same and differ in values. {_AUTHOR}",
+            f"# A job array: runs that ask Slurm for the same and differ in values. {AUTHOR}",
             *_sbatch_lines(options),
             "",
             "set -euo pipefail",
@@ -75,10 +78,19 @@ def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
 
 def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
-    head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {_AUTHOR}"]
+    head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {AUTHOR}"]
     command = [*_container(job), *process_command(replace(job, mode="torchrun"))]
     step = _with_status(command, '>> "$attempt.log" 2>&1')
-    blocks = [head, _places(job), _setup(job), _environment(job), _container_environment(job), _arguments(job), step]
+    blocks = [
+        head,
+        _places(job),
+        _setup(job),
+        _environment(job),
+        _container_environment(job),
+        _health(job),
+        _arguments(job),
+        step,
+    ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -88,7 +100,7 @@ def _count(number: int, what: str) -> str:
 
 def _header(job: Job) -> list[str]:
     size = f"{_count(job.nodes, 'node')} x {_count(job.processes_per_node, 'process')}"
-    lines = ["#!/bin/bash", f"# {job.name}: {size}. {_AUTHOR}"]
+    lines = ["#!/bin/bash", f"# {job.name}: {size}. {AUTHOR}"]
     if job.folder is None:
         lines += [
             "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
@@ -170,8 +182,27 @@ def _rendezvous() -> list[str]:
     ]
 
 
+def _health(job: Job, *options: str) -> list[str]:
+    if job.health_gpus is None:
+        return []
+    look = " ".join(["bash", '"$code/health.sh"', *options, f"--gpus={job.health_gpus}"])
+    return [
+        "# One sick node stops or slows all others, so each is looked at first.",
+        f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
+        f'{INDENT}echo {UNHEALTHY} > "$attempt.exit" || true',
+        f"{INDENT}exit {UNHEALTHY}",
+        "fi",
+    ]
+
+
 def _arguments(job: Job) -> list[str]:
-    return ["megatron_args=(", *(INDENT + line for line in flag_lines(job.megatron_args)), ")"]
+    lines = ["megatron_args=(", *(INDENT + line for line in flag_lines(job.megatron_args)), ")"]
+    if job.folder is None:
+        lines += [
+            "# What follows the script's name on sbatch's command line goes to Megatron too, and wins.",
+            'megatron_args+=("$@")',
+        ]
+    return lines
 
 
 def flag_lines(argv: Sequence[str]) -> list[str]:

@@ -44,6 +44,13 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         CAUSE,
+        "unhealthy-node",
+        "exclude the nodes that the lines above name (--exclude, or `exclude:` in the profile), and tell the site",
+        r"fp8launch: \d+ of \d+ nodes are not healthy",
+        r"^\S+: bad: ",
+    ),
+    _pattern(
+        CAUSE,
         "cancelled",
         "someone, or a script, cancelled the job",
         r"\*\*\* (?:JOB|STEP) .*CANCELLED AT",
@@ -258,6 +265,7 @@ NEEDLES: tuple[bytes, ...] = tuple(
     text.encode()
     for text in (
         "Traceback", '  File "', "rror", "Exception", "DUE TO", "CANCELLED", "NODE_FAIL", "Node failure", "forcing job",
+        "not healthy", ": bad: ",
         "oom", "Out Of Memory", "out of memory", "DataLoader worker", "DefaultCPUAllocator", "_STATUS_", "apability",
         "no kernel image", "not supported", "not available", "require", "only", "not compiled", "No CUDA GPUs",
         "NVIDIA driver", "driver version", "ound NaN", "ound Inf", "loss is", "Unexpected result", "NaN ", "norm is",

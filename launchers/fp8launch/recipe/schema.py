@@ -193,12 +193,14 @@ class Container(Section):
 class Launch(Section):
     """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run.
 
+    With `health_check`, every node is looked at before training starts, and a bad one ends the job.
     `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
     """
 
     mode: Literal["srun", "torchrun"] | None = None
     script: str | None = None
     python: str | None = None
+    health_check: bool | None = None
     probe: bool = True
     profile_iteration: Positive | None = None
 

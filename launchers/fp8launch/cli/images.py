@@ -1,0 +1,65 @@
+"""`fp8launch images`: the images that recipes can name, and importing one as a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+
+import click
+
+from fp8launch.cli.output import json_option, say, show_json, show_table
+from fp8launch.job.cluster import Cluster
+from fp8launch.job.image_store import Kind, import_image, tool_for
+from fp8launch.job.images import catalogue, image_for, local_path
+from fp8launch.problems import error
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def images(context: click.Context, as_json: bool) -> None:
+    """List the image names that recipes can use, or import one as a file."""
+    if context.invoked_subcommand is not None:
+        return
+    known = catalogue()
+    if as_json:
+        show_json(known)
+    else:
+        show_table(["image", "URI", "source"], [(name, e["uri"], e.get("source", "")) for name, e in known.items()])
+
+
+@images.command("import")
+@click.argument("name")
+@click.option(
+    "--to", "folder", metavar="DIR", help="Folder that every node sees. [FP8LAUNCH_IMAGES, ~/fp8launch-images]"
+)
+@click.option("--as", "kind", type=click.Choice(["sqsh", "sif"]), help="sqsh by enroot, sif by Apptainer.")
+@click.option("--update", is_flag=True, help="Replace a file that is stale or damaged.")
+@json_option
+def import_(name: str, folder: str | None, kind: Kind | None, update: bool, as_json: bool) -> None:
+    """Import the image NAME (a known name or a URI) once, so that no job has to; print the file.
+
+    One process imports, others wait. A file that is there and fresh is left alone; one whose tag has moved since is
+    told, with exit code 1.
+    """
+    place = local_path(folder or os.environ.get("FP8LAUNCH_IMAGES") or "~/fp8launch-images", "--to")
+    kind, tool = tool_for(kind)
+    if kind == "sqsh":
+        uri = f"docker://{image_for(name, 'pyxis', Cluster(), 'NAME').removeprefix('docker://')}"
+    else:
+        uri = image_for(name, "apptainer", Cluster(), "NAME")
+    if not uri.startswith("docker://") or uri.startswith("docker:///"):
+        raise error("not-in-registry", f"'{name}' is a file, not an image in a registry", "NAME", "name it as it is")
+    file = place / f"{_file_name(name, uri)}.{kind}"
+    record = import_image(uri, file, tool, update=update, say=say)
+    if as_json:
+        show_json({"file": str(file), **asdict(record)})
+        return
+    say(f"To use it, put this into your cluster profile:  images: {{{name}: {file}}}")
+    click.echo(file)
+
+
+def _file_name(name: str, uri: str) -> str:
+    """The name where it is one that the catalogue knows, else the last part of the URI with its tag."""
+    return name if name in catalogue() else re.sub(r"[^\w.-]+", "-", re.split(r"[/#]", uri)[-1])
