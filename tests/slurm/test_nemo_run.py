@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,6 +229,46 @@ def test_a_refusal_is_told_in_slurms_words(site: NemoSite) -> None:
     assert "invalid partition specified: nonesuch" in done.stdout
     assert "sinfo" in done.stdout
     assert site.slurm.run("squeue", "-h").stdout == ""
+
+
+def test_an_answer_that_was_lost_costs_no_second_job(site: NemoSite) -> None:
+    """sbatch submits, and then says that the controller did not answer in time."""
+    wrapper = site.folder / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    real = shutil.which("sbatch", path=site.env["PATH"])
+    wrapper.write_text(
+        f'#!/bin/sh\n[ "$1" = --requeue ] || exec {real} "$@"\n{real} "$@" >/dev/null\n'
+        'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\nexit 1\n'
+    )
+    wrapper.chmod(0o755)
+    site.env["PATH"] = f"{wrapper.parent}:{site.env['PATH']}"
+    run = site.submit(*site.program("pass"), "--wait")
+    assert site.state(run)["state"] == "completed"
+    assert site.slurm.run("squeue", "-h", "-t", "all", "-o", "%i").stdout.split().count(site.job(run)) == 1
+
+
+@pytest.mark.slow
+def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite) -> None:
+    program = site.program("pass")
+    grid = [*sets("resources.gpus_per_node=2"), "--nodes", "1,2", "--over", "train.lr=0.001,0.002,0.003", "--yes"]
+    command = ["submit", "recipes/tiny_cpu.yaml", "--backend", "nemo-run", *site.profile(), *grid, *program]
+    killed = subprocess.Popen([PYTHON, "-m", "fp8launch", *command], env=site.env, cwd=ROOT)
+
+    def jobs() -> list[str]:
+        return site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
+
+    before = len(jobs())
+    wait_for(lambda: len(jobs()) >= before + 2)  # squeue still shows what other tests ran
+    killed.kill()
+    killed.wait()
+    done = site.run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "0 submitted" not in done.stderr and " 0 were there" not in done.stderr
+    again = site.run(*command)
+    assert "0 submitted" in again.stderr and "6 were there" in again.stderr
+    mine = {f"fp8launch:{manifest.parent.name}" for manifest in site.runs.rglob("manifest.json")}
+    assert sorted(word for word in jobs() if word in mine) == sorted(mine)
+    assert len(mine) == 6
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

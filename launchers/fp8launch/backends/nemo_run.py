@@ -82,6 +82,10 @@ class NemoRunBackend:
                     experiment.add(task, executor=_executor(nemo_run, job, run), name=job.name)
                     experiment.run(detach=True)
         except UnexpectedExit as exc:
+            # An sbatch that gives up waiting may have submitted all the same.
+            late = "timed out" in exc.result.stderr.lower()
+            if late and (known := slurm.find_jobs([run.run_id])):
+                return known[run.run_id]
             raise slurm.refused(exc.result.stderr, run.script) from None
         # slurm_tunnel://nemo_run/<id>, or <id>;<cluster>
         match = re.search(r"/(\d+)(;[^/]*)?$", experiment.jobs[0].handle)
