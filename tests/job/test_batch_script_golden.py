@@ -50,6 +50,15 @@ CASES: Mapping[str, Callable[[], str]] = {
         )
     ),
     "llama8b_fp8_health_check": lambda: batch_script(job("llama8b_fp8", PLAIN, "launch.health_check=true", nodes=2)),
+    "tiny_cpu_attempts": lambda: batch_script(
+        job(
+            "tiny_cpu",
+            PLAIN.model_copy(update={"requeue": False}),
+            "survive.attempts=5",
+            "checkpoint={dir: /shared/checkpoints/tiny, interval: 100, load: /shared/checkpoints/base}",
+            "megatron.finetune=true",
+        )
+    ),
     "tiny_cpu_local": lambda: local_script(job("tiny_cpu", PLAIN, "resources.gpus_per_node=2")),
 }
 

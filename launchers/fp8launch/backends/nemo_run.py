@@ -26,7 +26,6 @@ from fp8launch.job.job import Job
 from fp8launch.job.script import batch_script
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import job_ids
 
 # NeMo-Run hands the path of its script to a shell as it is.
 _PLAIN_PATH = re.compile(r"[\w./@+=:,-]+")
@@ -98,7 +97,7 @@ class NemoRunBackend:
         return slurm.states(runs)
 
     def cancel(self, run: RunFolder) -> None:
-        slurm.cancel(job_ids(run))
+        slurm.cancel_run(run)
 
 
 def setup_lines(job: Job, run: RunFolder) -> str:

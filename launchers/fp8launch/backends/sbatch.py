@@ -9,7 +9,6 @@ from fp8launch.backends.base import JobState
 from fp8launch.job.job import Job
 from fp8launch.job.script import batch_script
 from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import job_ids
 
 
 class SbatchBackend:
@@ -25,4 +24,4 @@ class SbatchBackend:
         return slurm.states(runs)
 
     def cancel(self, run: RunFolder) -> None:
-        slurm.cancel(job_ids(run))
+        slurm.cancel_run(run)

@@ -12,6 +12,7 @@ from pathlib import Path
 from fp8launch.backends.base import JobState, Status
 from fp8launch.job.plan import submission_comment
 from fp8launch.problems import error
+from fp8launch.runs.attempts import attempts_of, forbid_more
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.store import job_ids
 
@@ -110,11 +111,17 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     end even where sacct is off or the controller is silent.
     """
     newest = [ids[-1] if (ids := job_ids(run)) else "" for run in runs]
-    wanted = sorted({job for job in newest if job})
+    following = [attempts_of(run).waiting or "" for run in runs]
+    wanted = sorted({job for job in (*newest, *following) if job})
     live, trouble = _squeue(wanted)
     # squeue remembers a job for some minutes after its end, without its exit code.
     ended = _sacct([job for job in wanted if job not in live or live[job].final])
-    return [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
+    states = [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
+    # While another attempt waits for its turn the run is not over, however the newest one ended.
+    return [
+        live[job] if state.final and job in live and not live[job].final else state
+        for state, job in zip(states, following, strict=True)
+    ]
 
 
 def find_jobs(keys: Sequence[str]) -> dict[str, str]:
@@ -149,12 +156,12 @@ def array_limit() -> int:
     return max(1, int(match[1])) if match else 1
 
 
-def sbatch(script: Path, key: str) -> str:
-    """Submit a script; return the job id.
+def sbatch(script: Path, key: str, *options: str) -> str:
+    """Submit a script that carries `key`, with options that win over its own; return the job id.
 
     An sbatch that gives up waiting may have submitted all the same: then the job is looked for by its key.
     """
-    done = call("sbatch", "--parsable", str(script), timeout=SBATCH_SECONDS)
+    done = call("sbatch", "--parsable", *options, str(script), timeout=SBATCH_SECONDS)
     # --parsable prints "id" or "id;cluster".
     match = re.match(r"(\d+)", done.stdout.strip())
     if done.returncode == 0 and match:
@@ -164,6 +171,13 @@ def sbatch(script: Path, key: str) -> str:
         if key in found:
             return found[key]
     raise refused(done.stderr, script)
+
+
+def cancel_run(run: RunFolder) -> None:
+    """End every job of a run, and whatever would follow them."""
+    forbid_more(run)
+    waiting = attempts_of(run).waiting
+    cancel([*job_ids(run), *([waiting] if waiting else [])])
 
 
 def cancel(ids: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ from fp8launch.job.job import Job
 from fp8launch.job.script import batch_script
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import job_ids
 
 
 class RunScript:
@@ -58,7 +57,7 @@ class SubmititBackend:
         return slurm.states(runs)
 
     def cancel(self, run: RunFolder) -> None:
-        slurm.cancel(job_ids(run))
+        slurm.cancel_run(run)
 
 
 def _executor(job: Job, folder: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from fp8launch import backends
 from fp8launch.backends.base import JobState
 from fp8launch.cli.output import json_option, say, show_json, show_table
 from fp8launch.problems import UserError
+from fp8launch.runs.attempts import attempts_of
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.store import all_runs, find_runs, job_ids, known_roots
 
@@ -39,7 +41,7 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
                 str(manifest.get("backend", "")),
                 _size(manifest),
                 str(manifest.get("created", ""))[:16].replace("T", " "),
-                state.detail,
+                "; ".join(filter(None, [state.detail, attempts_of(run).words])),
             )
             for run, manifest, state in rows
         ],
@@ -82,4 +84,5 @@ def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str
         "exit_code": state.exit_code,
         "source": state.source,
         "attempts": len(run.attempts()),
+        "survival": asdict(attempts_of(run)),
     }

@@ -44,6 +44,7 @@ TABLE_ROWS = 40
 @click.option("--over", "axes", multiple=True, metavar="KEY=A,B", help="One run for each value; repeatable.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Run every point this often.")
 @click.option("--study", "study", metavar="NAME", help="Name of the study; default: from the recipe and the points.")
+@click.option("--attempts", type=click.IntRange(1, 1000), help="Go on by itself over time limits and lost nodes.")
 @click.option("--retry-failed", is_flag=True, help="Submit those points again whose run failed.")
 @click.option("--skip-bad", is_flag=True, help="Leave out points that fail the check.")
 @click.option("--max-running", type=click.IntRange(min=1), help="Array tasks that may run at the same time.")
@@ -61,6 +62,7 @@ def submit(
     axes: tuple[str, ...],
     repeat: int,
     study: str | None,
+    attempts: int | None,
     retry_failed: bool,
     skip_bad: bool,
     max_running: int | None,
@@ -76,6 +78,8 @@ def submit(
 
     The same command again submits only what is missing of a study.
     """
+    if attempts is not None:
+        overrides = (*overrides, f"survive.attempts={attempts}")
     points = _points(recipes, overrides, parse_nodes(nodes) if nodes else [], dict(map(parse_axis, axes)), repeat)
     profile = load_cluster(cluster)
     if profile.ssh is not None:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from fp8launch.problems import error, nearest
-from fp8launch.recipe.schema import PATTERNS_IN_WORDS, EnvName, Positive, Section
+from fp8launch.recipe.schema import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode, Section
 from fp8launch.recipe.source import Node, is_file, numbers_as_written, read_yaml
 from fp8launch.recipe.validate import validate
 
@@ -66,6 +66,12 @@ class Cluster(Section):
     exclusive: bool = False
     memory: Option | None = None
     requeue: bool | None = None
+    continue_by: Literal["requeue", "dependency"] | None = Field(
+        default=None, description="how a further attempt comes: the same job again, or a job that waits for this one"
+    )
+    rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = Field(
+        default={}, description="what follows when an attempt ends, by cause (docs/survival.md)"
+    )
     ask_gpu_hours: float = Field(default=500, description="submit asks before a run or grid that may cost more")
     arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
     mpi: Option | None = None

@@ -31,6 +31,16 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Survival:
+    """How a run goes on after an attempt. `save` is Megatron's own word for its checkpoints, `checkpoint` where the
+    batch host has them; `first` are the arguments of a start without a checkpoint of the run's own."""
+
+    save: str
+    checkpoint: str
+    first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """One training run as a Slurm job or a local process group.
 
@@ -56,6 +66,7 @@ class Job:
     mpi: str | None = None
     cpus_per_task: int | None = None
     health_gpus: int | None = None
+    survival: Survival | None = None
 
     @property
     def world_size(self) -> int:

@@ -11,13 +11,18 @@ from pathlib import Path
 
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import image_for, local_path
-from fp8launch.job.job import Container, Job, Mode, Mount
+from fp8launch.job.job import Container, Job, Mode, Mount, Survival
 from fp8launch.job.script import BASH_VARIABLES, OWN_VARIABLES
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.source import is_file, is_there
+
+# What prepares a first start. On going on it would reset the iteration, or drop the optimizer's state.
+_FIRST_START = {
+    "--load", "--pretrained-checkpoint", "--finetune", "--no-load-optim", "--no-load-rng", "--ckpt-step",
+}  # fmt: skip
 
 # Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
@@ -47,6 +52,9 @@ def plan(
         )
     _refuse_reserved(loaded, cluster)
     mode: Mode = recipe.launch.mode or cluster.launch or "srun"
+    container = _container(loaded, cluster, runtime, check_paths)
+    # A portable script makes its run folder when it runs: nothing there could know of an attempt before it.
+    survival, argv = _survival(recipe, args, container, folder) if folder is not None else (None, args.argv)
     return Job(
         name=recipe.name,
         description=recipe.description,
@@ -55,16 +63,17 @@ def plan(
         processes_per_node=recipe.resources.gpus_per_node,
         mode=mode,
         python=_python(recipe, cluster, runtime, portable=folder is None),
-        megatron_args=args.argv,
+        megatron_args=argv,
         environment=_environment(recipe, cluster),
         secrets=tuple(recipe.secrets),
-        slurm=_slurm_options(recipe, cluster, folder, mode),
+        slurm=_slurm_options(recipe, cluster, folder, mode) + _ending(recipe, cluster, survival),
         setup=tuple(cluster.setup),
-        container=_container(loaded, cluster, runtime, check_paths),
+        container=container,
         training_script=_training_script(loaded, runtime, check_paths),
         mpi=cluster.mpi,
         cpus_per_task=_cpus_per_task(recipe, mode),
         health_gpus=_health_gpus(recipe, cluster),
+        survival=survival,
     )
 
 
@@ -185,6 +194,58 @@ def _slurm_options(
     for name, value in cluster.options.items():
         if value is not False:
             options[name] = None if value is True else str(value)
+    return tuple(options.items())
+
+
+def _survival(
+    recipe: Recipe, args: MegatronArgs, container: Container | None, folder: Path
+) -> tuple[Survival | None, tuple[str, ...]]:
+    """How the run goes on, and the arguments that every one of its attempts has."""
+    save = args.values.get("save")
+    if not recipe.goes_on or not isinstance(save, str):
+        return None, args.argv
+    first: list[str] = []
+    always: list[str] = []
+    into = always
+    for word in args.argv:
+        if word.startswith("--"):
+            into = first if word in _FIRST_START else always
+        into.append(word)
+    if "--exit-signal-handler" not in always:
+        # Slurm says SIGTERM before it ends or preempts a job: then save and leave.
+        always.append("--exit-signal-handler")
+    return Survival(save, _on_the_host(save, container, folder), tuple(first)), tuple(always)
+
+
+def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
+    """Where the batch host has what the processes call `path`."""
+    for mount in sorted(container.mounts if container else (), key=lambda m: -len(m.target)):
+        if path == mount.target or path.startswith(mount.target.rstrip("/") + "/"):
+            return mount.source.rstrip("/") + path[len(mount.target.rstrip("/")) :]
+    return str(folder / path)
+
+
+def continue_by(cluster: Cluster) -> str:
+    """How a further attempt comes on a cluster: `requeue` of the same job unless the profile says otherwise."""
+    return cluster.continue_by or ("dependency" if cluster.requeue is False else "requeue")
+
+
+def stop_before(recipe: Recipe) -> int:
+    """Seconds before the time limit when the training saves and leaves; never more than a quarter of it."""
+    return max(1, min(recipe.survive.stop_before, int(recipe.resources.hours * 3600) // 4))
+
+
+def _ending(recipe: Recipe, cluster: Cluster, survival: Survival | None) -> tuple[tuple[str, str | None], ...]:
+    """What Slurm must know so that a run can go on: a last word to the processes, and whether to start it again."""
+    if survival is None:
+        return ()
+    options: dict[str, str | None] = {}
+    if "signal" not in cluster.options:
+        # Without B: it reaches the processes. They should be gone by then: they keep to the time themselves.
+        options["signal"] = f"TERM@{max(1, stop_before(recipe) // 2)}"
+    if recipe.survive.attempts > 1 and cluster.requeue is None:
+        # With a job that waits, Slurm starting this one again by itself would make two.
+        options["requeue" if continue_by(cluster) == "requeue" else "no-requeue"] = None
     return tuple(options.items())
 
 

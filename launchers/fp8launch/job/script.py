@@ -17,7 +17,7 @@ AUTHOR = f"Written by fp8launch {__version__}."
 # Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
 OWN_VARIABLES = {
     "attempt", "code", "home", "hosts", "image", "job", "megatron_args", "python", "run_folder", "status",
-    "MASTER_ADDR", "MASTER_PORT",
+    "FP8LAUNCH_STOP_AT", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 BASH_VARIABLES = {
     "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND", "BASH_LINENO",
@@ -50,11 +50,13 @@ def batch_script(job: Job) -> str:
         _header(job),
         _places(job),
         _setup(job),
+        _begin(job),
         _environment(job),
         _rendezvous(),
-        _container_environment(job, "MASTER_ADDR", "MASTER_PORT"),
+        _container_environment(job, *_from_the_script(job)),
         _health(job, "--all-nodes"),
         _arguments(job),
+        _start(job),
         _step(job),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -87,8 +89,9 @@ def local_script(job: Job) -> str:
         _setup(job),
         _environment(job),
         _container_environment(job),
-        _health(job),
+        _health(replace(job, survival=None)),
         _arguments(job),
+        _start(job),
         step,
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -156,6 +159,41 @@ def _setup(job: Job) -> list[str]:
     return ["# Set-up lines of the cluster profile.", "set +eu", *job.setup, "set -eu"]
 
 
+def _keeper(job: Job) -> str:
+    # It runs beside the container, where Slurm's commands are, so the image's Python is out of reach.
+    return '"$python" "$code/keeper.py"' if job.container is None else 'python3 "$code/keeper.py"'
+
+
+def _begin(job: Job) -> list[str]:
+    if job.survival is None:
+        return []
+    return [
+        "# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.",
+        f'FP8LAUNCH_STOP_AT=$({_keeper(job)} begin "$run_folder" "$attempt") || exit',
+        '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0',
+        "export FP8LAUNCH_STOP_AT",
+    ]
+
+
+def _start(job: Job) -> list[str]:
+    """Where the training starts from. What prepares a first start (a finetune, say) would undo a later one."""
+    if job.survival is None:
+        return []
+    lines = [
+        "# From the run's own checkpoint as soon as there is one.",
+        f"if [ -s {quote(job.survival.checkpoint + '/latest_checkpointed_iteration.txt')} ]; then",
+        f"{INDENT}megatron_args+=(--load {quote(job.survival.save)})",
+    ]
+    if job.survival.first:
+        lines += ["else", f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.first))})"]
+    return [*lines, "fi"]
+
+
+def _from_the_script(job: Job) -> list[str]:
+    """Variables that the script itself sets for the processes."""
+    return ["MASTER_ADDR", "MASTER_PORT", *(["FP8LAUNCH_STOP_AT"] if job.survival else [])]
+
+
 def _environment(job: Job) -> list[str]:
     lines = [f"export {name}={quote(value)}" for name, value in job.environment]
     for name in job.secrets:
@@ -190,7 +228,8 @@ def _health(job: Job, *options: str) -> list[str]:
         "# One sick node stops or slows all others, so each is looked at first.",
         f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
         f'{INDENT}echo {UNHEALTHY} > "$attempt.exit" || true',
-        f"{INDENT}exit {UNHEALTHY}",
+        *([f"{INDENT}status={UNHEALTHY}", *(INDENT + line for line in _end(job))] if job.survival else []),
+        f"{INDENT}exit {UNHEALTHY}" if job.survival is None else f"{INDENT}exit",
         "fi",
     ]
 
@@ -228,7 +267,14 @@ def _step(job: Job) -> list[str]:
     if job.cpus_per_task:
         # srun of Slurm 22.05 and 23.02 does not take this from the job.
         srun.append([f"--cpus-per-task={job.cpus_per_task}"])
-    return _with_status([*srun, *_container(job), *process_command(job)])
+    lines = _with_status([*srun, *_container(job), *process_command(job)])
+    if job.survival is None:
+        return lines
+    return [*lines[:-1], "# Done, or another attempt, or the end of it.", *_end(job)]
+
+
+def _end(job: Job) -> list[str]:
+    return [f'{_keeper(job)} end "$run_folder" "$attempt" "$status" || exit']
 
 
 def _with_status(command: Sequence[Sequence[Word]], redirect: str = "") -> list[str]:
@@ -267,7 +313,7 @@ def _container(job: Job) -> list[list[Word]]:
             [Expansion(f"--container-image={quote(image)}")],
             [Expansion(f"--container-mounts={mounts}")],
             [Expansion(f"--container-workdir={here}"), "--no-container-mount-home"],
-            ["--container-env=" + ",".join([*_names(job), "MASTER_ADDR", "MASTER_PORT"])],
+            ["--container-env=" + ",".join([*_names(job), *_from_the_script(job)])],
         ]
     binds = [Expansion(f'--bind="{pair}"') for pair in own.split(",")]
     # ch-run knows no read-only mounts and would take ":ro" for a part of the name.

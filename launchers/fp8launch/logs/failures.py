@@ -15,7 +15,7 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Exit
 # torchrun and multiprocessing report the death of a child as an exception of their own.
 _SECOND_HAND = ("ChildFailedError", "KeyboardInterrupt", "ProcessExitedException", "ProcessRaisedException")
 # Lines that report nothing wrong although they hold the words: warnings, notes, source text, the argument dump.
-_HARMLESS = re.compile(
+HARMLESS = re.compile(
     r"Warning:|\bWARNING\b|INFO:|NCCL INFO|destroy_process_group\(\) was not called|(?i:error_handling)"
     r"|^\s{1,8}\w+ \.{2,} |number of nan iterations|^\s*(?:export|raise|assert|#|\^|\[--)"
 )
@@ -59,7 +59,7 @@ class FailureFinder:
         elif rank in self._in_traceback and (exception := _EXCEPTION.match(line)):
             self._in_traceback.discard(rank)
             self._exception(offset, line, exception[1], self._last_frame.pop(rank, ""))
-        elif not _HARMLESS.search(line):
+        elif not HARMLESS.search(line):
             self._line(offset, line)
 
     def _exception(self, offset: int, line: str, kind: str, frame: str) -> None:

@@ -142,11 +142,25 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute, or relative to the run folder."""
+    """`dir` and `load` are absolute, or relative to the run folder. `keep` whole checkpoints stay, older ones go."""
 
     dir: str | None = None
     interval: Positive | None = None
     load: str | None = None
+    keep: Positive | None = None
+
+
+class Survive(Section):
+    """How a run with checkpoints goes on by itself.
+
+    `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and
+    leaves `stop_before` seconds before the time limit. `rules` change what follows a cause (docs/survival.md).
+    """
+
+    attempts: Positive = 1
+    stuck: Positive = 2
+    stop_before: Positive = 120
+    rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = {}
 
 
 class Resources(Section):
@@ -236,6 +250,7 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     data: Data | None = None
     checkpoint: Checkpoint = Checkpoint()
+    survive: Survive = Survive()
     resources: Resources = Resources()
     container: Container = Container()
     launch: Launch = Launch()
@@ -266,6 +281,17 @@ class Recipe(Section):
         if self.nodes is not None and "resources.nodes" in self.axes:
             raise ValueError("`nodes` and the axis resources.nodes say the same: keep `nodes`, which scales the batch")
         return self
+
+    @model_validator(mode="after")
+    def _going_on_needs_checkpoints(self) -> Recipe:
+        if self.survive.attempts > 1 and not self.goes_on:
+            raise ValueError("`survive.attempts` above 1 needs `checkpoint.dir` and `checkpoint.interval`")
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        """The run leaves checkpoints that another attempt can go on from."""
+        return self.checkpoint.dir is not None and self.checkpoint.interval is not None
 
     @property
     def is_study(self) -> bool:

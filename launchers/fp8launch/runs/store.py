@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fp8launch.problems import UserError, error, nearest
 from fp8launch.recipe.source import is_file
+from fp8launch.runs.attempts import attempts_of
 from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, run_folders, write_atomically
 from fp8launch.runs.study import StudyFolder, study_folders
 
@@ -101,8 +102,10 @@ def find_runs(name: str) -> list[RunFolder]:
 
 
 def job_ids(run: RunFolder) -> list[str]:
-    """The ids of the jobs that were submitted for a run, in order."""
-    return [str(job["id"]) for job in run.manifest().get("jobs", [])]
+    """The ids of the jobs that were submitted for a run, by us and by its own jobs, in order."""
+    submitted = [str(job["id"]) for job in run.manifest().get("jobs", [])]
+    own = [job for job in attempts_of(run).jobs if job not in submitted]
+    return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0])) if own else submitted
 
 
 def _roots_file() -> Path:

@@ -24,9 +24,11 @@ from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
 from fp8launch.recipe.schema import FlagValue
+from fp8launch.runs.attempts import SURVIVE
 from fp8launch.runs.folder import RunFolder, create_run_folder
 from fp8launch.runs.provenance import Origin, image_record, origin_of
 from fp8launch.runs.store import default_root, remember_root
+from fp8launch.runs.survival import survival_text
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,13 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, backend: Backen
             for i, name in enumerate(recipe.secrets)
             if name in missing
         )
+    if backend.name == "local" and recipe.survive.attempts > 1:
+        raise error(
+            "local-attempts",
+            "a run on this machine is one attempt: there is no time limit to outlive",
+            prepared.loaded.where("survive", "attempts"),
+            "leave it out, or submit to Slurm",
+        )
     runtime: Runtime = "none"
     if recipe.container.image is not None:
         runtime = probe_runtime(cluster, slurm.clean_environment())
@@ -130,6 +139,9 @@ def make_run(
     folder = Path(job.folder or "")
     name, text = backend.script(job)
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
+    survival = survival_text(prepared.loaded, prepared.args, cluster, job)
+    if survival is not None and backend.name != "local":
+        files[SURVIVE] = survival
     if origin.diff:
         files["git.diff"] = origin.diff
     manifest = {**_manifest(prepared, cluster, job, backend, origin), **entries}

@@ -19,6 +19,7 @@ from fp8launch.job.job import Job
 from fp8launch.job.plan import submission_comment
 from fp8launch.job.script import array_script
 from fp8launch.problems import error
+from fp8launch.runs.attempts import attempts_of, forbid_more
 from fp8launch.runs.folder import MANIFEST, RunFolder, write_atomically
 from fp8launch.runs.grid import Point, point_key, run_name, study_id
 from fp8launch.runs.provenance import Origin
@@ -215,8 +216,11 @@ def cancel_study(study: StudyFolder, backend: Backend) -> int:
         for run in runs:
             backend.cancel(run)
     else:
+        for run in runs:
+            forbid_more(run)
+        waiting = [job for run in runs if (job := attempts_of(run).waiting)]
         # An array is cancelled whole by its own id: one word for a thousand tasks.
-        slurm.cancel(sorted({job.partition("_")[0] for run in runs for job in job_ids(run)}))
+        slurm.cancel(sorted({job.partition("_")[0] for run in runs for job in job_ids(run)} | {*waiting}))
     return len(runs)
 
 

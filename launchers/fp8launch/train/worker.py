@@ -5,7 +5,8 @@ fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout'
 preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
 Signals are not touched.
 
-Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`.
+Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`;
+FP8LAUNCH_STOP_AT as in `stop_arguments`.
 """
 # mypy: disable-error-code="import-not-found, no-any-return"
 # (mypy sees this folder as a package, Python at run time as scripts side by side)
@@ -140,6 +141,17 @@ def prepare(device: str, argv: list[str]) -> None:
     probe.install()
 
 
+def stop_arguments(argv: list[str]) -> list[str]:
+    """What makes Megatron save and leave in time: FP8LAUNCH_STOP_AT is when to (seconds since 1970).
+
+    Counted from here, not from the job's start: a container may take minutes to come up.
+    """
+    stop_at = os.environ.get("FP8LAUNCH_STOP_AT")
+    if not stop_at or option(argv, "--exit-duration-in-mins") is not None:
+        return []
+    return ["--exit-duration-in-mins", str(max(1, int((float(stop_at) - STARTED) // 60)))]
+
+
 def run_script(script: Path, argv: list[str]) -> None:
     sys.argv = [str(script), *argv]
     runpy.run_path(str(script), run_name="__main__")
@@ -170,6 +182,7 @@ def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
 
 def main() -> None:
     script, argv = own_arguments(sys.argv[1:])
+    argv = [*argv, *stop_arguments(argv)]
     # A log that is read while the job runs must not lag by a block.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

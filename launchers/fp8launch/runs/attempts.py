@@ -1,0 +1,77 @@
+"""The attempts of a run as its keeper recorded them, read from any shell."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fp8launch.runs.folder import RunFolder, write_atomically
+
+SURVIVE = "survive.json"  # how the run goes on; written when it is submitted
+RECORD = "attempts.json"  # written by train/keeper.py, by the job that has its turn
+CANCELLED = "cancelled"  # a file that keeps every further attempt from beginning
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """`jobs` that have begun, oldest first; `waiting` is the job that follows the newest; `used` attempts count.
+
+    `stopped` says why the run does not go on by itself, `then` what followed the newest attempt that has ended.
+    """
+
+    jobs: tuple[str, ...] = ()
+    waiting: str | None = None
+    used: int = 0
+    excluded: tuple[str, ...] = ()
+    stopped: str | None = None
+    finished: bool = False
+    then: str | None = None
+
+    @property
+    def words(self) -> str:
+        """In a few words for a table; empty for a run of a single attempt that says nothing else."""
+        told = [f"{self.used} attempts"] if self.used > 1 else []
+        told += ["stopped: " + self.stopped] if self.stopped and not self.finished else []
+        told += ["without " + ", ".join(self.excluded)] if self.excluded else []
+        return "; ".join(told)
+
+
+def attempts_of(run: RunFolder) -> Attempts:
+    """What is recorded of a run's attempts; empty for a run that has no keeper, or whose first job has not begun."""
+    record = read_record(run)
+    every = record.get("attempts", [])
+    ended = [str(one["then"]) for one in every if one.get("then")]
+    return Attempts(
+        jobs=tuple(dict.fromkeys(str(one["job"]) for one in every)),
+        waiting=record.get("waiting"),
+        used=sum(bool(one.get("counts")) for one in every),
+        excluded=tuple(record.get("excluded", [])),
+        stopped=record.get("stopped"),
+        finished=bool(record.get("finished")),
+        then=ended[-1] if ended else None,
+    )
+
+
+def read_record(run: RunFolder) -> dict[str, Any]:
+    """The keeper's record; empty when there is none or it cannot be read."""
+    try:
+        record = json.loads((run.path / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def write_record(run: RunFolder, record: dict[str, Any]) -> None:
+    write_atomically(run.path / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def forbid_more(run: RunFolder) -> None:
+    """Keep further attempts from beginning, before the job that runs is ended."""
+    if not (run.path / SURVIVE).is_file():
+        return
+    write_atomically(run.path / CANCELLED, "by fp8launch cancel\n")
+
+
+def allow_more(run: RunFolder) -> None:
+    (run.path / CANCELLED).unlink(missing_ok=True)

@@ -1,0 +1,360 @@
+"""Keeps a run going from attempt to attempt: `python keeper.py begin|end RUN-FOLDER ATTEMPT [STATUS]`.
+
+The batch script asks at its start whether there is something to do (`begin`) and tells at its end how the training
+left (`end`). What to do is in `survive.json`, written when the run was submitted; what happened is in `attempts.json`,
+which only the job that has its turn writes. Runs on the compute node's own Python (3.7 or newer), outside the image.
+
+Another attempt comes in one of two ways. `requeue`: Slurm starts the same job again. `dependency`: a further job of the
+same script waits from the start of this one for its end, so that the run goes on however this one ends. A bad node can
+only be left out by a job that waits, so `requeue` also submits one in that case.
+
+begin: prints when to stop (seconds since 1970), or nothing when there is nothing left to do; exits with 75 when the run
+may not go on. end: exits with 0 when the training is done or goes on, else with STATUS, or 75 where that is 0.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import policy
+import saved
+
+GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
+TAIL = 8 << 20
+CANCELLED = "cancelled"
+_EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
+_UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
+_LABEL = re.compile(r"^\s*(\d+): ?")
+# srun's own lines (its errors are those of the batch script) name the node of the first process that failed.
+_NODE_FAILED = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (?!Terminated)")
+
+
+def say(*words: str) -> None:
+    print("fp8launch:", *words, file=sys.stderr, flush=True)
+
+
+class Run:
+    """The run folder as this job sees it."""
+
+    def __init__(self, folder: Path, attempt: Path, env: Mapping[str, str]) -> None:
+        self.folder, self.attempt, self.env = folder, attempt, env
+        self.plan: dict[str, Any] = json.loads((folder / "survive.json").read_text())
+        try:
+            self.record: dict[str, Any] = json.loads((folder / "attempts.json").read_text())
+        except OSError:
+            self.record = {"attempts": [], "waiting": None, "excluded": [], "stopped": None, "finished": False}
+        self.checkpoint = folder / self.plan["checkpoint"]
+        self.job = attempt.name.rpartition("-")[0]  # as Slurm's commands take it, a task of an array too
+
+    @property
+    def name(self) -> str:
+        return self.attempt.name
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.record["attempts"]
+        return found
+
+    @property
+    def counted(self) -> int:
+        """Attempts that were used up, since the user last asked for the run to go on."""
+        return sum(bool(one.get("counts")) for one in self.attempts[self.record.get("from", 0) :])
+
+    @property
+    def stuck(self) -> int:
+        """Attempts without a newer checkpoint, at the end of those that counted."""
+        count = 0
+        for one in reversed([a for a in self.attempts[self.record.get("from", 0) :] if a.get("counts")]):
+            if one["after"] > one["before"]:
+                break
+            count += 1
+        return count
+
+    @property
+    def limits(self) -> policy.Limits:
+        return policy.Limits(self.plan["attempts"], self.plan["stuck"])
+
+    @property
+    def done(self) -> bool:
+        planned = self.plan["iterations"]
+        return planned is not None and saved.latest(self.checkpoint) >= planned
+
+    def save(self) -> None:
+        """All of it or nothing: a job may be killed at any moment."""
+        new = self.folder / ".attempts.json.new"
+        with new.open("w") as file:
+            json.dump(self.record, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.folder / "attempts.json")
+
+    def close(self, cause: str, node: str | None = None) -> policy.Decision:
+        """Write down how the newest attempt ended, and decide what follows."""
+        one = self.attempts[-1]
+        after = saved.latest(self.checkpoint)
+        ended = policy.Ended(cause, one["before"], after, node)
+        verdict = policy.decide(ended, self.counted, self.stuck, self.limits, self.plan["rules"])
+        one.update(ended=time.time(), after=after, cause=cause, counts=verdict.counts, node=node, then=verdict.reason)
+        if not verdict.go_on:
+            self.record["stopped"] = verdict.reason
+        if verdict.exclude:
+            self.record["excluded"] = sorted({*self.record["excluded"], *verdict.exclude.split(",")})
+        return verdict
+
+
+def begin(run: Run) -> int:
+    """Whether this job has something to do; what the attempt starts from."""
+    record = run.record
+    if record.get("owner") not in (None, run.job) and record["waiting"] != run.job:
+        say(f"job {record['owner']} has gone on with this run: nothing is left for job {run.job}")
+        return 0
+    if (run.folder / CANCELLED).exists():
+        say("this run was cancelled")
+        record["stopped"] = "cancelled by fp8launch cancel"
+        run.save()
+        return GIVEN_UP
+    if run.attempts and "ended" not in run.attempts[-1] and run.attempts[-1]["name"] != run.name:
+        cause = how_it_was_cut_off(run, run.attempts[-1])
+        verdict = run.close(cause)
+        say(f"attempt {run.attempts[-1]['name']} ended early: {verdict.reason}")
+    if record["waiting"] == run.job:
+        record["waiting"] = None
+    record["owner"] = run.job
+    for words in saved.repair(run.checkpoint):
+        say(words)
+    if run.done:
+        record["finished"] = True
+        say(f"all {run.plan['iterations']} iterations are done")
+    if record["finished"] or record["stopped"]:
+        run.save()
+        drop_waiting(run)
+        return GIVEN_UP if record["stopped"] and not record["finished"] else 0
+    if not run.attempts or run.attempts[-1]["name"] != run.name:
+        nodes = run.env.get("SLURM_JOB_NODELIST", "")
+        start = {"name": run.name, "job": run.job, "nodes": nodes, "began": time.time()}
+        run.attempts.append({**start, "before": saved.latest(run.checkpoint)})
+    run.save()
+    prune(run)
+    if run.plan["continue_by"] == "dependency" and run.counted + 1 < run.plan["attempts"] and not record["waiting"]:
+        submit_next(run)
+    from_there = run.attempts[-1]["before"]
+    say(f"attempt {len(run.attempts)}, from iteration {from_there}" if from_there else "from the beginning")
+    print(int(end_time(run) - run.plan["stop_before"]))
+    return 0
+
+
+def end(run: Run, status: int) -> int:
+    """What follows this attempt, and making it follow."""
+    if not still_ours(run):
+        say("Slurm is ending this job: what follows is decided at the next start")
+        return status
+    for words in saved.repair(run.checkpoint):
+        say(words)
+    prune(run)
+    cause, node = cause_of_end(run, status)
+    if run.done or cause == "finished":
+        run.attempts[-1].update(ended=time.time(), after=saved.latest(run.checkpoint), cause="finished", counts=True)
+        run.record["finished"] = True
+        run.save()
+        drop_waiting(run)
+        say(f"the training is done, at iteration {saved.latest(run.checkpoint)}")
+        return status
+    verdict = run.close(cause, node)
+    run.save()
+    if not verdict.go_on:
+        say(f"the run ends here. {verdict.reason}. Checkpoint: iteration {run.attempts[-1]['after']}")
+        drop_waiting(run)
+        return status or GIVEN_UP
+    say(f"the run goes on. {verdict.reason}. Checkpoint: iteration {run.attempts[-1]['after']}")
+    if go_on(run, verdict):
+        return 0
+    run.record["stopped"] = f"{cause}: Slurm took no further attempt"
+    run.save()
+    return status or GIVEN_UP
+
+
+def go_on(run: Run, verdict: policy.Decision) -> bool:
+    """Bring the next attempt about: let a job that waits begin, or start this one again."""
+    waiting = run.record["waiting"]
+    if waiting and verdict.exclude:
+        nodes = ",".join(run.record["excluded"])
+        slurm("scontrol", "update", f"JobId={waiting}", f"ExcNodeList={nodes}")
+    if waiting:
+        return True
+    if run.plan["continue_by"] == "requeue" and not verdict.exclude:
+        # From here on Slurm may end this script at any moment.
+        if slurm("scontrol", "requeue", run.job) is not None:
+            return True
+        say("this site starts no job again: submitting another")
+    return submit_next(run)
+
+
+def submit_next(run: Run) -> bool:
+    """A further job of the same script that begins when this one has ended, however it ends.
+
+    Its name is found in Slurm's queue first: an answer that was lost must not make two of it.
+    """
+    key = f"fp8launch:{run.folder.name}.{len(run.attempts)}"
+    exclude = [f"--exclude={','.join(run.record['excluded'])}"] if run.record["excluded"] else []
+    options = ["--parsable", f"--dependency=afterany:{run.job}", f"--comment={key}", *exclude]
+    answer = None
+    for _ in range(3):
+        queue = slurm("squeue", "-h", "-o", "%i|%k", "-u", str(os.getuid()))
+        if queue is None:
+            break  # whether it is there already, nobody knows: not again
+        there = [line.partition("|")[0] for line in queue.splitlines() if line.partition("|")[2] == key]
+        answer = there[0] if there else slurm("sbatch", *options, str(run.folder / "job.sbatch"), tries=1)
+        if answer is not None:
+            break
+    if answer is None:
+        return False
+    run.record["waiting"] = answer.strip().partition(";")[0]
+    run.save()
+    return True
+
+
+def drop_waiting(run: Run) -> None:
+    if run.record["waiting"]:
+        slurm("scancel", run.record["waiting"])
+        run.record["waiting"] = None
+        run.save()
+
+
+def prune(run: Run) -> None:
+    keep = run.plan["keep"]
+    removed = saved.prune(run.checkpoint, keep) if keep else []
+    if removed:
+        say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
+
+
+def still_ours(run: Run) -> bool:
+    """Not while Slurm ends the job by itself: a job that somebody cancelled could be started again by our word."""
+    shown = slurm("scontrol", "show", "job", run.job)
+    state = re.search(r"JobState=(\w+)", shown or "")
+    return state is None or state.group(1) == "RUNNING"
+
+
+def how_it_was_cut_off(run: Run, one: Mapping[str, Any]) -> str:
+    """The cause of an end that the attempt's own script did not see."""
+    text = "".join(tail(path) for path in (run.folder / "logs").glob(f"slurm-{one['job']}.out"))
+    text += tail(run.folder / "logs" / f"{one['name']}.log")
+    if one["job"] == run.job:
+        # Slurm itself started this job again.
+        return "preempted" if "DUE TO PREEMPTION" in text else "interrupted"
+    shown = slurm("scontrol", "show", "job", one["job"]) or ""
+    state = re.search(r"JobState=(\w+)", shown)
+    causes = {"CANCELLED": "cancelled", "TIMEOUT": "time-limit", "PREEMPTED": "preempted", "NODE_FAIL": "interrupted"}
+    return causes.get(state.group(1) if state else "", "interrupted")
+
+
+def cause_of_end(run: Run, status: int) -> tuple[str, str | None]:
+    """Why the training left before it was done, and the node where that was seen."""
+    log = tail(run.attempt.with_suffix(".log"))
+    if status == 0:
+        left = _EXITING.search(log)
+        if left is None:
+            return "unknown", None
+        if left.group(1) == "at iteration":
+            return "finished", None  # as far as it was asked to go
+        if left.group(1) != "after receiving":
+            return "time-limit", None
+        near = time.time() > end_time(run) - run.plan["stop_before"] - 60
+        return "time-limit" if near else "signal", None
+    batch = tail(run.folder / "logs" / f"slurm-{run.job}.out")
+    found = find_cause(log, run.plan) or find_cause(batch, run.plan)
+    if found is None:
+        return "unknown", None
+    cause, line = found
+    if cause == "unhealthy-node":
+        return cause, ",".join(_UNHEALTHY.findall(log)) or None
+    return cause, node_of(line, batch, run.env)
+
+
+def find_cause(text: str, plan: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Code and line of the deepest cause: the earliest line of the lowest depth, as for `fp8launch parse`."""
+    patterns = [(re.compile(expression), code, depth) for expression, code, depth in plan["patterns"]]
+    needles, harmless = plan["needles"], re.compile(plan["harmless"])
+    best: tuple[int, str, str] | None = None
+    for line in text.splitlines():
+        if not any(needle in line for needle in needles):
+            continue
+        words = _LABEL.sub("", line)
+        meaning = next(((code, depth) for expression, code, depth in patterns if expression.search(words)), None)
+        if meaning and (best is None or meaning[1] < best[0]) and not harmless.search(words):
+            best = (meaning[1], meaning[0], line)
+    return (best[1], best[2]) if best else None
+
+
+def node_of(line: str, batch: str, env: Mapping[str, str]) -> str | None:
+    """The node of the process that printed a line, else the one whose process srun missed first."""
+    hosts = (slurm("scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")) or "").split()
+    tasks = re.match(r"\d+", env.get("SLURM_TASKS_PER_NODE", ""))
+    label = _LABEL.match(line)
+    if label and hosts and tasks and int(label.group(1)) // int(tasks.group(0)) < len(hosts):
+        return hosts[int(label.group(1)) // int(tasks.group(0))]
+    missed = _NODE_FAILED.search(batch)
+    return missed.group(1) if missed else None
+
+
+def end_time(run: Run) -> float:
+    """When Slurm will end this job, in seconds since 1970; far away where it does not say."""
+    stated = run.env.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
+    if stated.isdigit():
+        return float(stated)
+    told = (slurm("squeue", "-h", "-j", run.job, "-o", "%e") or "").strip()
+    try:
+        return time.mktime(time.strptime(told, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return time.time() + 365 * 86400
+
+
+def tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def slurm(*command: str, tries: int = 3) -> str | None:
+    """What a Slurm command prints; None when it fails, after some tries: a controller may be restarting."""
+    # A job must not inherit the size, the binding or the name of the one that submits it.
+    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+    env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM", "SBATCH", "PMI"))}
+    env.update(LC_ALL="C", SLURM_TIME_FORMAT="standard")
+    for pause in (0, 5, 15)[:tries]:
+        time.sleep(pause)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=env,
+                timeout=60, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            say(f"{command[0]}: {problem}")
+            continue
+        if done.returncode == 0:
+            return done.stdout
+        say(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
+        if "ontroller" not in done.stderr and "ocket" not in done.stderr:
+            break
+    return None
+
+
+def main(words: list[str]) -> int:
+    what, folder, attempt = words[0], Path(words[1]), Path(words[2])
+    run = Run(folder, attempt, os.environ)
+    return begin(run) if what == "begin" else end(run, int(words[3]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What to do when an attempt at a run has ended: one table of rules, one pure function.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# go-on: another attempt, which counts. free: another, which does not count, for the user can do nothing about it.
+# exclude: another, which counts, without the node that failed. stop: it would only fail again.
+ACTIONS = ("go-on", "free", "exclude", "stop")
+
+# Cause to action. Causes are those of `fp8launch parse`, and these of the attempt's own: `time-limit` (Megatron saved
+# and left, or Slurm ended it), `interrupted` (Slurm started the job again by itself: preemption, `scontrol requeue`, a
+# lost node or a restarted controller), `signal` (the processes were asked to leave, and saved), `unknown`.
+RULES: Mapping[str, str] = {
+    "time-limit": "go-on",
+    "interrupted": "free",
+    "preempted": "free",
+    "signal": "free",
+    "node-failure": "exclude",
+    "cuda-error": "exclude",
+    "nccl": "exclude",
+    "network": "exclude",
+    "unhealthy-node": "exclude",
+    "killed": "go-on",
+    "segfault": "go-on",
+    "aborted": "go-on",
+    "terminated": "go-on",
+    "port-in-use": "go-on",
+    "hang": "exclude",
+    "cancelled": "stop",
+    "out-of-memory": "stop",
+    "host-out-of-memory": "stop",
+    "nan": "stop",
+    "bad-arguments": "stop",
+    "missing-data": "stop",
+    "missing-checkpoint": "stop",
+    "missing-module": "stop",
+    "missing-file": "stop",
+    "permission": "stop",
+    "disk-full": "stop",
+    "unsupported-hardware": "stop",
+    "container": "stop",
+    "command-not-found": "stop",
+    "exception": "stop",
+    "crash": "stop",
+    "unknown": "stop",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended: its cause, and the newest checkpoint before and after it (iterations, 0 for none)."""
+
+    cause: str
+    before: int
+    after: int
+    node: str | None = None  # where the cause was seen
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`attempts` that count may be used in all, `stuck` of them one after the other without a newer checkpoint."""
+
+    attempts: int
+    stuck: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the run goes on, whether the attempt counts, which node to do without, and why, in words."""
+
+    go_on: bool
+    counts: bool
+    reason: str
+    exclude: str | None = None
+
+
+def decide(ended: Ended, counted: int, stuck: int, limits: Limits, rules: Mapping[str, str] = RULES) -> Decision:
+    """What follows an attempt that did not finish the training.
+
+    `counted` attempts were used before this one, the last `stuck` of them without a newer checkpoint.
+    """
+    action = rules.get(ended.cause, rules["unknown"])
+    if action == "stop":
+        return Decision(False, True, f"{ended.cause}: it would fail again")
+    if action == "free":
+        return Decision(True, False, f"{ended.cause}: not counted")
+    used = counted + 1
+    stuck = stuck + 1 if ended.after <= ended.before else 0
+    if used >= limits.attempts:
+        return Decision(False, True, f"{ended.cause}: {used} of {limits.attempts} attempts used")
+    if stuck >= limits.stuck:
+        times = f"{stuck} attempts" if stuck > 1 else "an attempt"
+        return Decision(False, True, f"{ended.cause}: {times} without a newer checkpoint than {ended.after}")
+    exclude = ended.node if action == "exclude" else None
+    without = f", without {exclude}" if exclude else ", node not known" if action == "exclude" else ""
+    return Decision(True, True, f"{ended.cause}: attempt {used} of {limits.attempts}{without}", exclude)
+
+
+def merged(overrides: Mapping[str, str]) -> dict[str, str]:
+    """The rules with a site's and a recipe's own."""
+    return {**RULES, **overrides}
