@@ -1,0 +1,191 @@
+"""Did FP8 run? The verdict from every mixture of evidence, and what parse and the command line make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8launch.cli import run as command
+from fp8launch.logs.evidence import Evidence, parse_evidence
+from fp8launch.report.throughput import parse_paths
+from fp8launch.report.verify import judge
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
+TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log"
+BF16 = DATA / "llama8b_4layers_bf16_1gpu.log"
+
+ASKED = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp4": None, "fp8_param_gather": False}
+NOT_ASKED = {"fp8": None, "fp8_recipe": "delayed", "fp4": None}
+
+
+def probe(fp8: int, unexplained: int = 0, explained: int = 0, **more: Any) -> Evidence:
+    recipe = more.pop("recipe", "Float8CurrentScaling")
+    groups = [{"modules": "fc1", "role": "linear", "ran_fp8": True, "recipe": recipe}] if fp8 else []
+    if unexplained:
+        groups.append({"modules": "decoder.layers.*.fc2", "role": "linear", "ran_fp8": False, "class": "TELinear"})
+    totals = {
+        "linears": fp8 + unexplained + explained, "fp8": fp8, "explained": explained, "unexplained": unexplained,
+        "weights": 16, "fp8_weights": more.pop("fp8_weights", 0),
+    }  # fmt: skip
+    return Evidence("probe", 0, {"v": 1, "rank": 0, "totals": totals, "groups": groups, **more})
+
+
+def kernels(fp8: int, bf16: int, iteration: int = 6) -> Evidence:
+    families = {"fp8_gemm": {"count": fp8, "ms": 1.0 * fp8}, "gemm": {"count": bf16, "ms": 2.0 * bf16}}
+    return Evidence("kernels", 0, {"v": 1, "rank": 0, "iteration": iteration, "families": families})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "probes", "profiles", "verdict", "ok"),
+    [
+        (ASKED, [probe(16)], [kernels(96, 3)], "verified", True),
+        (ASKED, [probe(16)], [], "verified", True),
+        (ASKED, [], [kernels(96, 3)], "verified", True),
+        (ASKED, [], [], "requested only", False),
+        (ASKED, [probe(0, 16)], [], "not FP8", False),
+        (ASKED, [probe(0, 0, 16)], [], "not FP8", False),
+        (ASKED, [], [kernels(0, 99)], "not FP8", False),
+        (ASKED, [], [kernels(0, 0)], "requested only", False),
+        # Modules say so and no kernel shows it: perhaps a GPU whose kernel names are not known, so neither is proven.
+        (ASKED, [probe(16)], [kernels(0, 99)], "requested only", False),
+        (ASKED, [probe(16)], [kernels(0, 0)], "verified", True),
+        (ASKED, [probe(0, 16)], [kernels(96, 3)], "verified", True),
+        # The second pipeline stage holds nothing but layers that stay in bf16; then one that should not.
+        (ASKED, [probe(8), probe(0, 0, 8)], [], "verified", True),
+        (ASKED, [probe(8), probe(0, 8)], [], "not FP8", False),
+        (NOT_ASKED, [probe(0, 0, 16)], [kernels(0, 99)], "not FP8", True),
+        (NOT_ASKED, [], [], "not FP8", True),
+        ({}, [], [], "not FP8", True),
+    ],
+)
+def test_verdict(arguments: Any, probes: list[Evidence], profiles: list[Evidence], verdict: str, ok: bool) -> None:
+    found = judge(arguments, probes, profiles)
+    assert (found.verdict, found.ok) == (verdict, ok)
+    assert found.refuted == (not ok and verdict == "not FP8")
+
+
+def test_the_strongest_evidence_stands_first() -> None:
+    assert [f.kind for f in judge(ASKED, [probe(16)], [kernels(96, 3)]).findings] == ["kernels", "modules", "arguments"]
+
+
+def test_what_was_asked_is_read_from_the_probe_where_the_log_has_no_arguments() -> None:
+    found = judge({}, [probe(0, 16, asked=ASKED)])
+    assert (found.asked, found.recipe, found.verdict) == (True, "tensorwise", "not FP8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "evidence", "warning"),
+    [
+        (ASKED, probe(16, recipe="DelayedScaling"), "tensorwise is asked for, and the modules ran DelayedScaling"),
+        (ASKED, probe(12, 4), "decoder.layers.*.fc2, TELinear: not in FP8, for no known reason"),
+        ({**ASKED, "fp8_param_gather": True}, probe(16), "no weight is an FP8 tensor"),
+    ],
+)
+def test_what_is_not_as_asked_is_a_warning(arguments: Any, evidence: Evidence, warning: str) -> None:
+    found = judge(arguments, [evidence])
+    assert found.verdict == "verified"
+    assert any(warning in each for each in found.warnings)
+
+
+def test_fp8_weights_silence_the_warning_about_parameter_gather() -> None:
+    assert judge({**ASKED, "fp8_param_gather": True}, [probe(16, fp8_weights=16)]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fp8launch-probe: {",
+        'fp8launch-probe: {"v":1,"ra 12: fp8launch-probe: {"v"',
+        "fp8launch-probe: []",
+        "fp8launch-other: {}",
+        "fp8launch: the FP8 probe failed, training goes on",
+        'x fp8launch-probe: {"v":1}',
+        "",
+    ],
+)
+def test_a_torn_or_foreign_line_is_no_evidence(line: str) -> None:
+    assert parse_evidence(line) is None
+
+
+@pytest.mark.parametrize("prefix", ["", "3: ", "[rank3]: ", "[default3]:"])
+def test_a_launcher_prefix_and_a_tail_of_another_rank_do_no_harm(prefix: str) -> None:
+    found = parse_evidence(prefix + 'fp8launch-probe: {"v":1}iteration 1/ 3')
+    assert found is not None
+    assert found.data == {"v": 1}
+
+
+# --- Whole logs
+
+
+def log_with(folder: Path, source: Path, *lines: str) -> Path:
+    """A real log with our lines where a job prints them: before the first iteration line."""
+    text = source.read_text(errors="replace")
+    at = text.rfind("\n", 0, text.index("elapsed time per iteration")) + 1
+    path = folder / source.name
+    path.write_text(text[:at] + "".join(f"{line}\n" for line in lines) + text[at:])
+    return path
+
+
+def line(evidence: Evidence) -> str:
+    return f"fp8launch-{evidence.kind}: {json.dumps(evidence.data)}"
+
+
+def test_a_run_that_asked_for_fp8_and_shows_none_has_failed(tmp_path: Path) -> None:
+    report = parse_paths([log_with(tmp_path, TENSORWISE, line(probe(0, 16)))], gpu="h200")
+    assert report.status == "failed"
+    failure = report.as_json()["failure"]
+    assert isinstance(failure, dict)
+    assert failure["code"] == "fp8-not-running"
+    said = (tmp_path / TENSORWISE.name).read_text().splitlines()[failure["line"] - 1]
+    assert said.startswith("fp8launch-probe: ")
+
+
+def test_a_run_that_shows_fp8_is_ok_and_says_how_it_is_known(tmp_path: Path) -> None:
+    report = parse_paths([log_with(tmp_path, TENSORWISE, line(probe(16)), line(kernels(96, 3)))], gpu="h200")
+    assert report.status == "ok"
+    assert report.fp8 is not None
+    assert (report.fp8["verified"], report.fp8["evidence"]) == (True, "kernels")
+
+
+def test_a_log_without_our_lines_is_read_as_before_and_said_to_prove_nothing() -> None:
+    report = parse_paths([TENSORWISE], gpu="h200")
+    assert report.status == "ok"
+    assert report.fp8 is not None
+    assert (report.fp8["verdict"], report.fp8["evidence"]) == ("requested only", "arguments")
+
+
+def test_profiled_iterations_do_not_count(tmp_path: Path) -> None:
+    plain = parse_paths([TENSORWISE])
+    report = parse_paths([log_with(tmp_path, TENSORWISE, line(kernels(96, 3, iteration=7)))])
+    assert report.dropped["profiled"] == (7, 8)
+    assert plain.step_time_ms is not None
+    assert report.step_time_ms is not None
+    assert report.step_time_ms.n == plain.step_time_ms.n - 2
+
+
+@pytest.mark.parametrize(
+    ("source", "lines", "code", "word"),
+    [
+        (TENSORWISE, [line(probe(16))], 0, "verified"),
+        (TENSORWISE, [], 1, "requested only"),
+        (TENSORWISE, [line(probe(0, 16))], 1, "not FP8"),
+        (BF16, [line(probe(0, 0, 16))], 0, "not FP8"),
+        (BF16, [], 0, "not FP8"),
+    ],
+)
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: Path, lines: list[str], code: int, word: str
+) -> None:
+    log = str(log_with(tmp_path, source, *lines))
+    assert command(["verify", log]) == code
+    assert capsys.readouterr().out.startswith(word)
+    assert command(["verify", log, "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["verdict"] == word
+
+
+def test_a_name_that_is_neither_run_nor_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["verify", "nothing-like-it", "neither"]) == 2
+    assert "no such log" in capsys.readouterr().err
