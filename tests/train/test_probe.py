@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from train_jobs import CODE, MOCK, OLDER, Run, module, torchrun, worker
+
 from fp8launch.cli import run as command
 
 probe = module("probe")
