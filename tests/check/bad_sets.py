@@ -170,7 +170,9 @@ BUILDING = {
     "latent attention on a CPU": Set(
         {**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"
     ),
-    "no evaluation interval": Set({"eval_interval": None}, "evaluation-without-interval"),
+    "no evaluation interval": Set(
+        {"eval_interval": None}, "evaluation-without-interval", more={"launch": {"script": "pretrain_gpt.py"}}
+    ),
     "expert pattern too short": Set({**MOE, "moe_layer_freq": "[0]*3+[1]*40"}, "moe-layer-pattern"),
     "more choices than experts": Set({**MOE, "num_experts": 8, "moe_router_topk": 9}, "moe-top-k"),
     "grouped experts with bias": Set({**MOE, "disable_bias_linear": None}, "moe-grouped-bias"),

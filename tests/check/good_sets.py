@@ -71,7 +71,10 @@ GOOD: dict[str, Set] = {
         {"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None, "train_samples": 6400,
          "lr_warmup_samples": 640}
     ),
-    "8B never evaluates": Set({"eval_interval": None, "full_validation": True}),
+    "8B without evaluation": Set({"eval_interval": None}),
+    "8B never evaluates": Set(
+        {"eval_interval": None, "full_validation": True}, more={"launch": {"script": "pretrain_gpt.py"}}
+    ),
     "8B pipeline": Set({"pipeline_model_parallel_size": 2}),
     "8B of 0.17": Set(software={"megatron": "0.17"}),
     "8B of 0.18, mxfp8 output layer": Set({**MXFP8, "fp8_output_proj": True}, gpu="b200",

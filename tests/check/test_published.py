@@ -16,10 +16,9 @@ from fp8launch.runs.submit import prepare
 
 PUBLISHED = sorted((TESTS / "recipe/data/published").glob("*.args"))
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
-# What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: an evaluation interval
-# even where nothing is evaluated; 61 layers in 16 stages; experts whole on each rank; the biases of GPT-OSS unfused.
+# What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: 61 layers in 16 stages;
+# experts whole on each rank; the biases of GPT-OSS unfused.
 COMPLETED: dict[str, dict[str, object]] = {
-    "": {"eval_interval": 1000},
     "deepseek_v3_b200_fp8_mx": {
         "num_virtual_stages_per_pipeline_rank": None,
         "pipeline_model_parallel_layout": "Et*3|(t*4|)*14t*2mL",
@@ -46,7 +45,7 @@ def published(path: Path, folder: Path) -> str:
         "env": {"CUDA_DEVICE_MAX_CONNECTIONS": 1 if split and not parallel.get("fsdp") else 32},
         "software": {"megatron": "0.19", "transformer_engine": "2.20", "cuda": "13.0"},
     }
-    completed = {**COMPLETED[""], **COMPLETED.get(path.stem, {})}
+    completed = COMPLETED.get(path.stem, {})
     if "num_virtual_stages_per_pipeline_rank" in completed:
         del parallel["vp"]
     recipe["megatron"] = {**recipe.get("megatron", {}), **completed}

@@ -12,3 +12,13 @@ def install() -> None:
     """
     if not hasattr(typing, "override"):
         typing.override = lambda method, /: method  # type: ignore[attr-defined, unused-ignore]
+
+
+def defaults(argv: list[str]) -> list[str]:
+    """Arguments whose default Megatron lost and cannot do without.
+
+    `--eval-interval` was 1000 until 0.15. Since then it is None, which a run divides by at its start, even one that
+    never evaluates.
+    """
+    given = any(argument.split("=", 1)[0] == "--eval-interval" for argument in argv)
+    return [] if given else ["--eval-interval", "1000"]

@@ -158,7 +158,7 @@ def run_script(script: Path, argv: list[str]) -> None:
 
 
 def run_entry(argv: list[str]) -> None:
-    sys.argv = [str(Path(__file__).with_name("pretrain.py")), *argv]
+    sys.argv = [str(Path(__file__).with_name("pretrain.py")), *argv, *backfills.defaults(argv)]
     import pretrain
 
     problems = pretrain.refused(argv)
