@@ -7,6 +7,7 @@ Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.meta
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -90,13 +91,14 @@ def _torn_distributed(checkpoint: Path) -> str | None:
     if (checkpoint / "common.pt").exists() and not zipfile.is_zipfile(str(checkpoint / "common.pt")):
         return "common.pt is cut short"
     try:
+        json.loads((checkpoint / "metadata.json").read_text())
         with (checkpoint / ".metadata").open("rb") as file:
             stored = _Fields(file).load().storage_data
         ends: dict[str, int] = {}
         for piece in stored.values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
     except Exception as problem:
-        return f".metadata cannot be read: {problem}"
+        return f"has metadata that cannot be read: {problem}"
     for name, end in sorted(ends.items()):
         size = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else -1
         if size < end:
