@@ -10,8 +10,8 @@ import pytest
 
 from fp8launch.cli import run as command
 from fp8launch.logs.evidence import Evidence, parse_evidence
-from fp8launch.report.throughput import parse_paths
-from fp8launch.report.verify import judge
+from fp8launch.report.throughput import parse_paths, read_logs
+from fp8launch.report.verify import judge, verify_logs
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
 TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log"
@@ -118,6 +118,50 @@ def test_a_launcher_prefix_and_a_tail_of_another_rank_do_no_harm(prefix: str) ->
 
 
 # --- Whole logs
+
+RUNS = Path(__file__).resolve().parents[2] / "benchmarks" / "h200"
+VERIFY = RUNS / "2026-11-20-verify"
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "ok", "says"),
+    [
+        ("bf16", "not FP8", True, "0 of 16 linears"),
+        ("tensorwise", "verified", True, "16 of 16 linears ran in FP8 with Float8CurrentScaling"),
+        ("delayed", "verified", True, "16 of 16 linears ran in FP8 with TEDelayedScaling"),
+        ("blockwise", "verified", True, "16 of 16 linears ran in FP8 with Float8BlockScaling"),
+        ("tensorwise_bf16_ends", "verified", True, "8 of 16 linears"),
+        ("moe_tensorwise", "verified", True, "16 of 16 linears"),
+        ("tensorwise_param_gather_x4", "verified", True, "16 of 17 weights are FP8 tensors"),
+        ("tensorwise_pp2_tp2_x4", "verified", True, "32 of 32 linears"),
+        ("asked_but_bf16", "not FP8", False, "0 of 16 linears"),
+        ("tensorwise_no_probe", "requested only", False, "is asked for"),
+    ],
+)
+def test_what_ran_on_h200(name: str, verdict: str, ok: bool, says: str) -> None:
+    """`asked_but_bf16` is a real run whose FP8 a per-module precision file took away without a word."""
+    found = verify_logs(read_logs([VERIFY / f"{name}.log"]))
+    assert (found.verdict, found.ok, found.warnings) == (verdict, ok, ())
+    assert found.strongest is not None
+    assert says in found.strongest.text
+
+
+def test_only_the_run_that_lost_its_fp8_has_failed() -> None:
+    failed = {log.stem: parse_paths([log]).failure for log in VERIFY.glob("*.log")}
+    assert [name for name, failure in failed.items() if failure] == ["asked_but_bf16"]
+
+
+def test_an_8b_step_on_h200_shows_its_kernels_and_its_profiled_iterations_do_not_count() -> None:
+    (log,) = read_logs([RUNS / "2026-11-20-profile" / "base.log"])
+    found = verify_logs([log])
+    assert [(f.kind, f.shows) for f in found.findings] == [("kernels", True), ("modules", True), ("arguments", None)]
+    profiled = next(e.data["iteration"] for e in log.evidence if e.kind == "kernels")
+    assert isinstance(profiled, int)
+    dropped = parse_paths([log.path]).dropped
+    assert {profiled, profiled + 1} <= {number for numbers in dropped.values() for number in numbers}
+
+
+# --- Whole logs with lines put in
 
 
 def log_with(folder: Path, source: Path, *lines: str) -> Path:

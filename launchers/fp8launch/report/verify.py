@@ -166,9 +166,11 @@ def _modules(
     if expected and ran_as and not ran_as & set(expected):
         warnings.append(f"{recipe} is asked for, and the modules ran {', '.join(sorted(ran_as))}")
     how = f" with {', '.join(sorted(ran_as))}" if ran_as else ""
+    stayed = f", {sums['explained']:.0f} in higher precision for a stated reason" if sums["explained"] else ""
+    stayed += f", {sums['unexplained']:.0f} without a reason" if sums["unexplained"] else ""
     text = (
-        f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8{how}, {sums['explained']:.0f} not for a known "
-        f"reason; {sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
+        f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8{how}{stayed}; "
+        f"{sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
     )
     shows = sums["fp8"] > 0 and not missing
     if len(probes) > 1:

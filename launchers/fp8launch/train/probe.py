@@ -65,7 +65,7 @@ def facts(module: Any) -> dict[str, Any]:
         if isinstance(quantizers, Mapping)
         else None,
         "weights": weights,
-        "raw": {name: _plain(getattr(module, name)) for name in _RAW if hasattr(module, name)},
+        "raw": {name: value for name in _RAW if (value := _plain(getattr(module, name, None))) or name == "fp8"},
     }
 
 
@@ -191,7 +191,7 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
             group["n"] += 1
             if layer is not None and layer not in group["layers"]:
                 group["layers"].append(layer)
-            _count(totals, what, found, why, replaced)
+            _count(totals, what, found, why, replaced, shared="._fused_impl." in name)
     for group in groups.values():
         group["layers"] = _ranges(sorted(group["layers"]))
     # What is empty is left out: the line stays short enough for one write.
@@ -199,9 +199,12 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"totals": totals, "groups": told}
 
 
-def _count(totals: dict[str, int], what: str, found: Mapping[str, Any], why: str | None, replaced: bool) -> None:
-    totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
-    totals["weights"] += 0 if what == "embedding" else sum(found["weights"].values())
+def _count(
+    totals: dict[str, int], what: str, found: Mapping[str, Any], why: str | None, replaced: bool, shared: bool
+) -> None:
+    if not shared:  # Weights of fused operations are those of the modules that they replace.
+        totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
+        totals["weights"] += 0 if what == "embedding" else sum(found["weights"].values())
     if replaced or not (what == "linear" or found["ran_fp8"]):
         return
     totals["linears"] += 1
