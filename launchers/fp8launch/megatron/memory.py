@@ -22,7 +22,7 @@ MIB = 2**20
 
 # Calibrated: workspaces of cuBLAS and Transformer Engine, with everything else small that stays allocated.
 WORKSPACE = 100 * MIB
-# Stated: CUDA context, kernels of the libraries, NCCL's channels; measured processes hold 1 to 2 GiB.
+# Stated, not measured: CUDA context, kernels of the libraries, NCCL's channels.
 CONTEXT = 1024 * MIB
 NCCL = 512 * MIB
 # Stated: what the allocator cannot use for its pieces being apart; 1.0 and 1.7 % were reserved beyond the peak in the
