@@ -1,0 +1,269 @@
+"""Write what the docs repeat from the code: `python tools/reference.py`.
+
+Whole pages: docs/recipe_reference.md and docs/cluster_reference.md, from the pydantic schemas. Tables between the marks
+of docs/gpus.md and docs/failures.md: from the GPUs and the check's rules, and from the failure patterns. With
+`--check`, say which are stale and exit with 1 instead.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fp8launch.check.facts import facts
+from fp8launch.check.rule import all_rules
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.cluster import Cluster
+from fp8launch.logs.failure_patterns import PATTERNS
+from fp8launch.megatron.sections import CHOICES, FIELDS
+from fp8launch.recipe.schema import PATTERNS_IN_WORDS, PRECISION_RECIPES, Recipe
+from fp8launch.runs.submit import prepare
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = "Made by `python tools/reference.py` from the code; a test fails when it is stale."
+
+# What a field means, where it has no `description` of its own and sets no single Megatron flag.
+MEANING = {
+    "recipe": {
+        "name": "names the run, its folder and the Slurm job",
+        "description": "one line for `fp8launch recipes`",
+        "model": "Megatron's flags of the architecture, by their names in snake_case",
+        "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
+        "precision.format": "`--fp8-format` or `--fp4-format`; no default, because Megatron's is a trap",
+        "precision.param_gather": "`--fp8-param-gather`, with what the recipe needs beside it",
+        "precision.bf16_layers.start": "layers at the start that stay in bf16",
+        "precision.bf16_layers.end": "layers at the end that stay in bf16",
+        "parallel.sequence": "`--sequence-parallel`; `auto`: where TP is above 1",
+        "batch.scaling": "whether more nodes grow the global batch",
+        "data.kind": "`mock` makes tokens up; `indexed` reads Megatron's .bin and .idx",
+        "data.blend": "weights and prefixes for `--data-path`; only with `indexed`",
+        "checkpoint.keep": "checkpoints to keep, the newest; none is removed when absent",
+        "resources.nodes": "nodes of the job",
+        "resources.gpus_per_node": "GPUs, and so processes, on each node",
+        "resources.gpu": "what the nodes have: decides what `check` allows and what MFU divides by",
+        "resources.time": "the job's time limit in one of Slurm's forms",
+        "resources.cpus_per_task": "CPUs of a process",
+        "container.image": "a name of `fp8launch images`, a URI, or a file; null runs without a container",
+        "container.mounts": "`/source[:/target[:ro]]`",
+        "launch.mode": "a task for each GPU by srun, or a torchrun for each node",
+        "launch.script": "another training script, which gets the same arguments",
+        "launch.python": "interpreter of the processes",
+        "launch.health_check": "look at every node before training; a bad one ends the job with status 75",
+        "launch.probe": "say after the first iteration what ran in FP8",
+        "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
+        "software.megatron": "the Megatron-Core that the job will find; picks the flags that are known",
+        "software.transformer_engine": "the Transformer Engine that the job will find",
+        "software.cuda": "the CUDA that the job will find",
+        "survive.attempts": "attempts that may be used; above 1 the run goes on by itself",
+        "survive.stuck": "attempts in a row without a newer checkpoint that end the run",
+        "survive.stop_before": "seconds before the time limit at which the training saves and leaves",
+        "survive.rules": "what follows a cause, where it is not the usual",
+        "env": "environment of the processes; null drops a variable that a part sets",
+        "secrets": "names of variables that are passed on and written nowhere",
+        "megatron": "any other Megatron flag; true is a bare flag, null drops one that a part sets",
+        "silence": "code of a warning, and why it does not matter here",
+        "notes": "shown by `fp8launch recipes NAME`",
+        "reference": "a published figure to print beside ours",
+        "axes": "key to values: the recipe is a study, with a run for each combination",
+        "nodes": "numbers of nodes of a study",
+    },
+    "cluster": {
+        "name": "shown in reports; the file's name by default",
+        "description": "one line for `fp8launch clusters`",
+        **{key: f"sbatch's `--{key}`" for key in ("account", "partition", "qos", "reservation", "constraint")},
+        **{key: f"sbatch's `--{key}`" for key in ("nodelist", "exclude", "segment", "exclusive")},
+        "gpus": "how GPUs are asked for",
+        "gres_type": "type in that request, such as `h100`",
+        "memory": "sbatch's `--mem`",
+        "requeue": "`--requeue` or `--no-requeue`; neither when absent",
+        "mpi": "srun's `--mpi`",
+        "launch": "as a recipe's `launch.mode`, where that says nothing",
+        "env": "network and other variables; a recipe's own win",
+        "runtime": "container runtime; found by itself when absent",
+        "mounts": "mounts for every container job",
+        "ssh.user": "user there",
+        "ssh.port": "port there",
+    },
+}
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field by its path, those of sections in sections one by one."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{info.alias or name}"
+        inner = _section(info.annotation)
+        if inner is None or path == "reference":
+            yield path, info
+        else:
+            yield from fields(inner, f"{path}.")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """What a field takes, from its JSON schema."""
+    if "$ref" in schema:
+        return values(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        kinds = [values(part, definitions) for part in schema["anyOf"] if part.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if pattern := schema.get("pattern"):
+        words = PATTERNS_IN_WORDS.get(pattern)
+        return words if words and len(words) < 70 else "text"
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list of {values(schema.get('items', {}), definitions)}"
+    if kind == "object":
+        return "mapping"
+    if kind in ("integer", "number"):
+        least = " above 0" if schema.get("exclusiveMinimum") == 0 else ", 0 or more" if "minimum" in schema else ""
+        return ("whole number" if kind == "integer" else "number") + least
+    return {"boolean": "`true`, `false`", "string": "text"}.get(str(kind), "value")
+
+
+def page(title: str, model: type[BaseModel], meanings: dict[str, str], intro: str) -> str:
+    """A table of every field of a schema, sections under headings of their own."""
+    schema = model.model_json_schema()
+    lines, heading = [f"# {title}", "", MADE, "", intro], None
+    for path, info in fields(model):
+        section = path.rpartition(".")[0].partition(".")[0]
+        if section != heading:
+            lines += ["", f"## `{section}`" if section else "## Top level"]
+            lines += ["", "| key | values | default | meaning |", "|---|---|---|---|"]
+            heading = section
+        kind = values(_at(schema, path), schema.get("$defs", {}))
+        lines.append(f"| `{path}` | {_cell(kind)} | {_default(info)} | {_cell(_meaning(path, info, meanings))} |")
+    unused = set(meanings) - {path for path, _ in fields(model)}
+    if unused:
+        raise SystemExit(
+            f"tools/reference.py explains what {model.__name__} does not have: {', '.join(sorted(unused))}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _at(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    here: dict[str, Any] = schema
+    for key in path.split("."):
+        for part in (here, *here.get("anyOf", [])):
+            if "$ref" in part:
+                here = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        here = here["properties"][key]
+    return here
+
+
+def _meaning(path: str, info: FieldInfo, meanings: dict[str, str]) -> str:
+    *section, name = path.split(".")
+    flag = FIELDS.get(tuple(section), {}).get(name)
+    if found := info.description or meanings.get(path):
+        return found
+    if flag is not None:
+        return f"`--{flag.replace('_', '-')}`"
+    if choices := CHOICES.get((*section, name)):
+        flags = dict.fromkeys(flag for setting in choices.values() for flag in setting)
+        return ", ".join(f"`--{flag.replace('_', '-')}`" for flag in flags)
+    raise SystemExit(f"tools/reference.py: {path} is explained nowhere: give it a description")
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "needed"
+    default = info.get_default(call_default_factory=True)
+    if default is None or default == "" or default in ({}, []):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def gpu_table() -> Iterator[str]:
+    """What each GPU computes, how fast, and what the check's hardware rules say of each precision recipe on it."""
+    rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
+    quantized = [name for name in PRECISION_RECIPES if name != "bf16"]
+    yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s | " + " | ".join(quantized) + " |"
+    yield "|---|---|---|---|" + "---|" * len(quantized)
+    for gpu in GPUS.values():
+        if gpu.name == "cpu":
+            continue
+        peaks = " / ".join(f"{peak:,.0f}" if peak else "none" for peak in (gpu.bf16, gpu.fp8, gpu.fp4))
+        verdicts = []
+        for precision in quantized:
+            run = facts(prepare("llama8b_bf16", [f"precision.recipe={precision}", f"resources.gpu={gpu.name}"]))
+            found = [problem.severity for rule in rules for problem in rule.problems(run)]
+            verdicts.append("no" if "error" in found else "slow" if found else "yes")
+        capability = ".".join(map(str, gpu.capability))
+        yield f"| {gpu.name} | {capability} | {gpu.memory_gib:g} | {peaks} | {' | '.join(verdicts)} |"
+
+
+def failure_table() -> Iterator[str]:
+    """Code and advice of every failure, causes first."""
+    yield "| code | what to do |"
+    yield "|---|---|"
+    advice: dict[str, str] = {}
+    for pattern in sorted(PATTERNS, key=lambda pattern: pattern.depth):
+        advice.setdefault(pattern.code, pattern.advice)
+    for code, text in advice.items():
+        yield f"| `{code}` | {_cell(text)} |"
+
+
+def between_marks(text: str, name: str, lines: Iterable[str]) -> str:
+    """The page with these lines in the place that its marks keep for `name`."""
+    begin, end = f"<!-- {name}: python tools/reference.py -->", f"<!-- end of {name} -->"
+    replaced, count = re.subn(
+        f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", lambda _: "\n".join(lines) + "\n", text, flags=re.S
+    )
+    if count != 1:
+        raise SystemExit(f"tools/reference.py: no place for {name}")
+    return replaced
+
+
+def pages() -> dict[Path, str]:
+    """Every page with what belongs in it."""
+    docs = ROOT / "docs"
+    return {
+        docs / "recipe_reference.md": page(
+            "Recipe reference",
+            Recipe,
+            MEANING["recipe"],
+            "Every key of a recipe; what is left out keeps Megatron's default. To write one: [recipes](recipes.md).",
+        ),
+        docs / "cluster_reference.md": page(
+            "Cluster profile reference",
+            Cluster,
+            MEANING["cluster"],
+            "Every key of a cluster profile, all optional. To use one: [clusters](clusters.md).",
+        ),
+        docs / "gpus.md": between_marks((docs / "gpus.md").read_text(encoding="utf-8"), "gpus", gpu_table()),
+        docs / "failures.md": between_marks(
+            (docs / "failures.md").read_text(encoding="utf-8"), "failures", failure_table()
+        ),
+    }
+
+
+def main() -> int:
+    stale = {path: text for path, text in pages().items() if not path.is_file() or path.read_text() != text}
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"stale: {path.relative_to(ROOT)}; run python tools/reference.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
