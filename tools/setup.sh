@@ -49,13 +49,16 @@ train)
     pip_install --no-deps --ignore-requires-python "megatron-core==$megatron"
     ;;
 test)
-    say "downloads pytest, hypothesis, ruff, mypy (60 MB) and megatron-core ${older_megatrons[*]} (4 MB);"
-    say "as root, the tests also download the distribution's Slurm, MariaDB and Charliecloud (80 MB)"
+    say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard (150 MB), megatron-core ${older_megatrons[*]} (4 MB),"
+    say "and NeMo-Run with its 120 dependencies (500 MB) into an environment of its own, .cache/nemo_run;"
+    say "as root, the tests also download the distribution's Slurm, MariaDB, Charliecloud and shellcheck (90 MB)"
     pip_install --editable '.[test]'
     for version in "${older_megatrons[@]}"; do
         [ -d ".cache/megatron/$version/megatron" ] ||
             pip_install --no-deps --ignore-requires-python --target ".cache/megatron/$version" "megatron-core==$version"
     done
+    [ -x .cache/nemo_run/bin/python ] || "$venv/bin/python" -m venv .cache/nemo_run
+    .cache/nemo_run/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nemo-run]'
     ;;
 esac
 touch "$venv/.$what"

@@ -131,9 +131,10 @@ def test_an_answer_that_was_lost_is_found_again(slurm: Cluster, env: dict[str, s
     real = slurm.run("which", "sbatch").stdout.strip()
     (tmp_path / "bin").mkdir()
     wrapper = tmp_path / "bin" / "sbatch"
+    timed_out = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     wrapper.write_text(
-        f'#!/bin/sh\ncase "$1" in --parsable) {real} "$@" >/dev/null; echo "sbatch: error: Batch job submission failed: '
-        f'Socket timed out on send/recv operation" >&2; exit 1;; esac\nexec {real} "$@"\n'
+        f'#!/bin/sh\ncase "$1" in --parsable) {real} "$@" >/dev/null; echo "{timed_out}" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
     )
     wrapper.chmod(0o755)
     broken = {**env, "PATH": f"{tmp_path / 'bin'}:{env['PATH']}"}

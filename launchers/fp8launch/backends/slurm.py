@@ -62,7 +62,9 @@ def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command in a clean environment; a controller that does not answer shows as exit status 124."""
-    env = {**clean_environment(), "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    env = clean_environment()
+    if command[0] != "sbatch":  # whose environment becomes the job's
+        env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=env, timeout=timeout, check=False

@@ -259,7 +259,8 @@ def flag_lines(argv: Sequence[str]) -> list[str]:
 def _step(job: Job) -> list[str]:
     srun: list[list[Word]] = [
         ["srun"],
-        ["--label", "--kill-on-bad-exit=1", "--wait=60"],
+        # A rank that fails ends all at once; those that finish wait for the one that still saves.
+        ["--label", "--kill-on-bad-exit=1", "--wait=300"],
         [Expansion('--output="$attempt.log"'), "--open-mode=append"],
     ]
     if job.mpi:
