@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says more of the machine's load than of the code.
+settings.register_profile("fp8launch", deadline=None)
+settings.load_profile("fp8launch")
 
 # Slurm's and torchrun's variables of a surrounding job would reach what the tests start.
 for name in [n for n in os.environ if n.startswith(("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE"))]:

@@ -155,8 +155,13 @@ BUILDING = {
     "warmup as long as decay": Set({"lr_warmup_iters": 50}, "warmup-too-long"),
     "warmup of the whole run": Set({"lr_warmup_iters": None, "lr_warmup_fraction": 1.0}, "warmup-too-long"),
     "samples warm up for ever": Set(
-        {"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None, "train_samples": 640,
-         "lr_warmup_samples": 640},
+        {
+            "train_iters": None,
+            "lr_decay_iters": None,
+            "lr_warmup_iters": None,
+            "train_samples": 640,
+            "lr_warmup_samples": 640,
+        },
         "warmup-too-long",
     ),
     "warmup starts above lr": Set({"lr_warmup_init": 1e-2}, "learning-rate-schedule"),
@@ -167,8 +172,20 @@ BUILDING = {
     "no tokenizer": Set({"tokenizer_type": None}, "no-tokenizer"),
     "fine-tuning in our entry": Set({"sft": True}, "not-in-entry"),
     "a CPU without its flags": Set({**BF16, "bf16": True}, "cpu-flags", gpu="cpu"),
-    "latent attention on a CPU": Set(
-        {**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"
+    "latent attention on a CPU": Set({**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"),
+    "FP8 moments beside gathered delayed weights": Set(
+        {
+            **DELAYED,
+            "fp8_param_gather": True,
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": "fp8",
+            "exp_avg_sq_dtype": "fp16",
+        },
+        "fp8-param-gather-states",
+    ),
+    "fp16 master beside gathered current weights": Set(
+        {"fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+        "fp8-param-gather-states",
     ),
     "no evaluation interval": Set(
         {"eval_interval": None}, "evaluation-without-interval", more={"launch": {"script": "pretrain_gpt.py"}}
@@ -177,12 +194,16 @@ BUILDING = {
     "more choices than experts": Set({**MOE, "num_experts": 8, "moe_router_topk": 9}, "moe-top-k"),
     "grouped experts with bias": Set({**MOE, "disable_bias_linear": None}, "moe-grouped-bias"),
     "deepep alone": Set(
-        {**MOE, "moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep",
-         "expert_model_parallel_size": 1},
+        {
+            **MOE,
+            "moe_token_dispatcher_type": "flex",
+            "moe_flex_dispatcher_backend": "deepep",
+            "expert_model_parallel_size": 1,
+        },
         "moe-flex-dispatcher",
     ),
     "averaged per-token loss": Set({"calculate_per_token_loss": True}, "per-token-loss-average"),
-}  # fmt: skip
+}
 BUILDING |= {
     "layers over virtual stages": Set(
         {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 3}, "pipeline-split"

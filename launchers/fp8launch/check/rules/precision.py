@@ -78,6 +78,28 @@ def mxfp8_gather_reuses_gradients(run: Facts) -> Iterator[Finding]:
         yield Finding(message, run.where("fp8_param_gather"), fix)
 
 
+@rule(
+    "fp8-param-gather-states",
+    "error",
+    source="run on H200 with TransformerEngine 2.20.2: FusedAdam has no such pair of parameter and state types",
+)
+def gathered_weights_fit_the_optimizer(run: Facts) -> Iterator[Finding]:
+    """Two combinations that every validator passes and that end in the first step."""
+    if not run.on("fp8_param_gather") or not run.on("use_precision_aware_optimizer"):
+        return
+    master, moments = run.value("main_params_dtype"), {run.value("exp_avg_dtype"), run.value("exp_avg_sq_dtype")}
+    if run.precision == "delayed" and master == "fp32" and moments & {"fp8", "fp16"}:
+        message = (
+            "delayed scaling with FP8 parameter gather, fp8 or fp16 moments and an fp32 master stops in the first step"
+        )
+        fix = "use main_params_dtype fp16, or precision recipe tensorwise, or leave fp8_param_gather off"
+        yield Finding(message, run.where("exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather"), fix)
+    if run.precision == "tensorwise" and master == "fp16":
+        message = "tensorwise with FP8 parameter gather and an fp16 master stops in the first step"
+        fix = "use main_params_dtype fp32, or precision recipe delayed, or leave fp8_param_gather off"
+        yield Finding(message, run.where("main_params_dtype", "fp8_param_gather"), fix)
+
+
 @rule("blockwise-param-gather", "warning", source="Megatron-LM issue 1863; Megatron-Bridge leaves it off for blockwise")
 def blockwise_gather_is_unproven(run: Facts) -> Iterator[Finding]:
     if run.precision == "blockwise" and run.on("fp8_param_gather"):
