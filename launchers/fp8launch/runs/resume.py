@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from fp8launch.backends import slurm
@@ -32,9 +33,15 @@ def resume(run: RunFolder, state: JobState, attempts: int = 1) -> tuple[str, int
             fix="for more of them submit a new recipe with checkpoint.load",
         )  # fmt: skip
     record = read_record(run)
+    for one in record.setdefault("attempts", []):
+        if "ended" not in one:
+            # Ended without a word, and nobody has begun since who could have said so: the user has seen it.
+            one.update(
+                ended=time.time(), after=start, cause="interrupted", counts=True, then=f"{state.status}: resumed"
+            )
     # The count begins anew: what was used up was another promise.
     record.update(stopped=None, owner=None, waiting=None)
-    record["from"] = len(record.setdefault("attempts", []))
+    record["from"] = len(record["attempts"])
     record.setdefault("excluded", [])
     record.setdefault("finished", False)
     write_record(run, record)
