@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import megatron_site
+from megatron_sites import megatron_site
 
 from fp8launch.megatron import validators
 from fp8launch.megatron.argv import check_values, emit_argv, parse_argv

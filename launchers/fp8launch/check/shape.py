@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp8launch.check.facts import Facts
+from fp8launch.megatron.flops import pattern_value
 
 MOST_LAYERS = 4096
 
@@ -56,7 +56,7 @@ def moe_pattern(run: Facts) -> list[int] | None:
     """One entry a layer, 1 for experts, as `moe_layer_freq` says; None when it is no number or list."""
     layers, frequency = run.integer("num_layers"), run.value("moe_layer_freq")
     if isinstance(frequency, str):
-        frequency = _evaluated(frequency)
+        frequency = pattern_value(frequency)
     if isinstance(frequency, int) and frequency > 0:
         return [int(i % frequency == 0) for i in range(min(layers, MOST_LAYERS))]
     return frequency if isinstance(frequency, list) else None
@@ -141,25 +141,3 @@ def _unrolled(layout: str) -> str:
     for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
         text = re.sub(pattern, lambda m: m.group(1) * min(int(m.group(2)), MOST_LAYERS), text)[: 64 * MOST_LAYERS]
     return text
-
-
-def _evaluated(text: str) -> object:
-    """Whole numbers, lists, + and * of them, as Megatron evaluates a frequency; None for anything else."""
-
-    def value(node: ast.expr) -> object:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.List):
-            return [value(item) for item in node.elts]
-        if isinstance(node, ast.BinOp):
-            left, right = value(node.left), value(node.right)
-            if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-                return left + right
-            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
-                return left * right if len(left) * right <= MOST_LAYERS else None
-        return None
-
-    try:
-        return value(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fp8launch.megatron.flops import _int, padded_vocab_size
 from fp8launch.megatron.flops import _not_counted as hybrid
-from fp8launch.megatron.flops import _pattern_value as pattern_value
+from fp8launch.megatron.flops import pattern_value as pattern_value
 
 Arguments = Mapping[str, object]
 

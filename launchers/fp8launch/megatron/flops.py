@@ -127,7 +127,7 @@ def _moe_layers(args: Arguments, layers: int) -> tuple[int, bool] | None:
         return 0, False
     frequency = args.get("moe_layer_freq", 1)
     if isinstance(frequency, str):
-        frequency = _pattern_value(frequency)
+        frequency = pattern_value(frequency)
     if isinstance(frequency, int) and frequency > 0:
         return -(-layers // frequency), (layers - 1) % frequency == 0
     if isinstance(frequency, list) and len(frequency) == layers:
@@ -135,11 +135,11 @@ def _moe_layers(args: Arguments, layers: int) -> tuple[int, bool] | None:
     return None
 
 
-def _pattern_value(text: str) -> object:
+def pattern_value(text: str) -> object:
     """Integers, lists, + and * of them, as Megatron evaluates them; anything else gives None."""
 
     def value(node: ast.expr) -> object:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.List):
             return [value(x) for x in node.elts]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8launch.logs import ParsedLog, read_log
-from fp8launch.problems import error
+from fp8launch.logs import ParsedLog
 from fp8launch.report.selection import Line, Selection, select, values
 from fp8launch.report.tensorboard import read_events
-from fp8launch.report.throughput import RunReport, summarise
+from fp8launch.report.throughput import RunReport, read_logs, summarise
 from fp8launch.runs.folder import RunFolder
 
 # Megatron's dump calls these otherwise than its command line.
@@ -78,7 +77,7 @@ class Measured:
 
 def from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> Measured:
     """A run known by its logs alone: one per attempt, oldest first."""
-    return _measured(name, _read(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
+    return _measured(name, read_logs(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
 
 
 def from_events(name: str, files: Sequence[Path], gpu: str | None = None) -> Measured:
@@ -94,7 +93,7 @@ def from_run(run: RunFolder, gpu: str | None = None) -> Measured:
     study = _mapping(manifest.get("study"))
     return _measured(
         run.run_id,
-        _read(logs),
+        read_logs(logs),
         gpu or str(manifest.get("gpu") or "") or None,
         _mapping(manifest.get("layout")).get("world"),
         stated,
@@ -199,14 +198,3 @@ def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, obje
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _read(paths: Sequence[Path]) -> list[ParsedLog]:
-    logs = []
-    for path in paths:
-        try:
-            logs.append(read_log(path))
-        except OSError as problem:
-            reason = problem.strerror or str(problem)
-            raise error("unreadable-log", f"cannot read {path}: {reason}", where=str(path)) from None
-    return logs
