@@ -59,12 +59,12 @@ class Site:
         return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]
 
 
-def train_here(folder: Path, *choices: str) -> Path:
+def train_here(folder: Path, *choices: str, timeout: float = 120) -> Path:
     """Train the tiny recipe in one process on this machine; the log."""
     folder.mkdir(exist_ok=True)
     env = {**os.environ, "FP8LAUNCH_RUNS": str(folder / "runs"), "HOME": str(folder)}
     submit = ["submit", "recipes/tiny_cpu.yaml", "--backend", "local", "--wait", *choices]
-    subprocess.run([sys.executable, "-m", "fp8launch", *submit], env=env, cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "fp8launch", *submit], env=env, cwd=ROOT, check=True, timeout=timeout)
     return next((folder / "runs").glob("*/logs/*-*.log"))
 
 

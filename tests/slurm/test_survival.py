@@ -158,7 +158,8 @@ def test_two_time_limits(chain: Callable[..., Chain], drill: Callable[..., None]
     assert one.past_the_checkpoint() == 0
     # Two are kept, and what the last attempt added before anybody could look again.
     assert len(saved.iterations(one.folder / "ckpt")) <= 2 + 1
-    same_curve(one, losses(train_here(one.site.folder / "alone", *MODEL, *sets(f"train.iterations={LONG}"))), LONG)
+    alone = train_here(one.site.folder / "alone", *MODEL, *sets(f"train.iterations={LONG}"), timeout=600)
+    same_curve(one, losses(alone), LONG)
     drill(f"time limit reached {len(causes) - 1} times, by {way}", one, one.record["attempts"][0]["then"])
 
 
