@@ -4,6 +4,8 @@
 
 SHELL := /bin/bash
 VENV := .venv
+# All cores; the tests on the real Slurm share one cluster and one worker.
+PYTEST_ARGS ?= -n auto --dist loadgroup
 BIN := $(VENV)/bin
 
 .PHONY: demo test check clean

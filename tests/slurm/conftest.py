@@ -21,6 +21,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+            # A cluster of daemons beside training on two cores: what fails twice is a failure, and a rerun is reported.
+            if config.pluginmanager.hasplugin("rerunfailures"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
             # One cluster is enough; without `--dist loadgroup` each worker has its own, and they do not collide.
             if config.pluginmanager.hasplugin("xdist"):
                 item.add_marker(pytest.mark.xdist_group("slurm"))

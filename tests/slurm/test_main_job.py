@@ -70,9 +70,15 @@ def test_a_failing_job_keeps_its_exit_status(site: Site, backend: str) -> None:
 
 
 def test_a_training_error_is_reported_as_failed(site: Site) -> None:
-    run = site.submit(
-        "--backend", "sbatch", "--set", "megatron.min_lr=1.0", "--set", "train.min_lr=null", "--wait", expect=1
+    """What Megatron itself refuses, by a script that the check does not see through."""
+    script = site.folder / "stubborn.py"
+    script.write_text(
+        "import sys\n"
+        "sys.argv += ['--min-lr', '1.0']\n"
+        "from megatron.training.arguments import parse_args, validate_args\n"
+        "validate_args(parse_args())\n"
     )
+    run = site.submit("--backend", "sbatch", "--wait", *sets(f"launch.script={script}"), expect=1)
     report = site.json("parse", run)
     assert report["status"] == "failed"
     assert report["failure"]["code"] == "bad-arguments"
@@ -88,13 +94,24 @@ def test_a_time_limit_is_told(site: Site) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
-def test_a_missing_partition_is_refused_in_slurms_words(site: Site, backend: str) -> None:
+def test_a_missing_partition_never_reaches_slurm(site: Site, backend: str) -> None:
     profile = site.folder / "site.yaml"
     profile.write_text("partition: nonesuch\n")
     done = site.run("submit", "recipes/tiny_cpu.yaml", "--backend", backend, "--cluster", str(profile))
-    assert done.returncode == 3
-    assert "invalid partition" in done.stderr.lower()
-    assert "sinfo" in done.stderr
+    assert done.returncode == 1
+    assert "nonesuch" in done.stderr
+    assert "main, debug, low, high" in done.stderr
+    assert site.slurm.run("squeue", "-h").stdout == ""
+
+
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+def test_what_slurm_refuses_is_told_in_its_own_words(site: Site, backend: str) -> None:
+    """The check cannot know everything: here an option that sbatch alone understands."""
+    profile = site.folder / "site.yaml"
+    profile.write_text("options: {licenses: nonesuch}\n")
+    done = site.run("submit", "recipes/tiny_cpu.yaml", "--backend", backend, "--cluster", str(profile))
+    assert done.returncode in (1, 3)
+    assert "license" in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert site.slurm.run("squeue", "-h").stdout == ""
 
