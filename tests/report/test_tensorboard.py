@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support import only, refused
 
+from fp8launch.cli import run
 from fp8launch.cli.compare import measure_all
 from fp8launch.report.tensorboard import event_files, read_events
 from fp8launch.report.throughput import parse_paths, summarise
@@ -98,6 +100,12 @@ def test_a_loss_that_is_nan_to_the_end(write_events) -> None:
 def test_without_the_planned_iterations_nobody_knows_that_it_is_done(write_events) -> None:
     found = summarise(read_events(event_files(write_events(SCALARS, {}))))
     assert found.status == "incomplete"
+
+
+def test_parse_takes_a_folder_of_events(write_events, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_events({"lm loss": {n: 5.0 - n / 10 for n in range(1, 11)}}, {})
+    assert run(["parse", str(folder), "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["loss_last"] == pytest.approx(4.0)
 
 
 def test_compare_takes_a_folder_of_events(write_events) -> None:

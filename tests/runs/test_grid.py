@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from support import only, refused
 
 from fp8launch.recipe.load import load_recipe
 from fp8launch.runs.grid import Point, expand, parse_axis, parse_nodes, point_key, run_name, study_id
+from fp8launch.runs.store import find_study
+from fp8launch.runs.study import create_study
 from fp8launch.runs.submit import prepare
 
 
@@ -99,3 +102,14 @@ def test_a_run_name_is_a_safe_folder(value: str) -> None:
 def test_weak_scaling_grows_the_batch_and_strong_does_not() -> None:
     assert prepare("llama8b_fp8", nodes=4).layout.global_batch == 4 * load_recipe("llama8b_fp8").recipe.batch.global_
     assert prepare("llama8b_fp8", ["batch.scaling=strong"], 4).layout.global_batch == 128
+
+
+def test_the_start_of_two_studies_is_told_as_such(home: Path) -> None:
+    root = home / "fp8launch-runs"
+    for name in ("tiny-study-aaa111", "tiny-study-bbb222"):
+        create_study(root, name, {"points": []})
+    assert only(refused(find_study, "tiny-study")).code == "ambiguous-study"
+    found = find_study("tiny-study-a")
+    assert found is not None
+    assert found.study_id == "tiny-study-aaa111"
+    assert find_study("other") is None

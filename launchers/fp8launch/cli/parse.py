@@ -10,19 +10,26 @@ import click
 from fp8launch.cli.output import json_option, show_json
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
-from fp8launch.report.throughput import RunReport, parse_paths
+from fp8launch.report.tensorboard import event_files, read_events
+from fp8launch.report.throughput import RunReport, parse_paths, summarise
 from fp8launch.runs.folder import MANIFEST, RunFolder
 from fp8launch.runs.store import find_run
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG|EVENTS...")
 @click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model, for MFU; a run knows its own.")
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, where a log does not say.")
 @json_option
 def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_json: bool) -> int:
-    """Report throughput. Several logs are the attempts of one run, oldest first."""
-    if all(Path(name).is_file() for name in names):
+    """Report throughput. Several logs are the attempts of one run, oldest first.
+
+    EVENTS is a TensorBoard event file or a folder of them, for runs whose log is gone.
+    """
+    events = [file for name in names for file in event_files(Path(name))]
+    if events and not (Path(names[0]) / MANIFEST).is_file():
+        run, report = None, summarise(read_events(events), gpu=gpu, world_size=world_size)
+    elif all(Path(name).is_file() for name in names):
         run, report = None, parse_paths([Path(name) for name in names], gpu=gpu, world_size=world_size)
     elif len(names) == 1:
         run = find_run(names[0])

@@ -87,11 +87,17 @@ def all_studies() -> list[StudyFolder]:
 
 
 def find_study(name: str) -> StudyFolder | None:
-    """The study that a user means by a folder, an id or the start of one that no other shares; None for no study."""
+    """The study that a user means by a folder, an id or the start of one; None for no study.
+
+    Raises UserError for the start of several studies.
+    """
     if is_file(Path(name) / STUDY):
         return StudyFolder(Path(name).absolute())
     studies = all_studies()
     matches = [s for s in studies if s.study_id == name] or [s for s in studies if name and s.study_id.startswith(name)]
+    if len(matches) > 1 and not any(run.run_id == name for run in all_runs()):
+        message = f"'{name}' fits {len(matches)} studies: {', '.join(s.study_id for s in matches[-5:])}"
+        raise error("ambiguous-study", message, fix="give the whole id")
     return matches[0] if len(matches) == 1 else None
 
 
