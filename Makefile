@@ -5,16 +5,20 @@
 SHELL := /bin/bash
 VENV := .venv
 # All cores; the tests on the real Slurm share one cluster and one worker.
-PYTEST_ARGS ?= -n auto --dist loadgroup
+PYTEST_ARGS ?= -n auto --dist loadgroup -m "not drill"
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test drills clean
 
 demo: $(VENV)/.train
 	@FP8LAUNCH=$(BIN)/fp8launch bash tools/demo.sh
 
 test: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Time limits, power cuts, preemption: minutes each, alone on the machine.
+drills: $(VENV)/.test
+	@$(BIN)/python -m pytest -m drill
 
 $(VENV)/.train: pyproject.toml tools/setup.sh
 	@bash tools/setup.sh train $(VENV)

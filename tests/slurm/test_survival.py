@@ -20,7 +20,7 @@ from launching import Site, losses, sets, train_here
 
 from fp8launch.train import saved
 
-pytestmark = [pytest.mark.train, pytest.mark.slow]
+pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.drill]
 
 # About 12 iterations a second on a free machine: slow by what they compute, so that a drill has time to strike.
 ITERATIONS = 400
