@@ -65,7 +65,7 @@ def test_data_parallel_under_torchrun(weights: Path, alone: Run) -> None:
 
 
 @pytest.mark.skip(
-    reason="hangs with both launchers on one host, cause open; tests/slurm runs torchrun on two real nodes"
+    reason="hangs with both launchers on one host, cause open; tests/slurm has two nodes"
 )
 def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
     """Two launchers, as two nodes would have, meet by address and node number alone."""
