@@ -64,7 +64,6 @@ def test_data_parallel_under_torchrun(weights: Path, alone: Run) -> None:
     same_course(torchrun(2, [*MOCK, *from_weights(weights)]), alone)
 
 
-@pytest.mark.skip(reason="hangs with both launchers on one host, cause open; tests/slurm has two nodes")
 def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
     """Two launchers, as two nodes would have, meet by address and node number alone."""
     from train_jobs import finish, module, start

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -71,8 +72,10 @@ def start(script: str, arguments: list[str], python: tuple[str, ...] = (), **env
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> Run:
+    # All are read at once: one that nobody reads stops when its pipe is full, and the others wait for it.
     try:
-        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+        with ThreadPoolExecutor(len(processes)) as readers:
+            outputs = list(readers.map(lambda process: process.communicate(timeout=TIMEOUT)[0], processes))
     finally:
         for process in processes:
             process.kill()
