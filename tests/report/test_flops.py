@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8launch.hardware.gpus import GPUS, gpu
-from fp8launch.megatron.flops import flops_per_batch, flops_per_token, padded_vocab_size
+from fp8launch.megatron.flops import flops_per_batch, flops_per_token, miscounted, padded_vocab_size
 from fp8launch.problems import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,6 +38,11 @@ QWEN3_30B = model(
     moe_ffn_hidden_size=768, moe_router_topk=8,
 )  # fmt: skip
 MIXTRAL = model(32, 4096, 14336, 32, vocab_size=32000, seq_length=4096, num_experts=8, moe_router_topk=2)
+# Megatron counts its gated experts as two matrices, not three.
+GPT_OSS_20B = model(
+    24, 2880, 2880, 64, kv_channels=64, vocab_size=201088, seq_length=4096, swiglu=False, quick_geglu=True,
+    num_experts=32, moe_ffn_hidden_size=2880, moe_router_topk=4,
+)  # fmt: skip
 MODELS = {
     "llama3-8b": (model(32, 4096, 14336, 32), 5.147e10),
     "llama3-8b, 4096": (model(32, 4096, 14336, 32, seq_length=4096), 4.825e10),
@@ -47,6 +52,7 @@ MODELS = {
     "qwen3-30b-a3b": (QWEN3_30B, 2.301e10),
     "mixtral-8x7b": (MIXTRAL, 7.971e10),
     "deepseek-v3, 1 MTP layer": (DEEPSEEK_V3, 2.600e11),
+    "gpt-oss-20b": (GPT_OSS_20B, 1.927e10),
 }
 
 
@@ -60,6 +66,12 @@ def test_strings_from_a_log_or_flags_count_like_numbers() -> None:
     args, _ = MODELS["llama3-8b"]
     as_text = {k: str(v) if not isinstance(v, bool) else v for k, v in args.items()}
     assert flops_per_token(as_text) == flops_per_token(args)
+
+
+def test_a_count_that_is_not_what_the_gpus_do_is_told() -> None:
+    assert miscounted(MIXTRAL) == ()
+    gate, window = miscounted({**GPT_OSS_20B, "window_size": [128, 0]})
+    assert "quick GEGLU" in gate and "sliding-window" in window
 
 
 @pytest.mark.parametrize("missing", ["num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size"])
@@ -113,6 +125,12 @@ ABSENT = {
     "hybrid_attention_ratio": 0.0, "hybrid_mlp_ratio": 0.0, "experimental_attention_variant": None,
     "attention_output_gate": False, "linear_attention_freq": None,
 }  # fmt: skip
+# And what it reads of a model that does not say it.
+DEFAULTS: dict[str, object] = {
+    **ABSENT, "kv_channels": None, "quick_geglu": False, "multi_latent_attention": False, "num_experts": None,
+    "moe_layer_freq": 1, "moe_router_topk": 2, "moe_ffn_hidden_size": None, "moe_latent_size": None,
+    "moe_shared_expert_intermediate_size": None, "mtp_num_layers": None,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["0.17", "0.18", "installed"])
@@ -153,6 +171,7 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     latent_attention = draw(st.booleans())
     grouped = not latent_attention and draw(st.booleans())
     experts = draw(st.sampled_from([None, 4, 64]))
+    gated = draw(st.sampled_from(["", "swiglu", "quick_geglu"]))
     frequency = draw(st.one_of(st.integers(1, 4), st.lists(st.integers(0, 1), min_size=layers, max_size=layers)))
     maybe = lambda strategy: draw(st.one_of(st.none(), strategy))  # noqa: E731
     return {
@@ -165,7 +184,9 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
         "group_query_attention": grouped,
         "num_query_groups": draw(st.integers(1, heads)) if grouped else None,
         "seq_length": draw(st.integers(1, 8192)),
-        "swiglu": draw(st.booleans()),
+        "swiglu": gated == "swiglu",
+        "quick_geglu": gated == "quick_geglu",
+        "attention_output_gate": not latent_attention and draw(st.booleans()),
         "padded_vocab_size": draw(st.integers(1, 200_000)),
         "mtp_num_layers": maybe(st.integers(1, 3)),
         "num_experts": experts,
@@ -181,6 +202,17 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
         "qk_pos_emb_head_dim": draw(st.integers(1, 128)),
         "v_head_dim": draw(st.integers(1, 256)),
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_megatrons_own_function_agrees_on_published_models(megatron, name: str) -> None:
+    args = {**DEFAULTS, **MODELS[name][0]}
+    args["kv_channels"] = args["kv_channels"] or int(str(args["hidden_size"])) // int(str(args["num_attention_heads"]))
+    args["padded_vocab_size"] = padded_vocab_size(args)
+    if isinstance(args["moe_layer_freq"], str):
+        args["moe_layer_freq"] = [0] * 3 + [1] * 58
+    assert flops_per_batch(args, 3) == pytest.approx(megatron(args), rel=1e-12)
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ padding. With t tokens, hidden size h, L layers and sequence length s:
     6 t [ L (2 h q + 2 h kv + q s) + L_dense n f h + L_moe n (k f_e + f_s) h + h V ]
 
 where q and kv are the widths of the query and of one of key and value, n is 3 with SwiGLU else 2, V the padded
-vocabulary. Hybrid (Mamba) and linear-attention models are not counted: None.
+vocabulary. Two things are counted as Megatron counts them although the GPU does otherwise: an MLP gated by quick
+GEGLU as if it had two matrices, and sliding-window attention as full (`miscounted` tells). Hybrid (Mamba) and
+linear-attention models are not counted: None.
 """
 
 from __future__ import annotations
@@ -52,6 +54,18 @@ def flops_per_token(args: Arguments) -> float | None:
         + (1 + mtp) * hidden * vocabulary
     )
     return FORWARD_AND_BACKWARD * MULTIPLY_ADD * multiplications
+
+
+def miscounted(args: Arguments) -> tuple[str, ...]:
+    """Where Megatron's count, which this model follows, is not what the GPUs do."""
+    found = []
+    if args.get("quick_geglu") and not args.get("swiglu"):
+        found.append(
+            "Megatron leaves the gate of a quick GEGLU MLP out of its FLOPs: TFLOP/s and MFU are too low by it"
+        )
+    if args.get("window_size"):
+        found.append("Megatron counts sliding-window attention as full: TFLOP/s and MFU are too high by the difference")
+    return tuple(found)
 
 
 def padded_vocab_size(args: Arguments) -> int | None:

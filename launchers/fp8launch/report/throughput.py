@@ -16,7 +16,7 @@ from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
 from fp8launch.logs import Failure, ParsedLog, Process, read_log
 from fp8launch.logs.regions import line_number
-from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.flops import flops_per_token, miscounted
 from fp8launch.problems import error
 from fp8launch.report.selection import RULE, Line, Selection, ranges, select, values
 from fp8launch.report.statistics import LARGEST, Statistic, statistic
@@ -218,7 +218,10 @@ def summarise(
         arguments={k: args[k] for k in _NOTEWORTHY if k in args},
         attempts=tuple(_attempt(log, process) for log, process in attempts),
         failure=failure,
-        notes=_notes(logs, selection, attempts, gpu, dtype, peak, world, seq_length),
+        notes=(
+            *_notes(logs, selection, attempts, gpu, dtype, peak, world, seq_length),
+            *(miscounted(args) if lines else ()),
+        ),
     )
 
 
