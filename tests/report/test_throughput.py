@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fp8launch.problems import UserError
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.statistics import statistic
 from fp8launch.report.text import render_text
-from fp8launch.report.throughput import RunReport, parse_paths
+from fp8launch.report.throughput import parse_paths
 
 DATA = Path(__file__).parents[1] / "logs" / "data"
 STATISTICS = {"median", "mean", "min", "max", "iqr", "n"}

@@ -10,8 +10,9 @@ import click
 from fp8launch.cli.output import json_option, show_json
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.tensorboard import event_files, read_events
-from fp8launch.report.throughput import RunReport, parse_paths, summarise
+from fp8launch.report.throughput import parse_paths, summarise
 from fp8launch.runs.folder import MANIFEST, RunFolder
 from fp8launch.runs.store import find_run
 

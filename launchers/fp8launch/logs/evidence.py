@@ -1,5 +1,6 @@
-"""What the job itself says of FP8 (`train/probe.py`): one line of JSON each, from one rank of each model-parallel place
-after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`)."""
+"""What the job itself says, one line of JSON each: of FP8 (`train/probe.py`) from one rank of each model-parallel place
+after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`); of its nodes
+(`train/machine.py`) from the first process of each (`node`)."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from typing import Literal
 from fp8launch.logs.lines import clean, split_prefix
 
 MARKER = b"fp8launch-"
-_KINDS: Mapping[str, Literal["probe", "kernels"]] = {"probe": "probe", "kernels": "kernels"}
+Kind = Literal["probe", "kernels", "node"]
+_KINDS: Mapping[str, Kind] = {"probe": "probe", "kernels": "kernels", "node": "node"}
 
 
 @dataclass(frozen=True)
 class Evidence:
     """`data` as printed; `offset` in bytes from the start of the log."""
 
-    kind: Literal["probe", "kernels"]
+    kind: Kind
     offset: int
     data: Mapping[str, object]
 

@@ -10,10 +10,10 @@ from fp8launch.report.differences import Difference, Verdict, differing, facts_o
 from fp8launch.report.measured import Measured
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.rows import Measure, Row, rows_of
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.scaling import Efficiency, Ratio, efficiencies, ratio
 from fp8launch.report.selection import RULE
 from fp8launch.report.statistics import Statistic
-from fp8launch.report.throughput import RunReport
 
 # Beyond this a log's own TFLOP/s are counted by another formula, not rounded differently.
 SAME_FORMULA = 0.01

@@ -32,6 +32,7 @@ UNLIKE: Mapping[str, str] = {
     **dict.fromkeys(MODEL, "model"),
     "seq_length": "sequence length",
     "gpu": "GPU model",
+    "GPU": "GPU model",
     "world_size": "number of GPUs",
     "global_batch_size": "global batch",
 }
@@ -172,6 +173,8 @@ def facts_of_axis(key: str) -> set[str]:
         return {"precision"}
     if section == "env":
         return {f"env {name}"}
-    if key in ("container.image", "resources.gpu"):
+    if key == "resources.gpu":
+        return {"gpu", "GPU"}
+    if key == "container.image":
         return {name}
     return {FIELDS.get(tuple(section.split(".")), {}).get(name, name)}

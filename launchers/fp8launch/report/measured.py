@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.logs import ParsedLog
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import Line, Selection, select, values
 from fp8launch.report.tensorboard import read_events
-from fp8launch.report.throughput import RunReport, read_logs, summarise
+from fp8launch.report.throughput import read_logs, summarise
 from fp8launch.runs.folder import RunFolder
 
 # Megatron's dump calls these otherwise than its command line.
@@ -30,7 +31,8 @@ class Study:
 @dataclass(frozen=True)
 class Measured:
     """`facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
-    software versions and `env NAME`: only what is known. `dumped` says that the arguments are the log's own."""
+    software versions, `node set`, `GPU` and `driver` as the nodes said, and `env NAME`: only what is known. `dumped`
+    says that the arguments are the log's own."""
 
     name: str
     report: RunReport
@@ -122,7 +124,7 @@ def _measured(
     facts: dict[str, object] = {**stated, **dump}
     if report.global_batch_size:
         facts["global_batch_size"] = report.global_batch_size
-    facts |= dict(report.versions)
+    facts |= {**report.versions, **report.machines.facts()}
     facts |= {k: v for k, v in (("gpu", report.gpu), ("world_size", report.world_size)) if v is not None}
     if precision := precision_of(facts):
         facts["precision"] = precision

@@ -5,18 +5,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fp8launch.report.differences import Facts, differing, facts_of_axis, kind_of
 from fp8launch.report.intervals import Interval, mean_interval
+from fp8launch.report.machines import compressed
 from fp8launch.report.measured import Measured
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.statistics import Statistic
-from fp8launch.report.throughput import RunReport
 
 # Facts that do not make a variant: repeats may be of another day, place or state of the checkout.
-_CIRCUMSTANCES = frozenset({"commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "nodes", "world_size"})
+_CIRCUMSTANCES = frozenset(
+    {"commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "nodes", "world_size", "node set", "driver"}
+)
 # How labels call what differs, in this order. A size of 1 and a flag that is off are not worth a word.
 _SHORT = {
     "gpu": "",
+    "GPU": "",
     "seq_length": "seq",
     "num_layers": "layers",
     "num_experts": "experts",
@@ -66,9 +71,12 @@ class Row:
     def good(self) -> tuple[Measured, ...]:
         return tuple(run for run in self.runs if run.good)
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
-        return (self.good or self.runs)[0].facts
+        """Those of its first run; its nodes are all that its runs ran on."""
+        runs = self.good or self.runs
+        nodes = compressed(node for run in runs for node in run.report.machines.nodes)
+        return {**runs[0].facts, **({"node set": nodes} if nodes else {})}
 
     @property
     def world(self) -> int | None:
@@ -166,6 +174,8 @@ def _by_facts(runs: Sequence[Measured]) -> list[Key]:
         and name not in _CIRCUMSTANCES
         and not (weak and name == "global_batch_size")
     ]
+    if "gpu" in names and "GPU" in names:
+        names.remove("GPU")
     known = ["precision", *_SHORT]
     names.sort(key=lambda n: (known.index(n) if n in known else len(known), n))
     return [

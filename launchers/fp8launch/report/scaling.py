@@ -92,8 +92,8 @@ def _mode(rows: Sequence[Row]) -> Mode:
 
 def _verdict(row: Row, base: Row, mode: Mode) -> Verdict:
     verdict = speed_verdict(row.facts, base.facts, axes={"world_size", "global_batch_size"})
-    # The sizes differ by intention, and the mode says how.
-    noted = tuple(n for n in verdict.noted if not n.startswith(("number of GPUs", "global batch ")))
+    # The sizes differ by intention, and the mode says how; more nodes cannot be the same nodes.
+    noted = tuple(n for n in verdict.noted if not n.startswith(("number of GPUs", "global batch ", "node set ")))
     if mode == "neither" and row is not base:
         batches = f"{row.facts.get('global_batch_size')} against {base.facts.get('global_batch_size')}"
         unlike = (*verdict.unlike, f"global batch {batches}: neither weak nor strong scaling")

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import ranges
 from fp8launch.report.statistics import Statistic
-from fp8launch.report.throughput import RunReport
 
 _STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 

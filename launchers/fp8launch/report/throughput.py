@@ -6,24 +6,23 @@ Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
-from fp8launch.logs import Failure, ParsedLog, Process, read_log
-from fp8launch.logs.regions import line_number
+from fp8launch.logs import ParsedLog, Process, read_log
 from fp8launch.megatron.flops import flops_per_token, miscounted
 from fp8launch.problems import error
-from fp8launch.report.selection import RULE, Line, Selection, ranges, select, values
-from fp8launch.report.statistics import LARGEST, Statistic, statistic
-from fp8launch.report.verify import NOT_RUNNING, Verification, verify
+from fp8launch.report.machines import Machines, machines_of
+from fp8launch.report.outcome import attempt_of, not_running, status_of
+from fp8launch.report.run_report import RunReport
+from fp8launch.report.selection import Line, Selection, select, values
+from fp8launch.report.statistics import LARGEST, statistic
+from fp8launch.report.verify import Verification, verify
 
 T = TypeVar("T")
-Status = Literal["ok", "incomplete", "failed", "no_data"]
 
 _NOTEWORTHY = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length",
@@ -32,85 +31,6 @@ _NOTEWORTHY = (
     "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "train_iters", "log_interval",
     "transformer_impl", "attention_backend",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of the training program: the iterations that it logged, and how it ended."""
-
-    log: str
-    iterations: str
-    finished: bool
-    exit_line: str | None
-    failure: Failure | None
-
-    def as_json(self) -> dict[str, object]:
-        failure = self.failure.as_json() if self.failure else None
-        return {
-            "log": self.log,
-            "iterations": self.iterations,
-            "finished": self.finished,
-            "exit": self.exit_line,
-            "failure": failure,
-        }
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """`mfu_denominator` is what `mfu` divides by. A statistic is None where the log does not determine it."""
-
-    status: Status
-    iterations: int
-    iteration_last: int | None
-    iterations_planned: int | None
-    lines: int
-    step_time_ms: Statistic | None
-    tflops_per_gpu: Statistic | None
-    tflops_source: Literal["logged", "recomputed"] | None
-    tflops_per_gpu_recomputed: Statistic | None
-    tokens_per_s_per_gpu: Statistic | None
-    tokens_source: Literal["step time", "logged"] | None
-    mfu: Statistic | None
-    mfu_denominator: Mapping[str, object] | None
-    peak_memory_mib: float | None
-    energy_j_per_gpu: Statistic | None
-    loss_first: float | None
-    loss_last: float | None
-    grad_norm_last: float | None
-    nan_iterations: int
-    skipped_iterations: int
-    warmup_dropped: int
-    dropped: Mapping[str, tuple[int, ...]]
-    validations: tuple[Mapping[str, object], ...]
-    fp8: Mapping[str, object] | None
-    gpu: str | None
-    world_size: int | None
-    seq_length: int | None
-    global_batch_size: int | None
-    flops_per_token: float | None
-    parameters: int | None
-    versions: Mapping[str, str]
-    arguments: Mapping[str, object]
-    attempts: tuple[Attempt, ...]
-    failure: Failure | None
-    notes: tuple[str, ...]
-    rule: str = field(default=RULE)
-
-    def as_json(self) -> dict[str, object]:
-        """The contract of `parse --json`, and more; `failure` is there only for a failed run."""
-        out: dict[str, object] = {}
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, Statistic | Failure):
-                value = value.as_json()
-            out[name] = value
-        out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
-        out["validations"] = list(self.validations)
-        out["attempts"] = [a.as_json() for a in self.attempts]
-        out["notes"] = list(self.notes)
-        if self.status != "failed":
-            del out["failure"]
-        return {name: _plain(value) for name, value in out.items()}
 
 
 def parse_paths(
@@ -143,7 +63,7 @@ def summarise(
     world_size: int | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> RunReport:
-    """What the logs of one run say. `gpu` names a GPU of `hardware.gpus`; the log itself never does.
+    """What the logs of one run say. `gpu` names a GPU of `hardware.gpus`; else it is what the nodes said, if they did.
 
     `world_size` and `arguments` (Megatron's names) are what the run was started with, used where the log does not
     say so.
@@ -151,6 +71,8 @@ def summarise(
     logs = [logs] if isinstance(logs, ParsedLog) else list(logs)
     attempts = [(log, process) for log in logs for process in log.processes]
     selection = select(attempts)
+    machines = machines_of(logs)
+    stated_gpu, gpu = gpu, gpu or machines.gpu
     args = {**(arguments or {}), **_last_arguments(attempts)}
     world = _last(p.head.world_size for _, p in attempts) or _positive(args.get("world_size")) or world_size
     padded = _last(p.head.padded_vocab_size for _, p in attempts)
@@ -173,9 +95,9 @@ def summarise(
     dtype: Dtype = "fp4" if args.get("fp4") else "fp8" if requested and requested["requested"] else "bf16"
     peak = find_gpu(gpu).peak(dtype) if gpu else None
     tokens = statistic(tokens_per_s)
-    status, failure = _status(attempts, selection)
+    status, failure = status_of(attempts, selection)
     if status in ("ok", "incomplete") and verification.refuted:
-        status, failure = "failed", _fp8_not_running(logs, verification)
+        status, failure = "failed", not_running(logs, verification)
     lines = selection.lines
     last = lines[-1] if lines else None
 
@@ -209,6 +131,7 @@ def summarise(
         ),
         fp8=requested,
         gpu=gpu,
+        machines=machines,
         world_size=world,
         seq_length=seq_length,
         global_batch_size=_positive(last.global_batch_size) if last else _positive(args.get("global_batch_size")),
@@ -216,57 +139,14 @@ def summarise(
         parameters=_parameters(attempts),
         versions=_last(p.head.versions or None for _, p in attempts) or {},
         arguments={k: args[k] for k in _NOTEWORTHY if k in args},
-        attempts=tuple(_attempt(log, process) for log, process in attempts),
+        attempts=tuple(attempt_of(log, process) for log, process in attempts),
         failure=failure,
         notes=(
             *_notes(logs, selection, attempts, gpu, dtype, peak, world, seq_length),
+            *_other_gpu(stated_gpu, machines),
             *(miscounted(args) if lines else ()),
         ),
     )
-
-
-def _status(attempts: Sequence[tuple[ParsedLog, Process]], selection: Selection) -> tuple[Status, Failure | None]:
-    """ok: the end was as planned; failed: the log shows why it died; incomplete: neither; no_data: nothing at all.
-
-    The last process decides. A file without any sign of training, such as the log of a rank that prints nothing,
-    does not.
-    """
-    telling = [(log, p) for log, p in attempts if p.rows or p.head.arguments or p.ending.failure or p.ending.finished]
-    if not telling:
-        return "no_data", None
-    ending = telling[-1][1].ending
-    if ending.failure:
-        return "failed", ending.failure
-    if not selection.lines:
-        return "no_data", None
-    diverged = _diverged(selection.lines)
-    if diverged:
-        return "failed", diverged
-    last = selection.lines[-1].record()
-    planned_exit = ending.exit_line is not None and not re.search("SIGTERM|signal", ending.exit_line)
-    done = ending.finished and ending.exit_line is None
-    return ("ok" if done or planned_exit or last.number >= last.planned else "incomplete"), None
-
-
-def _diverged(lines: Sequence[Line]) -> Failure | None:
-    """A run whose last line is NaN trained nothing since the first NaN that it did not recover from."""
-
-    def is_nan(line: Line) -> bool:
-        values = line.record().values
-        # Megatron leaves a NaN loss out of its line; forks print it.
-        return values.get("nan_iterations", 0) > 0 or any(math.isnan(v) for v in values.values())
-
-    bad = None
-    for line in reversed(lines):
-        if not is_nan(line):
-            break
-        bad = line
-    if bad is None:
-        return None
-    text = f"loss or gradient is NaN from iteration {bad.number} to the end"
-    advice = "lower the learning rate, lengthen the warm-up, or use a finer FP8 recipe"
-    offset = int(bad.value("offset"))
-    return Failure("nan", text, advice, depth=0, offset=offset, line=line_number(bad.log.path, offset))
 
 
 def _iterations_covered(selection: Selection) -> int:
@@ -310,17 +190,6 @@ def _fp8(args: Mapping[str, object], found: Verification) -> dict[str, object] |
     }
 
 
-def _fp8_not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
-    finding = found.strongest
-    place = next(
-        ((log, e.offset) for log in logs for e in log.evidence if finding and e.offset == finding.offset), None
-    )
-    text = f"{found.recipe} was asked for and did not run: {finding.text if finding else ''}"
-    advice = "the speed is that of bf16: see `fp8launch verify`; Transformer Engine's layers alone look at the format"
-    line = line_number(place[0].path, place[1]) if place else None
-    return Failure(NOT_RUNNING, text, advice, depth=0, offset=place[1] if place else 0, line=line)
-
-
 def _count(attempts: Sequence[tuple[ParsedLog, Process]], lines: Sequence[Line], name: str) -> int:
     """The sum of a counter. The first line of a process does not reset it, so the second one holds it as well."""
     second = {(i, p.rows[0]): (i, p.rows[1]) for i, (_, p) in enumerate(attempts) if len(p.rows) > 1}
@@ -341,13 +210,6 @@ def _parameters(attempts: Sequence[tuple[ParsedLog, Process]]) -> int | None:
     """Parameters as printed, summed over model-parallel ranks (experts of other ranks are not printed)."""
     printed = _last(p.head.parameters or None for _, p in attempts)
     return sum(printed.values()) if printed else None
-
-
-def _attempt(log: ParsedLog, process: Process) -> Attempt:
-    numbers = log.iterations.column("number")
-    first_last = sorted({int(numbers[r]) for r in (process.rows[:1] + process.rows[-1:])})
-    span = "-".join(map(str, first_last))
-    return Attempt(log.path.name, span, process.ending.finished, process.ending.exit_line, process.ending.failure)
 
 
 def _planned(last: Line | None, args: Mapping[str, object]) -> int | None:
@@ -379,6 +241,12 @@ def _notes(
     return tuple(notes)
 
 
+def _other_gpu(stated: str | None, machines: Machines) -> list[str]:
+    if not stated or machines.gpu in (None, stated):
+        return []
+    return [f"the GPU is said to be {stated}, and the nodes have {', '.join(machines.gpus)}"]
+
+
 def _last_arguments(attempts: Sequence[tuple[ParsedLog, Process]]) -> Mapping[str, object]:
     return _last(p.head.arguments or None for _, p in attempts) or {}
 
@@ -389,17 +257,6 @@ def _last(values: Iterable[T | None]) -> T | None:
 
 def _positive(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
-
-
-def _plain(value: object) -> object:
-    """JSON knows neither NaN nor infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(v) for v in value]
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _finite(value: float) -> float | None:

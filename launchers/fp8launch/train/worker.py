@@ -3,7 +3,7 @@
 Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs
 fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same
 preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
-Signals are not touched.
+Signals are left to the training; helper processes outlive SIGTERM.
 
 Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`;
 FP8LAUNCH_STOP_AT as in `stop_arguments`.
@@ -26,6 +26,8 @@ from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 import backfills  # noqa: E402
+import helpers  # noqa: E402
+import machine  # noqa: E402
 import ranks  # noqa: E402
 
 WRONG_REQUEST = 2
@@ -119,6 +121,7 @@ def check_gpu() -> None:
 def prepare(device: str, argv: list[str]) -> None:
     """Everything that must be in place before Megatron is imported by the entry or the script."""
     backfills.install()
+    helpers.outlive_sigterm()
     if device == "cpu":
         import cpu
 
@@ -206,6 +209,7 @@ def main() -> None:
     problem_found = low_precision_problem(argv, device)
     if problem_found:
         stop(WRONG_REQUEST, problem_found)
+    machine.announce()
     prepare(device, argv)
     if script is not None:
         run_script(script, argv)
