@@ -12,6 +12,6 @@ python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3
     'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments
 [ "$site" -ef "$folder/hopper-site.tar.xz" ] || cp "$site" "$folder/hopper-site.tar.xz"
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
-git -C "$top" archive HEAD launchers recipes clusters containers benchmarks/h200/{run.sh,lists,recipes} |
+git -C "$top" archive HEAD launchers recipes clusters containers tools/text_dataset.py benchmarks/h200/{run.sh,lists,recipes} |
     xz -T0 > "$folder/code.tar.xz"
 du -sh "$folder"

@@ -2,17 +2,18 @@
 # Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
 #
 # LIST is a name in lists/ or a file: one run per line, `GPUS NAME RECIPE [submit options]`, where RECIPE is a file or a
-# name in recipes/, and {here} in the options this folder. GPUS is how many it takes;
-# lines that fit beside each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1.
-# No run starts that could not end within SECONDS (default 540) at 150 seconds a run (EACH).
+# name in recipes/. In the options {here} is this folder, and {text} a dataset made of this machine's Python library by
+# tools/text_dataset.py. GPUS is how many it takes; lines that fit beside each other run at once (their numbers are then
+# good for evidence, not for speed), unless SERIAL=1. No run starts that could not end within SECONDS (default 540) at 150
+# seconds a run (EACH); one that takes longer is ended. A line `compare TITLE NAME...` compares these runs at the end.
 #
 #   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
-#          compare.json, compare.md, summary.txt, host.txt, submit.log
+#          compare.json, compare.md, TITLE.compare.json and .md, summary.txt, host.txt, text.json, submit.log
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,15p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,17p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 list=$1 limit=${2:-540} each=${EACH:-150}
@@ -78,8 +79,14 @@ reap() { # wait for one run and take its GPUs back
     [ -n "$pid" ] && free+=(${taken[$pid]//,/ }) && unset "taken[$pid]"
 }
 
+if grep -q '^[^#].*{text}' "$list"; then
+    python3 "$top/tools/text_dataset.py" "$work/text" > "$out/text.json" || exit 3
+fi
+
+declare -A titles=()
 while read -r need name recipe options <&3; do
     [[ -z "$need" || "$need" == \#* ]] && continue
+    [ "$need" = compare ] && { titles[$name]="$recipe $options"; continue; }
     [ "$need" -le "$gpus" ] || { echo "$name: skipped, needs $need GPUs of $gpus" | tee -a "$out/summary.txt"; continue; }
     while [ "${#free[@]}" -lt "$need" ] || { [ -n "${SERIAL:-}" ] && [ "${#taken[@]}" -gt 0 ]; }; do reap; done
     if [ $((SECONDS + each)) -gt "$limit" ]; then
@@ -89,7 +96,8 @@ while read -r need name recipe options <&3; do
     ids=$(IFS=,; echo "${free[*]:0:need}")
     free=("${free[@]:need}")
     [ -f "$recipe" ] || recipe=$here/recipes/$recipe.yaml
-    one "$name" "$ids" "$recipe" ${options//\{here\}/$here} &
+    options=${options//\{here\}/$here}
+    one "$name" "$ids" "$recipe" ${options//\{text\}/$work/text} &
     taken[$!]=$ids
 done 3< "$list"
 while [ "${#taken[@]}" -gt 0 ]; do reap; done
@@ -111,9 +119,19 @@ print(json.dumps({"name": sys.argv[1], **(json.loads(text) if text.strip() else 
     done
     { echo "== $name"; fp verify "$run"; fp parse "$run" | head -12; } >> "$out/summary.txt" 2>&1
 done
+for title in "${!titles[@]}"; do
+    these=()
+    for name in ${titles[$title]}; do
+        run=$(ls -td "$work/runs/$name"/*/ 2>/dev/null | head -1)
+        [ -f "${run}manifest.json" ] && these+=("$run")
+    done
+    [ "${#these[@]}" -gt 1 ] || { echo "$title: fewer than two runs to compare" | tee -a "$out/summary.txt"; continue; }
+    fp compare "${these[@]}" --force --md "$out/$title.compare.md" --json > "$out/$title.compare.json" 2>> "$out/submit.log"
+    { echo "== $title"; cat "$out/$title.compare.md"; } >> "$out/summary.txt" 2>&1
+done
 if [ "${#folders[@]}" -gt 0 ]; then
     fp compare "${folders[@]}" --force --md "$out/compare.md" --json > "$out/compare.json" 2>> "$out/submit.log"
 fi
-# Every log and manifest; checkpoints and the copied code stay behind.
-tar -C "$work/runs" --exclude=code --exclude=checkpoints -cJf "$out/runs.tar.xz" .
+# Every log and manifest; checkpoints, data indices and the copied code stay behind.
+tar -C "$work/runs" --exclude=code --exclude=checkpoints --exclude=cache -cJf "$out/runs.tar.xz" .
 cat "$out/summary.txt"

@@ -1,0 +1,38 @@
+"""The lists of `benchmarks/h200/run.sh`: every line names a recipe that means something, with these options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8launch.megatron.translate import layout, translate
+from fp8launch.recipe.load import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = ROOT / "benchmarks" / "h200"
+LINES = [
+    (path.stem, words)
+    for path in sorted((H200 / "lists").glob("*.txt"))
+    for line in path.read_text().splitlines()
+    if (words := line.split()) and not words[0].startswith("#")  # as bash's `read` does: quotes are the recipe's
+]
+RUNS = [(name, words) for name, words in LINES if words[0] != "compare"]
+
+
+@pytest.mark.parametrize(("name", "words"), RUNS, ids=[f"{name}-{words[1]}" for name, words in RUNS])
+def test_a_line_is_a_run(name: str, words: list[str]) -> None:
+    gpus, _, recipe, *options = words
+    assert set(options[::2]) <= {"--set"}
+    settings = [text.replace("{here}", str(H200)).replace("{text}", "/data/text") for text in options[1::2]]
+    path = ROOT / recipe if (ROOT / recipe).is_file() else H200 / "recipes" / f"{recipe}.yaml"
+    loaded = load_recipe(str(path), overrides=settings)
+    assert loaded.recipe.resources.gpus_per_node <= int(gpus)
+    if loaded.recipe.launch.script is None:
+        layout(translate(loaded), loaded)
+
+
+def test_a_comparison_names_runs_of_its_list() -> None:
+    for name, words in LINES:
+        if words[0] == "compare":
+            assert set(words[2:]) <= {other[1] for its, other in RUNS if its == name}
