@@ -60,7 +60,7 @@ def family(name: str) -> str:
     return next((family for family, pattern in FAMILIES if pattern.search(name)), OTHER)
 
 
-def summary(kernels: Mapping[str, Total], top: int = 15) -> dict[str, object]:
+def summary(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
     """Count and time by family, the `top` kernels by time, and every GEMM name (cut): enough to judge again later."""
     families: dict[str, Total] = {}
     of = {name: family(name) for name in kernels}

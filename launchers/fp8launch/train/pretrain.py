@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -109,6 +111,15 @@ def _transformer_config() -> Any:
     return core_transformer_config_from_args(get_args())
 
 
+def set_config_fields(args: Any) -> None:
+    """FP8LAUNCH_CONFIG, a JSON object: fields of Megatron's TransformerConfig that its command line leaves out.
+
+    Megatron builds its config from every attribute of `args` that bears the name of a field.
+    """
+    for name, value in json.loads(os.environ.get("FP8LAUNCH_CONFIG") or "{}").items():
+        setattr(args, name, value)
+
+
 def refused(argv: list[str]) -> list[str]:
     """A line for each argument that asks for what this entry does not do."""
     flags = {argument.split("=", 1)[0] for argument in argv}
@@ -152,6 +163,7 @@ def _parsed() -> dict[str, Any]:
     from megatron.training.arguments import parse_and_validate_args
 
     args = parse_and_validate_args()
+    set_config_fields(args)
     model = getattr(argument_utils, "gpt_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
     return {"cfg_container": argument_utils.pretrain_cfg_container_from_args(args, model)}
 
