@@ -41,12 +41,26 @@ class Survival:
 
 
 @dataclass(frozen=True)
+class JobPhase:
+    """A stretch of the training that ends with iteration `end`: what holds for it alone, beside what all phases have.
+
+    `environment` is not set in the other phases.
+    """
+
+    name: str
+    end: int
+    megatron_args: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """One training run as a Slurm job or a local process group.
 
     `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
     long options in order, None for a bare one. `health_gpus` is how many GPUs a node must show before training starts;
-    None looks at no node. `environment` and `megatron_args` reach the processes byte for byte.
+    None looks at no node. `environment` and `megatron_args` reach the processes byte for byte; where there are phases,
+    they are what all of them have in common.
     """
 
     name: str
@@ -67,6 +81,7 @@ class Job:
     cpus_per_task: int | None = None
     health_gpus: int | None = None
     survival: Survival | None = None
+    phases: tuple[JobPhase, ...] = ()
 
     @property
     def world_size(self) -> int:

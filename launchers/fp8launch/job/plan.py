@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import image_for, local_path
-from fp8launch.job.job import Container, Job, Mode, Mount, Survival
-from fp8launch.job.script import BASH_VARIABLES, OWN_VARIABLES
+from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
+from fp8launch.job.script import BASH_VARIABLES, OWN_VARIABLES, flags_of
+from fp8launch.megatron.phases import Phase
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe
@@ -34,10 +36,11 @@ def plan(
     cluster: Cluster,
     folder: Path | None,
     *,
+    phases: Sequence[Phase] = (),
     runtime: Runtime | None = None,
     check_paths: bool = True,
 ) -> Job:
-    """The job for a recipe on a cluster.
+    """The job for a recipe on a cluster; `phases` are those of the recipe, and `args` then the first one's.
 
     `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none"
     ignores the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not
@@ -50,11 +53,21 @@ def plan(
             f"the run folder {str(folder)!r} has characters that Slurm or a shell reads otherwise",
             fix="choose a run root of letters, digits, spaces and ./@+=:,_-",
         )
-    _refuse_reserved(loaded, cluster)
+    for part in [loaded, *(phase.loaded for phase in phases)]:
+        _refuse_reserved(part, cluster)
+    if phases and folder is None:
+        raise error(
+            "portable-phases", "a portable script knows of no run before it, so it cannot know the phase", "phases",
+            "submit the recipe, or render one of its phases with --phase", 1,
+        )  # fmt: skip
     mode: Mode = recipe.launch.mode or cluster.launch or "srun"
     container = _container(loaded, cluster, runtime, check_paths)
     # A portable script makes its run folder when it runs: nothing there could know of an attempt before it.
     survival, argv = _survival(recipe, args, container, folder) if folder is not None else (None, args.argv)
+    environment = _environment(recipe, cluster)
+    if phases:
+        each = [(one, _environment(one.loaded.recipe, cluster), _always(one.args.argv)) for one in phases]
+        environment, argv, job_phases = _shared(each)
     return Job(
         name=recipe.name,
         description=recipe.description,
@@ -64,7 +77,7 @@ def plan(
         mode=mode,
         python=_python(recipe, cluster, runtime, portable=folder is None),
         megatron_args=argv,
-        environment=_environment(recipe, cluster),
+        environment=environment,
         secrets=tuple(recipe.secrets),
         slurm=_slurm_options(recipe, cluster, folder, mode) + _ending(recipe, cluster, survival),
         setup=tuple(cluster.setup),
@@ -74,6 +87,7 @@ def plan(
         cpus_per_task=_cpus_per_task(recipe, mode),
         health_gpus=_health_gpus(recipe, cluster),
         survival=survival,
+        phases=job_phases if phases else (),
     )
 
 
@@ -204,17 +218,36 @@ def _survival(
     save = args.values.get("save")
     if not recipe.goes_on or not isinstance(save, str):
         return None, args.argv
-    first: list[str] = []
-    always: list[str] = []
-    into = always
-    for word in args.argv:
-        if word.startswith("--"):
-            into = first if word in _FIRST_START else always
-        into.append(word)
-    if "--exit-signal-handler" not in always:
-        # Slurm says SIGTERM before it ends or preempts a job: then save and leave.
-        always.append("--exit-signal-handler")
-    return Survival(save, _on_the_host(save, container, folder), tuple(first)), tuple(always)
+    first = [word for flag in flags_of(args.argv) if flag[0] in _FIRST_START for word in flag]
+    return Survival(save, _on_the_host(save, container, folder), tuple(first)), _always(args.argv)
+
+
+def _always(argv: Sequence[str]) -> tuple[str, ...]:
+    """What every attempt of a run that goes on is started with, whatever it starts from."""
+    # Slurm says SIGTERM before it ends or preempts a job: then save and leave.
+    leave = [] if "--exit-signal-handler" in argv else ["--exit-signal-handler"]
+    return (*(word for flag in flags_of(argv) if flag[0] not in _FIRST_START for word in flag), *leave)
+
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+def _shared(each: Sequence[tuple[Phase, Pairs, Sequence[str]]]) -> tuple[Pairs, tuple[str, ...], tuple[JobPhase, ...]]:
+    """Environment and arguments that all phases have, and each phase with what it has beside them."""
+    environments = [dict(environment) for _, environment, _ in each]
+    common = {k: v for k, v in environments[0].items() if all(env.get(k) == v for env in environments)}
+    lists = [flags_of(argv) for _, _, argv in each]
+    shared = [flag for flag in lists[0] if all(flag in flags for flags in lists)]
+    phases = tuple(
+        JobPhase(
+            phase.name,
+            phase.end,
+            tuple(word for flag in flags if flag not in shared for word in flag),
+            tuple((k, v) for k, v in environment.items() if k not in common),
+        )
+        for (phase, _, _), environment, flags in zip(each, environments, lists, strict=True)
+    )
+    return tuple(common.items()), tuple(word for flag in shared for word in flag), phases
 
 
 def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
@@ -243,7 +276,7 @@ def _ending(recipe: Recipe, cluster: Cluster, survival: Survival | None) -> tupl
     if "signal" not in cluster.options:
         # Without B: it reaches the processes. They should be gone by then: they keep to the time themselves.
         options["signal"] = f"TERM@{max(1, stop_before(recipe) // 2)}"
-    if recipe.survive.attempts > 1 and cluster.requeue is None:
+    if (recipe.survive.attempts > 1 or recipe.phases) and cluster.requeue is None:
         # With a job that waits, Slurm starting this one again by itself would make two.
         options["requeue" if continue_by(cluster) == "requeue" else "no-requeue"] = None
     return tuple(options.items())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fp8launch import __version__
-from fp8launch.job.job import Job
+from fp8launch.job.job import Job, JobPhase, Survival
 
 INDENT = "    "
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
@@ -16,8 +16,8 @@ AUTHOR = f"Written by fp8launch {__version__}."
 
 # Names that a recipe cannot use for a variable: those of the script itself, and those that bash keeps for itself.
 OWN_VARIABLES = {
-    "attempt", "code", "home", "hosts", "image", "job", "megatron_args", "python", "run_folder", "status",
-    "FP8LAUNCH_STOP_AT", "MASTER_ADDR", "MASTER_PORT",
+    "attempt", "begun", "code", "home", "hosts", "image", "job", "megatron_args", "phase", "phase_end", "python",
+    "reached", "run_folder", "status", "FP8LAUNCH_STOP_AT", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 BASH_VARIABLES = {
     "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND", "BASH_LINENO",
@@ -82,10 +82,11 @@ def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
     head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {AUTHOR}"]
     command = [*_container(job), *process_command(replace(job, mode="torchrun"))]
-    step = _with_status(command, '>> "$attempt.log" 2>&1')
+    step = _with_status(command, '>> "$attempt.log" 2>&1', _short_of_its_end(job))
     blocks = [
         head,
         _places(job),
+        _one_by_one(job),
         _setup(job),
         _environment(job),
         _container_environment(job),
@@ -95,6 +96,41 @@ def local_script(job: Job) -> str:
         step,
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _one_by_one(job: Job) -> list[str]:
+    """Phases without Slurm: the script runs itself once for each, so that none inherits anything of the one before."""
+    if not job.phases or job.survival is None:
+        return []
+    cases = _phase_cases(
+        job, lambda one: [f"phase_end={one.end} attempt=$run_folder/logs/$job-{job.phases.index(one)}"]
+    )
+    return [
+        "if [ $# -eq 0 ]; then",
+        f"{INDENT}for phase in {' '.join(quote(one.name) for one in job.phases)}; do",
+        f'{INDENT * 2}bash "$0" "$phase" || exit',
+        f"{INDENT}done",
+        f"{INDENT}exit 0",
+        "fi",
+        "phase=$1",
+        *cases,
+        "# The iteration of the newest checkpoint.",
+        "reached() {",
+        f"{INDENT}cat {quote(_tracker(job.survival))} 2> /dev/null || echo 0",
+        "}",
+        '[ "$(reached)" -lt "$phase_end" ] || exit 0',
+    ]
+
+
+def _short_of_its_end(job: Job) -> list[str]:
+    """The next phase must not begin where this one was asked to leave early."""
+    if not job.phases:
+        return []
+    return [f'[ "$status" -ne 0 ] || [ "$(reached)" -ge "$phase_end" ] || status={UNHEALTHY}']
+
+
+def _tracker(survival: Survival) -> str:
+    return survival.checkpoint + "/latest_checkpointed_iteration.txt"
 
 
 def _count(number: int, what: str) -> str:
@@ -167,6 +203,15 @@ def _keeper(job: Job) -> str:
 def _begin(job: Job) -> list[str]:
     if job.survival is None:
         return []
+    if job.phases:
+        return [
+            "# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and",
+            "# in which phase: that of the newest checkpoint.",
+            f'begun=$({_keeper(job)} begin "$run_folder" "$attempt") || exit',
+            'read -r FP8LAUNCH_STOP_AT phase <<< "$begun" || true',
+            '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0',
+            "export FP8LAUNCH_STOP_AT",
+        ]
     return [
         "# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.",
         f'FP8LAUNCH_STOP_AT=$({_keeper(job)} begin "$run_folder" "$attempt") || exit',
@@ -181,7 +226,7 @@ def _start(job: Job) -> list[str]:
         return []
     lines = [
         "# From the run's own checkpoint as soon as there is one.",
-        f"if [ -s {quote(job.survival.checkpoint + '/latest_checkpointed_iteration.txt')} ]; then",
+        f"if [ -s {quote(_tracker(job.survival))} ]; then",
         f"{INDENT}megatron_args+=(--load {quote(job.survival.save)})",
     ]
     if job.survival.first:
@@ -198,17 +243,28 @@ def _environment(job: Job) -> list[str]:
     lines = [f"export {name}={quote(value)}" for name, value in job.environment]
     for name in job.secrets:
         lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
+    lines += _phase_cases(job, lambda one: [f"export {name}={quote(value)}" for name, value in one.environment])
     return ["# Environment of the recipe and the cluster.", *lines] if lines else []
+
+
+def _phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
+    """What only the attempts of one phase do; nothing where no phase has anything to itself."""
+    cases: list[str] = []
+    for one in job.phases:
+        if own := lines_of(one):
+            cases += [f"{quote(one.name)})", *(INDENT + line for line in own), f"{INDENT};;"]
+    return ['case "$phase" in', *cases, "esac"] if cases else []
 
 
 def _container_environment(job: Job, *rendezvous: str) -> list[str]:
     """What makes Apptainer pass the job's variables on; the other runtimes take them as they are, or by an option."""
     if job.container is None or job.container.runtime != "apptainer":
         return []
-    names = [*_names(job), *rendezvous]
+    names = [*_common_names(job), *rendezvous]
     return [
         "# An image's own environment wins over the host's, unless a variable has this prefix.",
         *(f'export APPTAINERENV_{name}="${name}"' for name in names),
+        *_phase_cases(job, lambda one: [f'export APPTAINERENV_{name}="${name}"' for name, _ in one.environment]),
     ]
 
 
@@ -236,6 +292,8 @@ def _health(job: Job, *options: str) -> list[str]:
 
 def _arguments(job: Job) -> list[str]:
     lines = ["megatron_args=(", *(INDENT + line for line in flag_lines(job.megatron_args)), ")"]
+    if job.phases:
+        lines += ["# And what is the phase's own.", *_phase_cases(job, _own_arguments)]
     if job.folder is None:
         lines += [
             "# What follows the script's name on sbatch's command line goes to Megatron too, and wins.",
@@ -244,16 +302,26 @@ def _arguments(job: Job) -> list[str]:
     return lines
 
 
+def _own_arguments(one: JobPhase) -> list[str]:
+    lines = flag_lines(one.megatron_args)
+    return ["megatron_args+=(", *(INDENT + line for line in lines), ")"] if lines else []
+
+
 def flag_lines(argv: Sequence[str]) -> list[str]:
     """One line a flag with its values, quoted for a shell."""
-    lines: list[str] = []
+    return [" ".join(map(quote, flag)) for flag in flags_of(argv)]
+
+
+def flags_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
+    """An argument list as flags, each with its values."""
+    flags: list[tuple[str, ...]] = []
     for word in argv:
         # A value such as -1 belongs to the flag before it.
-        if word.startswith("--") or not lines:
-            lines.append(quote(word))
+        if word.startswith("--") or not flags:
+            flags.append((word,))
         else:
-            lines[-1] += " " + quote(word)
-    return lines
+            flags[-1] += (word,)
+    return flags
 
 
 def _step(job: Job) -> list[str]:
@@ -278,12 +346,16 @@ def _end(job: Job) -> list[str]:
     return [f'{_keeper(job)} end "$run_folder" "$attempt" "$status" || exit']
 
 
-def _with_status(command: Sequence[Sequence[Word]], redirect: str = "") -> list[str]:
-    """The command in lines, and its exit status kept in a file for when Slurm has forgotten the job."""
+def _with_status(command: Sequence[Sequence[Word]], redirect: str = "", after: Sequence[str] = ()) -> list[str]:
+    """The command in lines, and its exit status kept in a file for when Slurm has forgotten the job.
+
+    `after` may change the status.
+    """
     lines = f" \\\n{INDENT}".join(" ".join(map(quote, words)) for words in command if words)
     return [
         "status=0",
         f"{lines} {redirect}".rstrip() + " || status=$?",
+        *after,
         'echo "$status" > "$attempt.exit" || true',
         'exit "$status"',
     ]
@@ -328,4 +400,9 @@ def _container(job: Job) -> list[list[Word]]:
 
 def _names(job: Job) -> Iterable[str]:
     """The variables of the recipe and the cluster, which must win over what an image sets."""
+    of_phases = dict.fromkeys(name for one in job.phases for name, _ in one.environment)
+    return (*_common_names(job), *of_phases)
+
+
+def _common_names(job: Job) -> Iterable[str]:
     return (*(name for name, _ in job.environment), *job.secrets)

@@ -150,13 +150,19 @@ def _apply(tree: Node, override: str) -> Node:
     place = f"--set {override}"
     node = parse_yaml(text, place, numbered=False)
     if steps == ["precision", "recipe"]:
-        return _switch_precision(tree, node)
+        return switch_precision(tree, node)
+    if steps[:1] == ["phases"] and steps[2:] == ["precision", "recipe"]:
+        # Its part comes when the phase is laid on the recipe; format and amax settings of another would spoil it.
+        own = tree.find(("phases", steps[1])).value
+        if isinstance(own, dict) and "precision" in own:
+            tree = _replace(tree, ("phases", steps[1], "precision"), _gather_of(own["precision"], node))
     for step in reversed(steps):
         node = Node({step: node}, place)
     return merge(tree, node)
 
 
-def _switch_precision(tree: Node, choice: Node) -> Node:
+def switch_precision(tree: Node, choice: Node) -> Node:
+    """The tree with another precision recipe, whose part of the pack comes with it; parameter gather stays."""
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
     known = choice.value in PRECISION_RECIPES and is_file(part)
@@ -164,10 +170,22 @@ def _switch_precision(tree: Node, choice: Node) -> Node:
         return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
     rest = {key: child for key, child in _entries(tree).items() if key != "precision"}
     tree = merge(Node(rest, tree.where), read_yaml(part))
+    return merge(tree, Node({"precision": _gather_of(current, choice)}, choice.where))
+
+
+def _gather_of(precision: Node, choice: Node) -> Node:
+    """What stays of a precision section when `choice` becomes its recipe."""
     kept = {"recipe": choice}
-    if choice.value != "bf16" and isinstance(current.value, dict) and "param_gather" in current.value:
-        kept["param_gather"] = current.value["param_gather"]
-    return merge(tree, Node({"precision": Node(dict(kept), choice.where)}, choice.where))
+    if choice.value != "bf16" and isinstance(precision.value, dict) and "param_gather" in precision.value:
+        kept["param_gather"] = precision.value["param_gather"]
+    return Node(dict(kept), choice.where)
+
+
+def _replace(tree: Node, path: tuple[str, ...], node: Node) -> Node:
+    """The tree with `node` in place of what `path` leads to."""
+    step, *rest = path
+    entries = _entries(tree)
+    return Node({**entries, step: _replace(entries[step], tuple(rest), node) if rest else node}, tree.where)
 
 
 def _entries(tree: Node) -> dict[str, Node]:

@@ -5,7 +5,7 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -21,6 +21,8 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 _WALL_TIME = r"^([0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2})$"
+# Never the dot of a dotted key, and plain in a shell and a file's name.
+_PHASE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 _RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 _REASON = r"\S"
 _AXIS = r"^[a-z]+(\.[A-Za-z0-9_-]+)+$"
@@ -29,6 +31,7 @@ PATTERNS_IN_WORDS = {
     _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
     _ENV_NAME: "letters, digits and '_', not starting with a digit",
     _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
+    _PHASE: "letters, digits, '_' or '-', at most 40, starting with a letter or digit",
     _RULE_CODE: "the code of a warning, as `fp8launch check` shows it in brackets",
     _REASON: "a reason in words",
     _AXIS: "a section and a key, such as precision.recipe",
@@ -42,6 +45,9 @@ AxisValue = str | int | float | bool | None
 Version = Annotated[str, StringConstraints(pattern=_VERSION)]
 RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
 Reason = Annotated[str, StringConstraints(pattern=_REASON)]
+PhaseName = Annotated[str, StringConstraints(pattern=_PHASE)]
+# A section's keys and values; checked with the rest of the section, once they are laid on the recipe's own.
+Overrides = dict[str, Any]
 StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
 Gpu = Literal["a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"]
 
@@ -227,6 +233,23 @@ class Software(Section):
     cuda: Version | None = None
 
 
+class Phase(Section):
+    """A stretch of the training with values of its own, laid on those of the recipe (docs/survival.md).
+
+    One phase may leave `iterations` out and gets what the others leave of `train.iterations`.
+    """
+
+    iterations: Positive | None = None
+    precision: Overrides | None = None
+    parallel: Overrides | None = None
+    batch: Overrides | None = None
+    train: Overrides | None = None
+    optimizer: Overrides | None = None
+    data: Overrides | None = None
+    env: Overrides | None = None
+    megatron: Overrides | None = None
+
+
 class Reference(Section):
     """A published figure for this model, precision and layout, for a report to print beside ours.
 
@@ -261,6 +284,8 @@ class Recipe(Section):
     silence: dict[RuleCode, Reason] = {}
     notes: list[str] = []
     reference: Reference | None = None
+    # One run in stretches, one after the other in this order, over one checkpoint.
+    phases: dict[PhaseName, Phase] = {}
     # A study: one run for every combination of these values, on each of these numbers of nodes.
     axes: dict[AxisKey, Annotated[list[AxisValue], Field(min_length=1)]] = {}
     nodes: Annotated[list[Positive], Field(min_length=1)] | None = None
@@ -286,6 +311,10 @@ class Recipe(Section):
     def _going_on_needs_checkpoints(self) -> Recipe:
         if self.survive.attempts > 1 and not self.goes_on:
             raise ValueError("`survive.attempts` above 1 needs `checkpoint.dir` and `checkpoint.interval`")
+        if self.phases and not self.goes_on:
+            raise ValueError(
+                "`phases` need `checkpoint.dir` and `checkpoint.interval`: each goes on from the one before"
+            )
         return self
 
     @property
@@ -306,7 +335,7 @@ class Recipe(Section):
 def _refuse_unknown_axis(key: str) -> None:
     """An axis is a key that a recipe can have: a field of a section, or any flag or variable."""
     section, field = key.split(".")[:2]
-    free = ("model", "megatron", "env")
+    free = ("model", "megatron", "env", "phases")
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):

@@ -85,6 +85,8 @@ def _real_path(node: Node, loc: Path) -> Path:
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
         by_alias = {(f.alias or name): f for name, f in model.model_fields.items()}
+        if str(step) not in by_alias:
+            continue  # a name of one's own, such as a phase's: its model is the mapping's
         annotation = by_alias[str(step)].annotation
         members = (annotation, *get_args(annotation))
         candidates = [c for c in members if isinstance(c, type) and issubclass(c, BaseModel)]

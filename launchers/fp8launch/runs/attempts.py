@@ -17,7 +17,8 @@ CANCELLED = "cancelled"  # a file that keeps every further attempt from beginnin
 class Attempts:
     """`jobs` that have begun, oldest first; `waiting` is the job that follows the newest; `used` attempts count.
 
-    `stopped` says why the run does not go on by itself, `then` what followed the newest attempt that has ended.
+    `stopped` says why the run does not go on by itself, `then` what followed the newest attempt that has ended, `phase`
+    which phase the newest attempt is in.
     """
 
     jobs: tuple[str, ...] = ()
@@ -27,11 +28,13 @@ class Attempts:
     stopped: str | None = None
     finished: bool = False
     then: str | None = None
+    phase: str | None = None
 
     @property
     def words(self) -> str:
         """In a few words for a table; empty for a run of a single attempt that says nothing else."""
-        told = [f"{self.used} attempts"] if self.used > 1 else []
+        told = [f"phase {self.phase}"] if self.phase and not self.finished else []
+        told += [f"{self.used} attempts"] if self.used > 1 else []
         told += ["stopped: " + self.stopped] if self.stopped and not self.finished else []
         told += ["without " + ", ".join(self.excluded)] if self.excluded else []
         return "; ".join(told)
@@ -50,6 +53,7 @@ def attempts_of(run: RunFolder) -> Attempts:
         stopped=record.get("stopped"),
         finished=bool(record.get("finished")),
         then=ended[-1] if ended else None,
+        phase=every[-1].get("phase") if every else None,
     )
 
 

@@ -81,8 +81,8 @@ def point_key(point: Point, prepared: Prepared) -> str:
     recipe = prepared.loaded.recipe
     content = [
         prepared.args.version,
-        prepared.args.argv,
-        recipe.environment,
+        [one.args.argv for one in prepared.parts] if prepared.phases else prepared.args.argv,
+        [one.loaded.recipe.environment for one in prepared.parts] if prepared.phases else recipe.environment,
         recipe.resources.model_dump(),
         recipe.container.model_dump(),
         recipe.launch.model_dump(),

@@ -36,6 +36,7 @@ def survival_text(loaded: LoadedRecipe, args: MegatronArgs, cluster: Cluster, jo
         "format": 1,
         "checkpoint": job.survival.checkpoint,
         "iterations": iterations if isinstance(iterations, int) else None,
+        "phases": [{"name": one.name, "end": one.end} for one in job.phases],
         "attempts": recipe.survive.attempts,
         "stuck": recipe.survive.stuck,
         "stop_before": stop_before(recipe),

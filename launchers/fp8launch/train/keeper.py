@@ -8,8 +8,9 @@ Another attempt comes in one of two ways. `requeue`: Slurm starts the same job a
 same script waits from the start of this one for its end, so that the run goes on however this one ends. A bad node can
 only be left out by a job that waits, so `requeue` also submits one in that case.
 
-begin: prints when to stop (seconds since 1970), or nothing when there is nothing left to do; exits with 75 when the run
-may not go on. end: exits with 0 when the training is done or goes on, else with STATUS, or 75 where that is 0.
+begin: prints when to stop (seconds since 1970) and, for a run in phases, which of them is to go on; nothing when there
+is nothing left to do; exits with 75 when the run may not go on. end: exits with 0 when the training is done or goes on,
+else with STATUS, or 75 where that is 0.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -31,6 +32,7 @@ import saved
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 TAIL = 8 << 20
 CANCELLED = "cancelled"
+PHASE_END = "phase-end"
 _EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
 _UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
 _LABEL = re.compile(r"^\s*(\d+): ?")
@@ -88,6 +90,18 @@ class Run:
         planned = self.plan["iterations"]
         return planned is not None and saved.latest(self.checkpoint) >= planned
 
+    @property
+    def phase(self) -> dict[str, Any] | None:
+        """The phase to go on with, that of the newest checkpoint; None for a run without phases, or at its end."""
+        there = saved.latest(self.checkpoint)
+        return next((one for one in self.plan.get("phases", []) if one["end"] > there), None)
+
+    @property
+    def phase_over(self) -> bool:
+        """The newest attempt has trained its phase to the end, and another one follows."""
+        now, before = self.phase, self.attempts[-1].get("phase")
+        return now is not None and before is not None and now["name"] != before
+
     def save(self) -> None:
         """All of it or nothing: a job may be killed at any moment."""
         new = self.folder / ".attempts.json.new"
@@ -124,6 +138,8 @@ def begin(run: Run) -> int:
         return GIVEN_UP
     if run.attempts and "ended" not in run.attempts[-1] and run.attempts[-1]["name"] != run.name:
         cause = how_it_was_cut_off(run, run.attempts[-1])
+        if run.phase_over and run.plan["rules"].get(cause) != "stop":
+            cause = PHASE_END
         verdict = run.close(cause)
         say(f"attempt {run.attempts[-1]['name']} ended early: {verdict.reason}")
     if record["waiting"] == run.job:
@@ -141,14 +157,17 @@ def begin(run: Run) -> int:
     if not run.attempts or run.attempts[-1]["name"] != run.name:
         nodes = run.env.get("SLURM_JOB_NODELIST", "")
         start = {"name": run.name, "job": run.job, "nodes": nodes, "began": time.time()}
+        if run.phase is not None:
+            start["phase"] = run.phase["name"]
         run.attempts.append({**start, "before": saved.latest(run.checkpoint)})
     run.save()
     prune(run)
-    if run.plan["continue_by"] == "dependency" and run.counted + 1 < run.plan["attempts"] and not record["waiting"]:
+    more = run.counted + 1 < run.plan["attempts"] or not is_last(run.phase, run.plan)
+    if run.plan["continue_by"] == "dependency" and more and not record["waiting"]:
         submit_next(run)
     from_there = run.attempts[-1]["before"]
     say(f"attempt {len(run.attempts)}, from iteration {from_there}" if from_there else "from the beginning")
-    print(int(end_time(run) - run.plan["stop_before"]))
+    print(int(end_time(run) - run.plan["stop_before"]), *([run.phase["name"]] if run.phase else []))
     return 0
 
 
@@ -161,6 +180,10 @@ def end(run: Run, status: int) -> int:
         say(words)
     prune(run)
     cause, node = cause_of_end(run, status)
+    if status == 0 and run.phase_over:
+        cause = PHASE_END
+    elif cause == "finished" and run.phase is not None:
+        cause = "unknown"  # it left at its phase's last iteration, and no checkpoint of that is there
     if run.done or cause == "finished":
         run.attempts[-1].update(ended=time.time(), after=saved.latest(run.checkpoint), cause="finished", counts=True)
         run.record["finished"] = True
@@ -180,6 +203,10 @@ def end(run: Run, status: int) -> int:
     run.record["stopped"] = f"{cause}: Slurm took no further attempt"
     run.save()
     return status or GIVEN_UP
+
+
+def is_last(phase: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> bool:
+    return phase is None or phase == plan["phases"][-1]
 
 
 def go_on(run: Run, verdict: policy.Decision) -> bool:

@@ -14,8 +14,10 @@ ACTIONS = ("go-on", "free", "exclude", "stop")
 
 # Cause to action. Causes are those of `fp8launch parse`, and these of the attempt's own: `time-limit` (Megatron saved
 # and left, or Slurm ended it), `interrupted` (Slurm started the job again by itself: preemption, `scontrol requeue`, a
-# lost node or a restarted controller), `signal` (the processes were asked to leave, and saved), `unknown`.
+# lost node or a restarted controller), `signal` (the processes were asked to leave, and saved), `phase-end` (a phase is
+# done and another follows), `unknown`.
 RULES: Mapping[str, str] = {
+    "phase-end": "free",
     "time-limit": "go-on",
     "interrupted": "free",
     "preempted": "free",
@@ -86,7 +88,8 @@ def decide(ended: Ended, counted: int, stuck: int, limits: Limits, rules: Mappin
     """
     action = rules.get(ended.cause, rules["unknown"])
     if action == "stop":
-        return Decision(False, True, f"{ended.cause}: it would fail again")
+        why = "stopped there, as the rules say" if ended.cause == "phase-end" else "it would fail again"
+        return Decision(False, True, f"{ended.cause}: {why}")
     if action == "free":
         return Decision(True, False, f"{ended.cause}: not counted")
     used = counted + 1

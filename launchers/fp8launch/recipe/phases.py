@@ -1,0 +1,127 @@
+"""The phases of a recipe: for each the whole recipe that holds while it lasts.
+
+Every phase is told the length of the whole training, so that the learning rate's schedule and the size of the data set,
+which decides the order of the samples, know nothing of phases. Megatron leaves at a phase's end by `--exit-interval`:
+it exits at every multiple, and after the phase before has ended the first multiple of this phase's end is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fp8launch.megatron.schema import normalize
+from fp8launch.problems import Problem, UserError, error
+from fp8launch.recipe.load import LoadedRecipe, merge, switch_precision
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.source import Node, numbers_as_written
+from fp8launch.recipe.validate import validate
+
+# What a recipe has for the whole run only.
+_WHOLE = ("phases", "axes", "nodes")
+# They too end a start of the training at an iteration.
+_ENDS = ("exit_interval", "phase_transition_iterations")
+
+
+@dataclass(frozen=True)
+class PhaseRecipe:
+    """Iterations `begin` + 1 to `end` of the training, and the recipe that holds for them."""
+
+    name: str
+    begin: int
+    end: int
+    loaded: LoadedRecipe
+
+
+def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
+    """The phases of a recipe in order, empty where it has none. Raises UserError with the problems of all."""
+    if not loaded.recipe.phases:
+        return ()
+    ends = _ends(loaded)
+    found: list[PhaseRecipe] = []
+    problems: list[tuple[str, Sequence[Problem]]] = []
+    for name, end in ends.items():
+        try:
+            tree = _laid(loaded, name, end, total=max(ends.values()))
+            laid = replace(loaded, recipe=validate(Recipe, tree), tree=tree)
+        except UserError as exc:
+            problems.append((name, exc.problems))
+            continue
+        found.append(PhaseRecipe(name, found[-1].end if found else 0, end, laid))
+    if problems:
+        raise UserError(told_by_phase(problems, len(ends)))
+    return tuple(found)
+
+
+def told_by_phase(found: Iterable[tuple[str, Sequence[Problem]]], phases: int) -> list[Problem]:
+    """The problems of phases, each once; one that not all of the `phases` have says which have it."""
+    names: dict[Problem, list[str]] = {}
+    for name, problems in found:
+        for problem in dict.fromkeys(problems):
+            names.setdefault(problem, []).append(name)
+    return [
+        problem if len(whose) == phases else replace(problem, message=f"phase {', '.join(whose)}: {problem.message}")
+        for problem, whose in names.items()
+    ]
+
+
+def _ends(loaded: LoadedRecipe) -> dict[str, int]:
+    """The last iteration of each phase."""
+    counts = {name: phase.iterations for name, phase in loaded.recipe.phases.items()}
+    total, stated = loaded.recipe.train.iterations, sum(n or 0 for n in counts.values())
+    rest = [name for name, count in counts.items() if count is None]
+    where = loaded.where("train", "iterations")
+    if len(rest) > 1:
+        raise _bad_length(
+            f"phases {', '.join(rest)} state no iterations",
+            loaded.where("phases", rest[1]),
+            "state them; one phase may leave them out",
+        )
+    if rest and total is None:
+        where = loaded.where("phases", rest[0])
+        raise _bad_length(
+            f"phase {rest[0]} states no iterations, and train.iterations none for all", where, "state one of them"
+        )
+    if rest and total is not None and total <= stated:
+        message = f"the other phases take {stated} of {total} iterations, which leaves none for phase {rest[0]}"
+        raise _bad_length(message, where, "let train.iterations be the length of all phases together")
+    if not rest and total not in (None, stated):
+        message = f"train.iterations is {total}, and the phases together have {stated}"
+        raise _bad_length(message, where, "leave train.iterations out, or leave out one phase's: it gets the rest")
+    ends, end = {}, 0
+    for name, count in counts.items():
+        end += count if count is not None else (total or 0) - stated
+        ends[name] = end
+    return ends
+
+
+def _bad_length(message: str, where: str, fix: str) -> UserError:
+    return error("phase-iterations", message, where, fix)
+
+
+def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
+    """The recipe's tree with the values of a phase laid on it."""
+    place = loaded.where("phases", name)
+    own = _entries(loaded.tree.find(("phases", name)))
+    if "iterations" in _entries(own.get("train", Node({}, place))):
+        where = loaded.where("phases", name, "train", "iterations")
+        raise _bad_length("train.iterations is the length of all phases", where, "write `iterations:` beside `train:`")
+    tree = Node({key: node for key, node in _entries(loaded.tree).items() if key not in _WHOLE}, loaded.tree.where)
+    if choice := _entries(own.get("precision", Node({}, place))).get("recipe"):
+        tree = switch_precision(tree, choice)
+    over = {key: node for key, node in own.items() if key != "iterations" and node.value is not None}
+    if "env" in over:
+        over["env"] = numbers_as_written(over["env"])
+    tree = merge(tree, Node(over, place))
+    for flag, node in _entries(tree.find(("megatron",)) if "megatron" in _entries(tree) else Node({}, place)).items():
+        if normalize(flag) in _ENDS and node.value is not None:
+            message = f"{flag} ends a start of the training at an iteration, which is what phases do"
+            raise error("phase-exit", message, node.where, "drop it; end a phase by its `iterations`")
+    limits = {"train": Node({"iterations": Node(total, place)}, place)}
+    if end < total:
+        limits["megatron"] = Node({"exit_interval": Node(end, place)}, place)
+    return merge(tree, Node(dict(limits), place))
+
+
+def _entries(node: Node) -> dict[str, Node]:
+    return node.value if isinstance(node.value, dict) else {}
