@@ -97,11 +97,12 @@ def write_study(
 ) -> Path:
     """A study folder of (axes' values, nodes, repeat, run)."""
     folder = root / f"{name}-study-abc123"
-    names = []
+    planned = []
     for i, (values, nodes, repeat, made) in enumerate(points):
-        names.append(f"run{i:02d}")
+        run = f"run{i:02d}"
         study = {"name": folder.name, "point": dict(values), "repeat": repeat}
-        write_run(folder / names[-1], made, nodes=nodes, study=study, **more)
-    record = {"points": [{"run": run} for run in names]}
+        write_run(folder / run, made, nodes=nodes, study=study, jobs=[{"id": str(i)}], **more)
+        planned.append({"run": run, "recipe": "recipes/made.yaml", "nodes": nodes, **study, "values": dict(values)})
+    record = {"points": planned}
     (folder / "study.json").write_text(json.dumps(record))
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,37 @@ class TestStudies:
             assert rows[label]["tokens_per_s_per_gpu"] is None
             assert rows[label]["speedup"]["value"] is None
         assert found.valid, "what failed misleads nobody"
+
+    def test_points_that_never_ran_are_listed(self, tmp_path: Path) -> None:
+        """Cut off before its folder was made, and before it got a job."""
+        points = [
+            ({"precision.recipe": p}, n, r, Made(precision=p, world=8 * n, batch=64 * n))
+            for p in ("bf16", FP8)
+            for n in (1, 2)
+            for r in (1, 2)
+        ]
+        folder = write_study(tmp_path, points)
+        for run in ("run05", "run06", "run07"):
+            shutil.rmtree(folder / run)
+        write_run(folder / "run07", None, nodes=2, study={"name": folder.name, "point": points[7][0], "repeat": 2})
+        found = of(folder, gpu=None)
+        rows = {(row["variant"], row["nodes"]): row for row in found.as_json()["rows"]}
+        assert rows[FP8, 1]["status_text"] == "1 of 2 ok; not submitted"
+        assert rows[FP8, 2]["status"] == "missing"
+        assert rows[FP8, 2]["status_text"] == "0 of 2 ok; not submitted"
+        assert [run["status"] for run in rows[FP8, 2]["runs"]] == ["missing", "missing"]
+        assert len(rows) == 4
+        assert found.valid
+        assert any("3 runs of the study are missing: run05, run06, run07" in note for note in found.notes)
+
+    def test_points_left_out_by_the_check_say_so(self, tmp_path: Path) -> None:
+        folder = write_study(tmp_path, [({"precision.recipe": "bf16"}, 1, 1, Made())])
+        record = json.loads((folder / "study.json").read_text())
+        why = "fails the check: fp8-on-a100"
+        record["left_out"] = [{**record["points"][0], "run": "x", "values": {"precision.recipe": FP8}, "why": why}]
+        (folder / "study.json").write_text(json.dumps(record))
+        found = of(folder, gpu=None)
+        assert [e.row.status for e in found.entries] == ["ok", why]
 
     def test_nothing_but_failures_is_no_comparison(self, tmp_path: Path) -> None:
         found = of(write_study(tmp_path, [({}, 1, 1, Made(iterations=1, end=OUT_OF_MEMORY))]), gpu=None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def pair(tmp_path: Path):
 
         base = run("bf16", Made(loss=curve, iterations=iterations))
         fp8 = Made(loss=loss, iterations=iterations, precision="tensorwise", arguments=arguments)
-        return parity(run("fp8", fp8), base, tolerance)
+        return parity([run("fp8", fp8)], [base], tolerance, ("fp8", "bf16"))
 
     return make
 
@@ -85,7 +86,7 @@ def test_short_runs_say_nothing(pair) -> None:
 
 def test_real_logs_are_too_short() -> None:
     runs = [from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log"]) for n in ("tw", "bf16")]
-    found = parity(*runs)
+    found = parity(*([run] for run in runs), 0.02, ("tw", "bf16"))
     assert found.verdict == "too short"
     # Iterations 3 to 7: the first two lines of a process mix iterations.
     assert found.iterations == (3, 4, 5, 6, 7)
@@ -109,7 +110,7 @@ def test_other_data_or_schedule_is_not_comparable(pair, name: str, value: object
     made = Made(loss=curve, iterations=300, precision="delayed", arguments={**extra, name: value})
     if name == "global_batch_size":
         made = Made(loss=curve, iterations=300, precision="delayed", batch=32, arguments=extra)
-    found = parity(from_logs("a", [write_log(tmp_path / "a.log", made)]), base)
+    found = parity([from_logs("a", [write_log(tmp_path / "a.log", made)])], [base], 0.02, ("a", "b"))
     assert found.verdict == "not comparable"
     assert any(name in r or "global batch" in r for r in found.reasons)
 
@@ -124,9 +125,72 @@ def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
     text = " iteration {}/9 | elapsed time per iteration (ms): 10.0 | global batch size: 8 | lm loss: 2.0 |"
     log = tmp_path / "a.log"
     log.write_text("\n".join(text.format(i) for i in range(1, 10)))
-    found = parity(from_logs("a", [log]), from_logs("b", [log]))
+    found = parity([from_logs("a", [log])], [from_logs("b", [log])], 0.02, ("a", "b"))
     assert found.verdict == "not comparable"
     assert any("seed is not known" in reason for reason in found.reasons)
+
+
+@pytest.fixture
+def repeated(tmp_path: Path):
+    """Runs of a variant and its baseline, given as factors on the curve, or as (factor, seed)."""
+
+    def side(name: str, precision: str, factors: Sequence[float | tuple[float, int]]) -> list[Measured]:
+        runs = []
+        for i, one in enumerate(factors):
+            factor, seed = one if isinstance(one, tuple) else (one, 1234)
+            loss = lambda n, f=factor, s=seed: f * curve(n + s % 10)  # noqa: E731
+            made = Made(loss=loss, iterations=400, precision=precision, arguments={"seed": seed})
+            runs.append(from_logs(f"{name}{i}", [write_log(tmp_path / f"{name}{i}.log", made)]))
+        return runs
+
+    def make(variant, base, tolerance: float = 0.02) -> Parity:
+        return parity(side("fp8", "tensorwise", variant), side("bf16", "bf16", base), tolerance, ("fp8", "bf16"))
+
+    return make
+
+
+class TestRepeats:
+    def test_the_difference_is_that_of_the_means(self, repeated) -> None:
+        """(1.00 + 1.02 + 1.01) / 3 over (1.00 + 0.99 + 0.995) / 3; pooled deviation 0.8 %, t(4) = 2.776."""
+        found = repeated([1.0, 1.02, 1.01], [1.0, 0.99, 0.995])
+        assert found.last_quarter == pytest.approx(1.01 / 0.995 - 1, rel=1e-3)
+        a = statistics.variance([1.0, 1.02, 1.01]) / 0.995**2
+        b = statistics.variance([1.0, 0.99, 0.995]) / 0.995**2
+        assert found.noise == pytest.approx(2.776445 * ((a + b) / 2 * 2 / 3) ** 0.5, rel=1e-3)
+        assert found.runs == (3, 3)
+        assert found.verdict == "within tolerance"
+        assert "between repeats" in found.says() and "3 against 3 runs" in found.says()
+
+    def test_beyond_the_tolerance_and_beyond_the_noise(self, repeated) -> None:
+        assert repeated([1.04, 1.041, 1.042], [1.0, 1.001]).verdict == "apart"
+
+    def test_beyond_the_tolerance_but_so_are_repeats(self, repeated) -> None:
+        found = repeated([1.0, 1.1, 1.0], [1.0, 1.06, 0.95])
+        assert abs(found.last_quarter) > 0.02
+        assert found.verdict == "within noise"
+        assert "more repeats would tell" in found.says()
+
+    def test_one_bad_repeat_is_not_hidden_behind_the_first(self, repeated) -> None:
+        assert repeated([1.0, 1.3, 1.3], [1.0, 1.0, 1.0], tolerance=0.1).verdict != "within tolerance"
+
+    def test_a_repeat_that_lost_its_loss(self, repeated, tmp_path: Path) -> None:
+        found = repeated([1.0, float("nan")], [1.0])
+        assert found.verdict == "diverged"
+        assert "fp81: the loss is gone from iteration" in found.says()
+
+    def test_repeats_of_other_seeds_are_held_against_their_own(self, repeated) -> None:
+        """Each seed has its own curve, and the variant is 1 % above it."""
+        found = repeated([(1.01, 1), (1.01, 2)], [(1.0, 2), (1.0, 1)])
+        assert found.last_quarter == pytest.approx(0.01, rel=1e-3)
+        assert found.noise == pytest.approx(0, abs=1e-5)
+
+    def test_a_seed_without_a_partner_is_left_out(self, repeated) -> None:
+        found = repeated([(1.01, 1), (1.5, 3)], [(1.0, 1), (1.0, 2)])
+        assert found.last_quarter == pytest.approx(0.01, rel=1e-3)
+        assert "1 of 2 runs had other data" in found.says()
+
+    def test_without_repeats_there_is_no_noise(self, repeated) -> None:
+        assert repeated([1.01], [1.0]).noise is None
 
 
 def test_losses_leave_out_lines_that_mix_iterations() -> None:

@@ -13,11 +13,11 @@ from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.recipe.source import is_file
 from fp8launch.report.compare import Comparison
 from fp8launch.report.compare import compare as side_by_side
-from fp8launch.report.measured import Measured, from_events, from_logs, from_run
+from fp8launch.report.measured import Measured, from_events, from_logs, from_run, from_study
 from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.tensorboard import event_files
 from fp8launch.runs.folder import MANIFEST, STUDY
-from fp8launch.runs.store import find_runs
+from fp8launch.runs.store import find_run, find_study
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _options = (
@@ -87,7 +87,8 @@ def _measure(name: str, gpu: str | None) -> list[Measured]:
         if not logs:
             raise error("no-log", "is neither a run nor a study and holds no *.log", name)
         return [from_logs(log.stem, [log], gpu) for log in logs]
-    return [from_run(run, gpu) for run in find_runs(name)]
+    study = find_study(name)
+    return from_study(study, gpu) if study else [from_run(find_run(name), gpu)]
 
 
 def _show(comparison: Comparison) -> None:

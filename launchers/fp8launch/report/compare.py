@@ -59,9 +59,12 @@ class Entry:
             "variant": row.label,
             "nodes": row.nodes,
             "gpus": row.world,
-            "status": "ok" if row.status == "ok" else "partial" if row.good else row.runs[0].report.status,
+            "status": _status(row),
             "status_text": row.status,
-            "runs": [{"name": r.name, "status": r.report.status, "command": r.command} for r in row.runs],
+            "runs": [
+                {"name": r.name, "status": "missing" if r.absent else r.report.status, "command": r.command}
+                for r in row.runs
+            ],
             "tokens_per_s_per_gpu": self.tokens.as_json() if self.tokens else None,
             "step_time_ms": self.step_time.as_json() if self.step_time else None,
             "tflops_per_gpu": self.tflops.as_json() if self.tflops else None,
@@ -76,6 +79,12 @@ class Entry:
             "published": self.published.as_json() if self.published else None,
             "notes": list(self.notes),
         }
+
+
+def _status(row: Row) -> str:
+    if row.status == "ok":
+        return "ok"
+    return "partial" if row.good else "missing" if all(r.absent for r in row.runs) else row.runs[0].report.status
 
 
 @dataclass(frozen=True)
@@ -207,8 +216,7 @@ def _counterpart(row: Row, bases: Sequence[Row]) -> Row:
 
 
 def _parities(row: Row, base: Row, tolerance: float) -> list[Parity]:
-    mine = next((run for run in row.runs if run.report.lines), None)
-    theirs = next((run for run in base.runs if run.report.lines), None)
+    mine, theirs = ([run for run in one.runs if run.report.lines] for one in (row, base))
     return [parity(mine, theirs, tolerance, (row.name, base.name))] if mine and theirs else []
 
 
@@ -309,6 +317,10 @@ def _notes(rows: Sequence[Row], recomputed: bool) -> list[str]:
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
+    absent = [run.name for row in rows for run in row.runs if run.absent]
+    if absent:
+        runs = ", ".join(absent if len(absent) <= 8 else [*absent[:8], f"and {len(absent) - 8} more"])
+        notes.append(f"{len(absent)} runs of the study are missing: {runs}; the same `submit` again submits them")
     if any(len(row.good) == 1 for row in rows):
         notes.append(
             "a variant with a single run: intervals over its iterations say nothing of run-to-run differences "

@@ -125,7 +125,7 @@ def _runs(comparison: Comparison) -> Table:
         (
             run.name,
             entry.row.name,
-            run.report.status.replace("_", " "),
+            run.absent or run.report.status.replace("_", " "),
             f"{run.report.step_time_ms.median:,.1f}" if run.good and run.report.step_time_ms else "–",
             str(len(run.kept)) if run.good else "–",
             str(run.report.warmup_dropped),

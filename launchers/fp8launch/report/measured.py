@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from fp8launch.report.selection import Line, Selection, select, values
 from fp8launch.report.tensorboard import read_events
 from fp8launch.report.throughput import read_logs, summarise
 from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.store import job_ids
+from fp8launch.runs.study import StudyFolder
 
+NOT_SUBMITTED = "not submitted"
 # Megatron's dump calls these otherwise than its command line.
 _DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
@@ -32,7 +35,7 @@ class Study:
 class Measured:
     """`facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
     software versions, `node set`, `GPU` and `driver` as the nodes said, and `env NAME`: only what is known. `dumped`
-    says that the arguments are the log's own."""
+    says that the arguments are the log's own. `absent` is why a planned run never ran."""
 
     name: str
     report: RunReport
@@ -43,6 +46,7 @@ class Measured:
     reference: Mapping[str, Any] | None = None
     command: str = ""
     sources: tuple[str, ...] = field(default=())
+    absent: str = ""
 
     @property
     def good(self) -> bool:
@@ -70,6 +74,8 @@ class Measured:
 
     def why_not(self) -> str:
         """The status in words, for a run that has no number."""
+        if self.absent:
+            return self.absent
         if self.report.status == "failed" and self.report.failure:
             return f"failed: {self.report.failure.code}"
         if self.report.status == "ok":
@@ -106,6 +112,47 @@ def from_run(run: RunFolder, gpu: str | None = None) -> Measured:
         reference=_mapping(_mapping(manifest.get("recipe")).get("reference")) or None,
         command=" ".join(["fp8launch", *map(str, manifest.get("command") or [])]),
         sources=(str(run.path),),
+    )
+
+
+def from_study(study: StudyFolder, gpu: str | None = None) -> list[Measured]:
+    """Every point that the study planned, in its order; one without a run, or whose run has no job, is absent."""
+    record = study.record()
+    planned = [*record["points"], *record.get("left_out", [])]
+    made = {run.run_id: from_run(run, gpu) for run in study.runs()}
+    found = []
+    for point in planned:
+        run = made.get(str(point["run"]))
+        if run is None:
+            found.append(_planned(study.study_id, point, planned, made))
+        elif not run.report.attempts and not job_ids(study.run(run.name)):
+            found.append(replace(run, absent=NOT_SUBMITTED))
+        else:
+            found.append(run)
+    return found
+
+
+def _planned(
+    study: str, point: Mapping[str, Any], others: Sequence[Mapping[str, Any]], made: Mapping[str, Measured]
+) -> Measured:
+    """A point without a run. How many GPUs and what name its run would have, the study's other runs tell."""
+    nodes, recipe = point.get("nodes"), point.get("recipe")
+    alike = [run for other in others if other.get("recipe") == recipe and (run := made.get(str(other["run"])))]
+    worlds = [(run.world, run.facts.get("nodes")) for run in alike]
+    per_node = next((w // n for w, n in worlds if w and isinstance(n, int) and n), None)
+    facts = {
+        "nodes": nodes,
+        "world_size": per_node * nodes if per_node and isinstance(nodes, int) else None,
+        "recipe": next((run.facts["recipe"] for run in alike if "recipe" in run.facts), recipe),
+    }
+    return Measured(
+        str(point["run"]),
+        summarise([]),
+        select([]),
+        {name: value for name, value in facts.items() if value is not None},
+        dumped=False,
+        study=Study(study, _mapping(point.get("values")), int(point.get("repeat") or 1)),
+        absent=str(point.get("why") or NOT_SUBMITTED),
     )
 
 
