@@ -163,11 +163,11 @@ def test_cancelling_what_has_ended_changes_nothing(run_of: Callable[[str], RunFo
 
 def test_a_recycled_pid_is_not_the_run(a_run: Callable[..., RunFolder]) -> None:
     """This very process has the pid, and started at another time."""
-    ticks = local._started(os.getpid())
+    ticks = local.start_of(os.getpid())
     run = a_run(f"{os.getpid()}:{int(ticks) - 1}")
     assert state(run).status == "failed"
     LocalBackend().cancel(run)  # Would end this test run.
-    assert local._started(os.getpid()) == ticks
+    assert local.start_of(os.getpid()) == ticks
 
 
 def test_two_runs_do_not_see_each_other(

@@ -222,7 +222,7 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
     fake_slurm.program("sbatch", answer)
     run = a_run(job_sbatch="#!/bin/bash\n")
     assert SbatchBackend().submit(a_job, run) == "4242"
-    assert fake_slurm.calls == [f"sbatch --parsable {run.path}/job.sbatch"]
+    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:two words {run.path}/job.sbatch"]
     seen = fake_slurm.environment("sbatch")
     assert not {"SLURM_NTASKS", "SBATCH_PARTITION", "MASTER_ADDR"} & set(seen)
     assert seen["X_MINE"] == "kept"
@@ -239,9 +239,60 @@ def test_cancel_names_every_job_of_a_run(fake_slurm: Any, a_run: Callable[..., R
     from fp8launch.backends.sbatch import SbatchBackend
 
     fake_slurm.program("scancel")
+    fake_slurm.program("squeue", "12|RUNNING|None|r|\n13|PENDING|None|r|fp8launch:r-1.s1\n14|RUNNING|None|r|")
     SbatchBackend().cancel(a_run("12", "13"))
     SbatchBackend().cancel(a_run(name="r-2"))
-    assert fake_slurm.calls == ["scancel 12 13"]
+    assert [call for call in fake_slurm.calls if call.startswith("scancel")] == ["scancel 12 13"]
+
+
+@pytest.mark.parametrize("comment", ["fp8launch:r-2", "fp8launch:r-1x", "fp8launch:r-1.s1x", "fp8launch:"])
+def test_a_job_that_only_has_the_number_of_ours_is_neither_shown_nor_cancelled(
+    fake_slurm: Any, a_run: Callable[..., RunFolder], comment: str
+) -> None:
+    """Slurm counts from 1 again when its state is lost."""
+    from fp8launch.backends.sbatch import SbatchBackend
+
+    fake_slurm.program("scancel")
+    fake_slurm.program("sacct", f"12|FAILED|1:0|None|r|{comment}")
+    fake_slurm.program("squeue", f"12|RUNNING|None|r|{comment}")
+    assert state(a_run("12")).status == "unknown"
+    SbatchBackend().cancel(a_run("12", name="r-9"))
+    assert not [call for call in fake_slurm.calls if call.startswith("scancel")]
+
+
+def test_where_comments_are_not_kept_the_name_tells(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
+    fake_slurm.program("sacct", "")
+    fake_slurm.program("squeue", "12|RUNNING|None|other|\n13|RUNNING|None|mine|the site's own words")
+    run = a_run("12")
+    run.update(name="mine")
+    assert state(run).status == "unknown"
+    run.update(jobs=[{"id": "13"}])
+    assert state(run).status == "running"
+
+
+def test_nothing_is_cancelled_while_nobody_can_say_whose_it_is(
+    fake_slurm: Any, a_run: Callable[..., RunFolder]
+) -> None:
+    from fp8launch.backends.sbatch import SbatchBackend
+
+    fake_slurm.program("scancel")
+    fake_slurm.program("squeue", status=1, complaint=SILENT)
+    assert only(refused(SbatchBackend().cancel, a_run("12"), exit_code=3)).code == "slurm-silent"
+    assert not [call for call in fake_slurm.calls if call.startswith("scancel")]
+
+
+def test_an_array_is_cancelled_whole_only_where_all_that_lives_of_it_is_ours(
+    fake_slurm: Any, a_run: Callable[..., RunFolder]
+) -> None:
+    fake_slurm.program("scancel")
+    tasks = "\n".join(f"7_{n}|RUNNING|None|r|fp8launch:s.0" for n in range(3))
+    runs = [a_run(f"7_{n}", name=f"r-{n}") for n in range(3)]
+    for run in runs:
+        run.update(study={"name": "s"})
+    fake_slurm.program("squeue", tasks)
+    slurm.cancel_runs(runs[:2])
+    slurm.cancel_runs(runs)
+    assert [call for call in fake_slurm.calls if call.startswith("scancel")] == ["scancel 7_0 7_1", "scancel 7"]
 
 
 def test_cancelling_what_has_ended_is_no_error_and_a_refusal_is(fake_slurm: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.runs import folder
+from fp8launch.runs import disk
 from fp8launch.runs.folder import RunFolder, create_run_folder, write_atomically
 
 LAUNCHERS = Path(__file__).resolve().parents[2] / "launchers"
@@ -108,7 +108,7 @@ def test_a_crash_before_the_rename_leaves_the_old_manifest(run: RunFolder, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.Path, "replace", crash)
+        patch.setattr(disk.Path, "replace", crash)
         with pytest.raises(KeyboardInterrupt):
             run.update(name="new")
     assert run.manifest()["name"] == "r"
@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_old_manifest(run: RunFolder, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.os, "fsync", full)
+        patch.setattr(disk.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             run.update(name="new")
     assert run.manifest()["name"] == "r"

@@ -19,6 +19,7 @@ from fp8launch.backends.slurm import clean_environment
 from fp8launch.job.job import Job
 from fp8launch.job.script import local_script
 from fp8launch.problems import error
+from fp8launch.runs.disk import start_of
 from fp8launch.runs.folder import RunFolder
 
 GRACE_SECONDS = 20.0
@@ -50,7 +51,7 @@ class LocalBackend:
                 start_new_session=True,
                 env={**clean_environment(), MARK: str(run.path)},
             )
-        return f"{process.pid}:{_started(process.pid)}"
+        return f"{process.pid}:{start_of(process.pid)}"
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
         return [_state(run) for run in runs]
@@ -72,6 +73,14 @@ class LocalBackend:
                         os.kill(pid, sig)
                 told |= alive
                 time.sleep(0.1)
+
+
+def started_here(run: RunFolder) -> str | None:
+    """The job id of a run whose launcher was killed before it wrote it down; None for one that was not started."""
+    alive = sorted(_marked(run), key=lambda pid: (int(start_of(pid) or 0), pid))
+    if alive:
+        return f"{alive[0]}:{start_of(alive[0])}"
+    return "0:" if run.attempts() else None  # it has ended, and its log tells how
 
 
 def _state(run: RunFolder) -> JobState:
@@ -98,7 +107,7 @@ def _alive(run: RunFolder) -> list[int]:
     if not manifest.get("jobs") or manifest.get("host") not in (None, os.uname().nodename):
         return []
     pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
-    script = [int(pid)] if started and _started(int(pid)) == started else []
+    script = [int(pid)] if started and start_of(int(pid)) == started else []
     return list(dict.fromkeys([*script, *_marked(run)]))
 
 
@@ -109,13 +118,3 @@ def _marked(run: RunFolder) -> Iterator[int]:
         with contextlib.suppress(OSError):
             if mark in file.read_bytes().split(b"\0"):
                 yield int(file.parent.name)
-
-
-def _started(pid: int) -> str:
-    """The kernel's start time of a live process, in clock ticks since boot; empty for none or a zombie."""
-    try:
-        # The command in parentheses may hold anything: fields count from behind it.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]

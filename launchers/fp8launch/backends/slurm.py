@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8launch.backends.base import JobState, Status
+from fp8launch.backends.base import FINAL, JobState, Status
 from fp8launch.job.plan import submission_comment
 from fp8launch.problems import error
 from fp8launch.runs.attempts import attempts_of, forbid_more
@@ -63,11 +64,22 @@ def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command in a clean environment; a controller that does not answer shows as exit status 124."""
     env = clean_environment()
-    if command[0] != "sbatch":  # whose environment becomes the job's
+    submits = command[0] == "sbatch"
+    if not submits:  # an sbatch's environment becomes the job's
         env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=env, timeout=timeout, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=env,
+            timeout=timeout,
+            check=False,
+            # What is being submitted goes on when somebody presses Ctrl-C, and holds the run until it is done.
+            start_new_session=submits,
+            close_fds=not submits,
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not answer within {timeout:.0f} s")
@@ -114,10 +126,10 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     """
     newest = [ids[-1] if (ids := job_ids(run)) else "" for run in runs]
     following = [attempts_of(run).waiting or "" for run in runs]
-    wanted = sorted({job for job in (*newest, *following) if job})
-    live, trouble = _squeue(wanted)
+    owners = {job: run for jobs in (newest, following) for job, run in zip(jobs, runs, strict=True) if job}
+    live, trouble = _squeue(owners)
     # squeue remembers a job for some minutes after its end, without its exit code.
-    ended = _sacct([job for job in wanted if job not in live or live[job].final])
+    ended = _sacct({job: run for job, run in owners.items() if job not in live or live[job].final})
     states = [_state(run, job, live, ended, trouble) for run, job in zip(runs, newest, strict=True)]
     # While another attempt waits for its turn the run is not over, however the newest one ended.
     return [
@@ -163,7 +175,8 @@ def sbatch(script: Path, key: str, *options: str) -> str:
 
     An sbatch that gives up waiting may have submitted all the same: then the job is looked for by its key.
     """
-    done = call("sbatch", "--parsable", *options, str(script), timeout=SBATCH_SECONDS)
+    words = ["--parsable", f"--comment={submission_comment(key)}", *options, str(script)]
+    done = call("sbatch", *words, timeout=SBATCH_SECONDS)
     # --parsable prints "id" or "id;cluster".
     match = re.match(r"(\d+)", done.stdout.strip())
     if done.returncode == 0 and match:
@@ -177,9 +190,37 @@ def sbatch(script: Path, key: str, *options: str) -> str:
 
 def cancel_run(run: RunFolder) -> None:
     """End every job of a run, and whatever would follow them."""
-    forbid_more(run)
-    waiting = attempts_of(run).waiting
-    cancel([*job_ids(run), *([waiting] if waiting else [])])
+    cancel_runs([run])
+
+
+def cancel_runs(runs: Sequence[RunFolder]) -> None:
+    """End every job of these runs, and whatever would follow them; never a job that only has the number of one."""
+    owners: dict[str, RunFolder] = {}
+    for run in runs:
+        forbid_more(run)
+        waiting = attempts_of(run).waiting
+        owners |= dict.fromkeys([*job_ids(run), *([waiting] if waiting else [])], run)
+    if not owners:
+        return
+    rows, trouble = _queue(list(owners.values()))
+    if trouble:
+        fix = "try again when Slurm answers"
+        raise error("slurm-silent", f"whose jobs {_listed(owners)} are cannot be told: {trouble}", None, fix, 3)
+    alive = {row.job: row for row in rows if _status(row.word) not in FINAL}
+    ours = {job for job, run in owners.items() if job in alive and _is_of(alive[job], run)}
+    # An array of which nothing but our own tasks is left is ended whole: one word for a thousand of them.
+    arrays = {job.partition("_")[0] for job in ours if "_" in job}
+    whole = {a for a in arrays if all(job in ours for job in alive if job.partition("_")[0] == a)}
+    cancel(sorted(whole | {job for job in ours if job.partition("_")[0] not in whole}, key=_order))
+
+
+def _order(job: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in job.split("_"))
+
+
+def _listed(jobs: Iterable[str]) -> str:
+    found = list(jobs)
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def cancel(ids: Sequence[str]) -> None:
@@ -210,42 +251,92 @@ def _state(
     return JobState("unknown", trouble or "Slurm no longer knows the job, and it left no exit status", source="squeue")
 
 
-def _squeue(jobs: Sequence[str]) -> tuple[dict[str, JobState], str]:
-    if not jobs:
-        return {}, ""
+@dataclass(frozen=True)
+class _Row:
+    """A job as squeue or sacct tells of it. `name` and `comment` are empty where they are not told."""
+
+    job: str
+    word: str
+    reason: str = ""
+    name: str = ""
+    comment: str = ""
+    exit_code: int | None = None
+
+
+def _is_of(row: _Row, run: RunFolder) -> bool:
+    """The job is one of this run's, and not another that got its number since (numbers begin anew with a database)."""
+    ours = submission_comment("")
+    manifest = run.manifest()
+    if row.comment.startswith(ours):
+        key = row.comment.removeprefix(ours)
+        study = (manifest.get("study") or {}).get("name")
+        first = rf"{re.escape(run.run_id)}(\.[a-z]?\d+)?"
+        return bool(re.fullmatch(first, key) or (study and re.fullmatch(rf"{re.escape(str(study))}\.\d+", key)))
+    # Some sites keep no comments, or write their own.
+    options = manifest.get("slurm")
+    names = (manifest.get("name"), options.get("job-name") if isinstance(options, dict) else None)
+    known = [name for name in names if name]
+    return not row.name or not known or row.name in known
+
+
+def _users(runs: Iterable[RunFolder]) -> str:
+    """Whose jobs these runs can have: those who made the folders."""
+    owners = {os.getuid()}
+    for run in runs:
+        with contextlib.suppress(OSError):
+            owners.add(run.path.stat().st_uid)
+    return ",".join(map(str, sorted(owners)))
+
+
+def _queue(runs: Sequence[RunFolder]) -> tuple[list[_Row], str]:
     # All of a user's jobs: with -j, one id that Slurm has forgotten makes 22.05 refuse the whole question.
     # -r shows each task of an array that waits.
-    shown = call("squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%r", "-u", str(os.getuid()))
+    shown = call("squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j|%k", "-u", _users(runs))
     if shown.returncode:
-        return {}, f"squeue: {' '.join(shown.stderr.split())[:200]}"
-    found = {}
-    for line in shown.stdout.splitlines():
-        job, _, rest = line.partition("|")
-        word, _, reason = rest.partition("|")
-        if job in jobs:
-            found[job] = JobState(_status(word), _detail(word, reason), None, "squeue")
-    return found, ""
+        return [], f"squeue: {' '.join(shown.stderr.split())[:200]}"
+    cells = ([*line.split("|", 4), "", "", "", ""][:5] for line in shown.stdout.splitlines())
+    return [_Row(job, word, reason, name, comment) for job, word, reason, name, comment in cells if job], ""
 
 
-def _sacct(jobs: Sequence[str]) -> dict[str, JobState]:
-    if not jobs:
+def _squeue(owners: Mapping[str, RunFolder]) -> tuple[dict[str, JobState], str]:
+    if not owners:
+        return {}, ""
+    rows, trouble = _queue(list(owners.values()))
+    return {
+        row.job: JobState(_status(row.word), _detail(row.word, row.reason), None, "squeue")
+        for row in rows
+        if row.job in owners and _is_of(row, owners[row.job])
+    }, trouble
+
+
+def _sacct(owners: Mapping[str, RunFolder]) -> dict[str, JobState]:
+    if not owners:
         return {}
     # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words.
-    shown = call("sacct", "-X", "-n", "-P", "-D", "-o", "JobID,State,ExitCode,Reason", "-j", ",".join(jobs))
+    fields = "JobID,State,ExitCode,Reason,JobName,Comment"
+    users, jobs = _users(owners.values()), ",".join(owners)
+    shown = call("sacct", "-X", "-n", "-P", "-D", "-u", users, "-o", fields, "-j", jobs)
     found = {}
     for line in shown.stdout.splitlines() if shown.returncode == 0 else []:
-        job, word, code, reason = [*line.split("|"), "", "", ""][:4]
-        exit_code, _, signal = code.partition(":")
-        number = int(exit_code) if exit_code.isdigit() else None
-        if number == 0 and signal.isdigit() and int(signal):
-            number = 128 + int(signal)
-        found[job] = JobState(_status(word), _detail(word, reason), number, "sacct")
+        job, word, code, reason, name, comment = [*line.split("|", 5), "", "", "", "", ""][:6]
+        row = _Row(job, word, reason, name, comment, _exit_code(code))
+        if job in owners and _is_of(row, owners[job]):
+            found[job] = JobState(_status(word), _detail(word, reason), row.exit_code, "sacct")
     return found
+
+
+def _exit_code(text: str) -> int | None:
+    """Slurm's status:signal as a shell would show it."""
+    match = re.fullmatch(r"([0-9]{1,6}):?([0-9]{0,6})", text)
+    if match is None:
+        return None
+    status, signal = int(match[1]), int(match[2] or 0)
+    return 128 + signal if status == 0 and signal else status
 
 
 def _status(word: str) -> Status:
     # "CANCELLED by 1000": the first word counts. A word that no version above had is a job that has not ended.
-    return _STATUS.get(word.split()[0].rstrip("+") if word else "", "unknown")
+    return _STATUS.get(word.split()[0].rstrip("+") if word.strip() else "", "unknown")
 
 
 def _detail(word: str, reason: str) -> str:

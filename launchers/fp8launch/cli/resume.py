@@ -6,8 +6,10 @@ import click
 
 from fp8launch import backends
 from fp8launch.cli.output import say
-from fp8launch.problems import ANSWER_IS_NO
-from fp8launch.runs.store import find_run
+from fp8launch.problems import ANSWER_IS_NO, error
+from fp8launch.runs.disk import Busy, held
+from fp8launch.runs.store import find_run, need_mine
+from fp8launch.runs.submission import HELD_SECONDS, repair
 
 
 @click.command()
@@ -22,8 +24,15 @@ def resume(name: str, attempts: int, wait: bool) -> int:
     from fp8launch.runs.resume import resume as resume_run
 
     run = find_run(name)
+    need_mine(run)
     backend = backends.backend(str(run.manifest().get("backend")))
-    job, start = resume_run(run, backend.states([run])[0], attempts)
+    repair([run], backend)
+    try:
+        # Of two that resume at once, the second sees the job of the first.
+        with held(run.path, HELD_SECONDS):
+            job, start = resume_run(run, backend.states([run])[0], attempts)
+    except Busy:
+        raise error("run-busy", f"another launcher is at work on {run.run_id}", str(run.path), exit_code=3) from None
     say(f"{run.run_id} goes on from iteration {start} as job {job}")
     click.echo(run.run_id)
     if wait:

@@ -10,11 +10,12 @@ import click
 
 from fp8launch import backends
 from fp8launch.backends.base import JobState
-from fp8launch.cli.output import json_option, say, show_json, show_table
+from fp8launch.cli.output import complain, json_option, say, show_json, show_table
 from fp8launch.problems import UserError
 from fp8launch.runs.attempts import attempts_of
 from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import all_runs, find_runs, job_ids, known_roots
+from fp8launch.runs.store import all_runs, damaged, find_runs, find_study, job_ids, known_roots
+from fp8launch.runs.submission import in_words, repair
 
 
 @click.command()
@@ -25,6 +26,12 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
     """List runs with their state, newest last; of a study every point."""
     found = [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
     rows = [(run, run.manifest(), state) for run, state in zip(found, run_states(found), strict=True)]
+    if not names:
+        complain(damaged())
+    for study in filter(None, map(find_study, names)):
+        if missing := study.missing():
+            count = len(study.record()["points"])
+            say(f"{study.study_id}: {len(missing)} of {count} points have no run yet; the same submit makes them")
     if as_json:
         show_json([_json(run, manifest, state) for run, manifest, state in rows])
         return
@@ -59,14 +66,21 @@ def run_states(found: list[RunFolder]) -> list[JobState]:
     states: dict[RunFolder, JobState] = {}
     for name, members in by_backend.items():
         try:
-            states.update(zip(members, backends.backend(name).states(members), strict=True))
+            backend = backends.backend(name)
+            repair(members, backend)
+            states.update(zip(members, backend.states(members), strict=True))
         except UserError as exc:
             states.update((run, JobState("unknown", str(exc))) for run in members)
+    for run in found:
+        if not job_ids(run):
+            states[run] = JobState("unknown", in_words(run), source="run folder")
     return [states[run] for run in found]
 
 
 def _size(manifest: dict[str, Any]) -> str:
-    resources = manifest.get("recipe", {}).get("resources", {})
+    resources = manifest.get("recipe", {}).get("resources")
+    if not isinstance(resources, dict):
+        resources = {}
     return f"{resources.get('nodes', 1)} x {resources.get('gpus_per_node', '?')} {manifest.get('gpu', '')}"
 
 

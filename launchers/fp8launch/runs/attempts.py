@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from fp8launch.runs.disk import read_json
 from fp8launch.runs.folder import RunFolder, write_atomically
 
 SURVIVE = "survive.json"  # how the run goes on; written when it is submitted
 RECORD = "attempts.json"  # written by train/keeper.py, by the job that has its turn
+_JOB = re.compile(r"[0-9]+(_[0-9]+)?")
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
 CANCELLED = "cancelled"  # a file that keeps every further attempt from beginning
 
 
@@ -58,12 +62,28 @@ def attempts_of(run: RunFolder) -> Attempts:
 
 
 def read_record(run: RunFolder) -> dict[str, Any]:
-    """The keeper's record; empty when there is none or it cannot be read."""
+    """The keeper's record; empty when there is none, or when it holds what no keeper writes."""
     try:
-        record = json.loads((run.path / RECORD).read_text(encoding="utf-8"))
+        record = read_json(run.path / RECORD)
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return record if _is_record(record) else {}
+
+
+def _is_record(record: object) -> bool:
+    """Its words become arguments of Slurm's commands: jobs are numbers, and nodes are names."""
+    if not isinstance(record, dict):
+        return False
+    every, excluded = record.get("attempts", []), record.get("excluded", [])
+    if not isinstance(every, list) or not isinstance(excluded, list):
+        return False
+    return (
+        all(isinstance(one, dict) and _JOB.fullmatch(str(one.get("job"))) for one in every)
+        and all(isinstance(node, str) and _NODE.fullmatch(node) for node in excluded)
+        and (record.get("waiting") is None or bool(_JOB.fullmatch(str(record["waiting"]))))
+        and all(isinstance(record.get(key), (str, type(None))) for key in ("stopped", "owner"))
+        and all(isinstance(one.get(key), (str, type(None))) for one in every for key in ("then", "phase"))
+    )
 
 
 def write_record(run: RunFolder, record: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ logs/           slurm-<job>.out, and <job>-<restart>.log and .exit for each atte
 from __future__ import annotations
 
 import json
-import os
 import re
+import secrets
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,24 @@ from typing import Any
 
 from fp8launch.pack import in_job_folder
 from fp8launch.problems import error
+from fp8launch.runs.disk import belongs_to_user, is_own_file, make_folders, read_json, sync_folder, write_atomically
+
+__all__ = ["MANIFEST", "STUDY", "Attempt", "RunFolder", "create_run_folder", "run_folders", "write_atomically"]
 
 MANIFEST = "manifest.json"
 STUDY = "study.json"  # marks a folder whose run folders are the points of one grid
+
+# A folder that is being made has this before its name and a word of its own behind: renamed when it is whole.
+_MAKING = re.compile(r"\.making-(.+)\.[0-9a-f]{8}")
+_MAKING_SECONDS = 3600
+# What programs rely on, for manifests that others or a broken disk have written.
+_SHAPES: dict[str, type] = {
+    "jobs": list, "command": list, "recipe": dict, "megatron": dict, "layout": dict, "environment": dict,
+    "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict,
+}  # fmt: skip
+# A job of Slurm, a task of an array, or a process of this machine with its start time: never an option of scancel.
+_MAY_BE_NULL = ("study", "submission", "git", "image")
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|:[0-9]*)?")
 
 
 @dataclass(frozen=True)
@@ -56,14 +71,20 @@ class RunFolder:
         """The manifest. Raises UserError when it is missing or damaged."""
         file = self.path / MANIFEST
         try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
+            manifest = read_json(file)
         except FileNotFoundError:
             raise error("no-manifest", "is not a run folder: it has no manifest.json", str(self.path)) from None
         except (OSError, ValueError) as exc:
             raise error("bad-manifest", f"cannot be read: {exc}", str(file)) from None
-        if not isinstance(manifest, dict):
-            raise error("bad-manifest", "does not hold a manifest", str(file))
-        return manifest
+        if wrong := _wrong_in(manifest):
+            raise error("bad-manifest", f"does not hold a manifest: {wrong}", str(file))
+        found: dict[str, Any] = manifest
+        return found
+
+    @property
+    def is_mine(self) -> bool:
+        """This user made it: only then its script may run and its jobs may be ended."""
+        return belongs_to_user(self.path) and belongs_to_user(self.path / MANIFEST)
 
     def update(self, **entries: Any) -> None:
         """Set entries of the manifest, all or none of them."""
@@ -74,54 +95,91 @@ class RunFolder:
         found = []
         for log in (self.path / "logs").glob("*-*.log"):
             match = re.fullmatch(r"(\w+)-(\d+)", log.stem)
-            if match:
+            if match and is_own_file(log):
                 found.append(Attempt(match[1], int(match[2]), log, _exit_status(log.with_suffix(".exit"))))
         return sorted(found, key=lambda a: (len(a.job_id), a.job_id, a.restart))
 
     def batch_output(self) -> list[Path]:
         """What Slurm kept of the batch script's own words: its errors before and after the training step."""
-        return sorted((self.path / "logs").glob("slurm-*.out"))
+        return sorted(filter(is_own_file, (self.path / "logs").glob("slurm-*.out")))
 
 
-def create_run_folder(root: Path, run_id: str, files: Mapping[str, str], manifest: Mapping[str, Any]) -> RunFolder:
-    """Make `root/run_id` with the in-job part, `files` and the manifest. Exit code 3 when the disk refuses."""
+def create_run_folder(
+    root: Path, run_id: str, files: Mapping[str, str], manifest: Mapping[str, Any], replace: bool = False
+) -> RunFolder:
+    """Make `root/run_id` with the in-job part, `files` and the manifest, whole or not at all. Exit code 3 when the disk
+    refuses, or when there is one already; with `replace`, for a run of which nothing was submitted, that one goes.
+    """
     path = root / run_id
+    making = root / f".making-{run_id}.{secrets.token_hex(4)}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o755)
-        (path / "logs").mkdir(mode=0o755)
-        shutil.copytree(in_job_folder(), path / "code", ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
-        for name, text in files.items():
-            write_atomically(path / name, text)
-        write_atomically(path / MANIFEST, json.dumps(dict(manifest), indent=2) + "\n")
+        make_folders(root)
+        try:
+            making.mkdir(mode=0o755)
+            (making / "logs").mkdir(mode=0o755)
+            shutil.copytree(
+                in_job_folder(), making / "code", ignore=shutil.ignore_patterns("__pycache__", "__init__.py")
+            )
+            for name, text in files.items():
+                write_atomically(making / name, text)
+            write_atomically(making / MANIFEST, json.dumps(dict(manifest), indent=2) + "\n")
+            if replace and path.exists():
+                path.rename(root / f".making-{run_id}.{secrets.token_hex(4)}")
+            making.rename(path)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        sync_folder(root)
+        _sweep(root, run_id)
+    except shutil.Error as exc:
+        raise _refusal(path, str(exc.args[0][0][2])) from None
     except OSError as exc:
-        raise error(
-            "run-root", f"cannot write the run folder: {exc.strerror}", str(path), "choose another --run-root", 3
-        ) from None
+        raise _refusal(path, exc.strerror or str(exc)) from None
     return RunFolder(path)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`; a reader, or a crash, sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _refusal(path: Path, words: str) -> Exception:
+    return error("run-root", f"cannot write the run folder: {words}", str(path), "choose another --run-root", 3)
+
+
+def half_made(root: Path) -> list[Path]:
+    """Folders that a launcher was making when it was killed: nothing was submitted from them."""
+    found = [folder for folder in root.glob(".making-*") if _MAKING.fullmatch(folder.name) and folder.is_dir()]
+    return sorted(folder for folder in found if belongs_to_user(folder))
+
+
+def _sweep(root: Path, run_id: str) -> None:
+    """Remove what was left half made: of this run, and of others when nobody can be at work on it any more."""
+    for folder in half_made(root):
+        match = _MAKING.fullmatch(folder.name)
+        old = time.time() - folder.stat().st_mtime > _MAKING_SECONDS
+        if old or (match and match[1] == run_id):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wrong_in(manifest: object) -> str | None:
+    if not isinstance(manifest, dict):
+        return "it is no mapping"
+    for name, shape in _SHAPES.items():
+        value = manifest.get(name, shape())
+        if not isinstance(value, shape) and not (value is None and name in _MAY_BE_NULL):
+            return f"'{name}' is no {'mapping' if shape is dict else 'list'}"
+    for job in manifest.get("jobs", []):
+        if not isinstance(job, dict) or not _JOB_ID.fullmatch(str(job.get("id"))):
+            return f"{str(job)[:80]!r} is no job"
+    return None
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:
     """The run folders below a run root, those of its studies included."""
-    studies = [file.parent for file in root.glob(f"*/{STUDY}")]
-    for folder in (root, *sorted(studies)):
-        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+    for folder in (root, *sorted(file.parent for file in marked(root, STUDY))):
+        for manifest in sorted(marked(folder, MANIFEST)):
             yield RunFolder(manifest.parent)
+
+
+def marked(folder: Path, name: str) -> Iterator[Path]:
+    """The files of that name one level below a folder, but not in what is half made."""
+    return (file for file in folder.glob(f"*/{name}") if not file.parent.name.startswith("."))
 
 
 def _exit_status(file: Path) -> int | None:

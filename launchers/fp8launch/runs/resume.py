@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
-from fp8launch.job.plan import submission_comment
 from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.runs.attempts import SURVIVE, allow_more, attempts_of, read_record, write_record
+from fp8launch.runs.disk import read_json, uninterrupted
 from fp8launch.runs.folder import RunFolder, write_atomically
 from fp8launch.runs.submit import record_job
 from fp8launch.train import saved
@@ -22,7 +23,7 @@ def resume(run: RunFolder, state: JobState, attempts: int = 1) -> tuple[str, int
     `state` is the run's state now. Raises UserError for a run that is not over, is done, or leaves no checkpoints.
     """
     _refuse(run, state)
-    plan = json.loads((run.path / SURVIVE).read_text(encoding="utf-8"))
+    plan = _plan(run)
     folder = Path(plan["checkpoint"])
     for words in saved.repair(folder):
         run.update(repaired=words)
@@ -50,10 +51,25 @@ def resume(run: RunFolder, state: JobState, attempts: int = 1) -> tuple[str, int
     # A key of its own, so that an answer that is lost finds this job and not the run's first.
     key = f"{run.run_id}.r{len(record['attempts'])}"
     excluded = record["excluded"]
-    options = [f"--comment={submission_comment(key)}", *([f"--exclude={','.join(excluded)}"] if excluded else [])]
-    job = slurm.find_jobs([key]).get(key) or slurm.sbatch(run.script, key, *options)
-    record_job(run, job)
+    options = [f"--exclude={','.join(excluded)}"] if excluded else []
+    with uninterrupted():
+        job = slurm.find_jobs([key]).get(key) or slurm.sbatch(run.script, key, *options)
+        record_job(run, job)
     return job, start
+
+
+def _plan(run: RunFolder) -> dict[str, Any]:
+    """What `survive.json` says. Raises UserError for what no submission writes."""
+    file = run.path / SURVIVE
+    try:
+        plan = read_json(file)
+    except (OSError, ValueError) as exc:
+        raise error("bad-survive", f"cannot be read: {exc}", str(file)) from None
+    told = plan if isinstance(plan, dict) else {}
+    iterations = told.get("iterations")
+    if not isinstance(told.get("checkpoint"), str) or not (iterations is None or isinstance(iterations, int)):
+        raise error("bad-survive", "does not say how the run goes on", str(file))
+    return told
 
 
 def _refuse(run: RunFolder, state: JobState) -> None:

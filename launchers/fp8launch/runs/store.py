@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from datetime import datetime
 from pathlib import Path
 
-from fp8launch.problems import UserError, error, nearest
+from fp8launch.problems import ANSWER_IS_NO, Problem, UserError, error, nearest
 from fp8launch.recipe.source import is_file
 from fp8launch.runs.attempts import attempts_of
-from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, run_folders, write_atomically
+from fp8launch.runs.disk import make_folders
+from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, half_made, run_folders
 from fp8launch.runs.study import StudyFolder, study_folders
 
 
@@ -21,7 +24,7 @@ def default_root() -> Path:
 def known_roots() -> list[Path]:
     """Every run root that was used and still exists, the default one first."""
     try:
-        lines = _roots_file().read_text(encoding="utf-8").splitlines()
+        lines = _roots_file().read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         lines = []
     roots = [default_root(), *(Path(line) for line in lines if line)]
@@ -33,17 +36,15 @@ def remember_root(root: Path) -> None:
     if root in known_roots() and root != default_root():
         return
     file = _roots_file()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = dict.fromkeys([*map(str, known_roots()), str(root)])
-        write_atomically(file, "\n".join(lines) + "\n")
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        make_folders(file.parent)
+        # A line is added in one go: of two launchers neither loses the other's.
+        with file.open("a", encoding="utf-8", errors="surrogateescape") as lines:
+            lines.write(f"{root}\n")
 
 
 def all_runs() -> list[RunFolder]:
-    """All runs of all known roots, oldest first. A folder whose manifest cannot be read is left out: `find_run` with
-    its path says why."""
+    """All runs of all known roots, oldest first, without those whose manifest cannot be read: `damaged` tells."""
     found = [(run, _created(run)) for root in known_roots() for run in run_folders(root)]
     return [run for run, _ in sorted((f for f in found if f[1] is not None), key=lambda f: (f[1] or 0.0, f[0].run_id))]
 
@@ -54,8 +55,24 @@ def _created(run: RunFolder) -> float | None:
         return datetime.fromisoformat(str(run.manifest().get("created"))).timestamp()
     except UserError:
         return None
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
+
+
+def damaged() -> list[Problem]:
+    """What is wrong in the known roots: manifests that cannot be read, and folders that were never finished."""
+    found: list[Problem] = []
+    for root in known_roots():
+        for run in run_folders(root):
+            try:
+                run.manifest()
+            except UserError as exc:
+                found += exc.problems
+        for folder in [*half_made(root), *(part for study in study_folders(root) for part in half_made(study.path))]:
+            message = "a launcher was ended while it made this folder; nothing was submitted of it"
+            fix = f"rm -r {shlex.quote(str(folder))}, or the same submit"
+            found.append(Problem("warning", "half-made", message, str(folder), fix))
+    return found
 
 
 def find_run(name: str) -> RunFolder:
@@ -63,8 +80,8 @@ def find_run(name: str) -> RunFolder:
     if is_file(Path(name) / MANIFEST):
         return RunFolder(Path(name).absolute())
     runs = all_runs()
-    if name == "latest" and runs:
-        return runs[-1]
+    if name == "latest" and (own := [run for run in runs if run.is_mine]):
+        return own[-1]
     matches = [r for r in runs if r.run_id == name] or [r for r in runs if r.run_id.startswith(name)]
     if not matches and name.isdigit():
         matches = [r for r in runs if name in job_ids(r)]
@@ -105,6 +122,13 @@ def find_runs(name: str) -> list[RunFolder]:
     """The run, or the runs of the study, that a user means."""
     study = find_study(name)
     return study.runs() if study else [find_run(name)]
+
+
+def need_mine(run: RunFolder | StudyFolder) -> None:
+    """Raises UserError (exit code 1) for what another user made: what it says is not to be acted upon."""
+    if not run.is_mine:
+        message = "another user made this folder: its runs are only read here"
+        raise error("not-yours", message, str(run.path), "submit a run of your own from its recipe.yaml", ANSWER_IS_NO)
 
 
 def job_ids(run: RunFolder) -> list[str]:

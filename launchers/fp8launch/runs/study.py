@@ -8,15 +8,19 @@ arrays/        job arrays: a batch script each, and the run folders of its tasks
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fp8launch.problems import error
-from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, write_atomically
+from fp8launch.runs.disk import Busy, belongs_to_user, held, make_folders, read_json
+from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, marked, write_atomically
+
+# A study or one of its runs is a folder in its place, and nothing that leads elsewhere.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,23 @@ class StudyFolder:
         """What `study.json` says. Raises UserError when it is missing or damaged."""
         file = self.path / STUDY
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            assert isinstance(record["points"], list)
-        except (OSError, ValueError, KeyError, AssertionError) as exc:
+            record = read_json(file)
+        except (OSError, ValueError) as exc:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
-        assert isinstance(record, dict)
-        return record
+        points = record.get("points") if isinstance(record, dict) else None
+        if not isinstance(points, list) or not all(isinstance(p, dict) and _plain_name(p.get("run")) for p in points):
+            raise error("bad-study", "does not hold the points of a study", str(file))
+        found: dict[str, Any] = record
+        return found
+
+    @property
+    def is_mine(self) -> bool:
+        """This user made it: only then its runs may be ended."""
+        return belongs_to_user(self.path) and belongs_to_user(self.path / STUDY)
+
+    def missing(self) -> list[str]:
+        """The points that have no run folder yet: their submission was cut off."""
+        return [p["run"] for p in self.record()["points"] if not (self.path / p["run"] / MANIFEST).is_file()]
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.path / name)
@@ -49,10 +64,13 @@ class StudyFolder:
 
 def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
     """Make or find the study's folder. Exit code 3 when the disk refuses."""
+    if not _plain_name(study):
+        fix = "letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise error("bad-study-name", f"'{study}' is no name for a study", "--study", fix)
     folder = StudyFolder(root / study)
     try:
-        (folder.path / "arrays").mkdir(parents=True, exist_ok=True)
-        (folder.path / "logs").mkdir(exist_ok=True)
+        make_folders(folder.path / "arrays")
+        make_folders(folder.path / "logs")
         if not (folder.path / STUDY).is_file():
             write_atomically(folder.path / STUDY, json.dumps(record, indent=2) + "\n")
     except OSError as exc:
@@ -64,22 +82,38 @@ def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
 
 
 @contextlib.contextmanager
-def locked(study: StudyFolder) -> Iterator[None]:
-    """Hold the study, so that two submissions of it cannot both find a point missing."""
-    with (study.path / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise error(
-                "study-busy", f"another submission of {study.study_id} is under way", str(study.path), exit_code=3
-            ) from None
-        except OSError:
-            # Some shared file systems have no locks: keys and comments still keep points from being submitted twice.
-            pass
-        yield
+def locked(study: StudyFolder, wait: float = 0.0) -> Iterator[None]:
+    """Hold the study, so that two submissions of it cannot both find a point missing.
+
+    Where a file system has no locks, keys and comments still find what was submitted before.
+    """
+    try:
+        with held(study.path, wait):
+            yield
+    except Busy:
+        raise error(
+            "study-busy",
+            f"another submission of {study.study_id} is under way",
+            str(study.path),
+            "give the same command again when it is done: it submits what is missing then",
+            3,
+        ) from None
+
+
+def add_points(study: StudyFolder, points: list[dict[str, Any]]) -> None:
+    """Add points that a study of this name did not have when it was made."""
+    record = study.record()
+    known = {point["run"] for point in record["points"]}
+    if new := [point for point in points if point["run"] not in known]:
+        record = {**record, "points": [*record["points"], *new]}
+        write_atomically(study.path / STUDY, json.dumps(record, indent=2) + "\n")
+
+
+def _plain_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def study_folders(root: Path) -> Iterator[StudyFolder]:
     """The studies below a run root."""
-    for file in sorted(root.glob(f"*/{STUDY}")):
+    for file in sorted(marked(root, STUDY)):
         yield StudyFolder(file.parent)

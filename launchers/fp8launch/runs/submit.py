@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,25 +20,42 @@ from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import local_path
 from fp8launch.job.job import Job
 from fp8launch.job.plan import plan, probe_runtime
+from fp8launch.megatron.phases import Phase, phases_of
 from fp8launch.megatron.schema import normalize
 from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
 from fp8launch.recipe.schema import FlagValue
 from fp8launch.runs.attempts import SURVIVE
+from fp8launch.runs.disk import Busy, held
 from fp8launch.runs.folder import RunFolder, create_run_folder
 from fp8launch.runs.provenance import Origin, image_record, origin_of
 from fp8launch.runs.store import default_root, remember_root
+from fp8launch.runs.submission import HELD_SECONDS, adopt, content_key, cut_off, now, opening, record_job, submit_job
 from fp8launch.runs.survival import survival_text
+
+__all__ = [
+    "Prepared", "make_run", "new_run_id", "now", "origin", "plan_run", "prepare", "record_job", "resolved_yaml",
+    "run_root", "submit",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A recipe that is ready to be planned: loaded, translated, and found to divide."""
+    """A recipe that is ready to be planned: loaded, translated, and found to divide.
+
+    Of a recipe with phases, arguments and layout are those of the first.
+    """
 
     loaded: LoadedRecipe
     args: MegatronArgs
     layout: Layout
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Prepared, ...]:
+        """What is checked and reckoned by itself: each phase, or the one that there is."""
+        return tuple(Prepared(one.loaded, one.args, one.layout) for one in self.phases) or (self,)
 
 
 def prepare(name: str, overrides: Sequence[str] = (), nodes: int | None = None) -> Prepared:
@@ -45,6 +63,9 @@ def prepare(name: str, overrides: Sequence[str] = (), nodes: int | None = None) 
     loaded = load_recipe(name, overrides)
     if nodes is not None:
         loaded = load_recipe(name, [*overrides, *_for_nodes(loaded, nodes)])
+    phases = phases_of(loaded)
+    if phases:
+        return Prepared(loaded, phases[0].args, phases[0].layout, phases)
     args = translate(loaded)
     return Prepared(loaded, args, layout(args, loaded))
 
@@ -110,7 +131,7 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, backend: Backen
         runtime = probe_runtime(cluster, slurm.clean_environment())
         if backend.name == "local" and runtime == "pyxis":
             runtime = "none"
-    return plan(prepared.loaded, prepared.args, cluster, folder, runtime=runtime)
+    return plan(prepared.loaded, prepared.args, cluster, folder, phases=prepared.phases, runtime=runtime)
 
 
 def submit(
@@ -118,12 +139,26 @@ def submit(
 ) -> RunFolder:
     """Make the run folder and submit its job. What was made is kept when Slurm refuses, for the error to point at.
 
-    `checked` is what the check found, for the manifest.
+    A submission of the same that was cut off is completed instead. `checked` is what the check found, for the manifest.
     """
-    job = plan_run(prepared, cluster, root / new_run_id(prepared.loaded.recipe.name), backend)
-    run = make_run(prepared, cluster, job, backend, origin(prepared, backend), check=checked)
-    remember_root(root)
-    record_job(run, backend.submit(job, run))
+    name = prepared.loaded.recipe.name
+    content = content_key(prepared)
+    cut = cut_off(root, name, content, backend)
+    folder = cut.path if cut else root / new_run_id(name)
+    try:
+        with held(folder, HELD_SECONDS) if cut else nullcontext():
+            if cut and adopt([cut], backend):
+                return cut
+            job = plan_run(prepared, cluster, folder, backend)
+            entries = {"check": checked, "content": content, "submission": opening(folder.name)}
+            run = make_run(prepared, cluster, job, backend, origin(prepared, backend), replace=bool(cut), **entries)
+        remember_root(root)
+        with held(folder, HELD_SECONDS):
+            submit_job(run, job, backend)
+    except Busy:
+        raise error(
+            "run-busy", f"another launcher is submitting {folder.name}", str(folder), "try again in a minute", 3
+        ) from None
     return run
 
 
@@ -133,7 +168,13 @@ def origin(prepared: Prepared, backend: Backend) -> Origin:
 
 
 def make_run(
-    prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, origin: Origin, **entries: Any
+    prepared: Prepared,
+    cluster: Cluster,
+    job: Job,
+    backend: Backend,
+    origin: Origin,
+    replace: bool = False,
+    **entries: Any,
 ) -> RunFolder:
     """The run folder of a planned job, with everything but Slurm's answer. `entries` go into the manifest."""
     folder = Path(job.folder or "")
@@ -145,13 +186,7 @@ def make_run(
     if origin.diff:
         files["git.diff"] = origin.diff
     manifest = {**_manifest(prepared, cluster, job, backend, origin), **entries}
-    return create_run_folder(folder.parent, folder.name, files, manifest)
-
-
-def record_job(run: RunFolder, job_id: str, **entries: Any) -> None:
-    """Add a job to those of a run, and other entries to its manifest with it."""
-    jobs = run.manifest().get("jobs", [])
-    run.update(jobs=[*jobs, {"id": job_id, "submitted": now()}], **entries)
+    return create_run_folder(folder.parent, folder.name, files, manifest, replace)
 
 
 def resolved_yaml(prepared: Prepared) -> str:
@@ -182,6 +217,7 @@ def _manifest(prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, 
         "recipe": _plain(prepared),
         "recipe_files": [str(path) for path in prepared.loaded.files],
         "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
+        "phases": [phase_entry(one) for one in prepared.phases],
         "layout": asdict(prepared.layout),
         "gpu": recipe.resources.gpu,
         "environment": dict(job.environment),
@@ -196,6 +232,7 @@ def _manifest(prepared: Prepared, cluster: Cluster, job: Job, backend: Backend, 
     }
 
 
-def now() -> str:
-    """The time as manifests write it."""
-    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+def phase_entry(one: Phase) -> dict[str, Any]:
+    """A phase as manifests have it: complete by itself."""
+    own = {"environment": one.loaded.recipe.environment, "argv": list(one.args.argv), "layout": asdict(one.layout)}
+    return {"name": one.name, "begin": one.begin, "end": one.end, **own}

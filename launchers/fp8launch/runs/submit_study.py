@@ -18,14 +18,15 @@ from fp8launch.job.cluster import Cluster
 from fp8launch.job.job import Job
 from fp8launch.job.plan import submission_comment
 from fp8launch.job.script import array_script
-from fp8launch.problems import error
-from fp8launch.runs.attempts import attempts_of, forbid_more
+from fp8launch.problems import UserError, error
+from fp8launch.runs.disk import uninterrupted
 from fp8launch.runs.folder import MANIFEST, RunFolder, write_atomically
 from fp8launch.runs.grid import Point, point_key, run_name, study_id
 from fp8launch.runs.provenance import Origin
 from fp8launch.runs.store import job_ids, remember_root
-from fp8launch.runs.study import StudyFolder, create_study, locked
-from fp8launch.runs.submit import Prepared, make_run, now, origin, plan_run, record_job
+from fp8launch.runs.study import StudyFolder, add_points, create_study, locked
+from fp8launch.runs.submission import HELD_SECONDS, adopt, begin, now, record_job, refused, submit_job
+from fp8launch.runs.submit import Prepared, make_run, origin, plan_run
 
 # Of a run that ended like this another attempt is worth its cost when the user asks for it.
 RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory"))
@@ -80,29 +81,35 @@ def submit_study(
 
     `between` is called after each submission: on this machine it waits for the run before the next one starts.
     """
-    study = create_study(root, identify(points, name), _record(points))
+    record = _record(points)
+    study = create_study(root, identify(points, name), record)
     remember_root(root)
     outcome = Outcome(study)
-    with locked(study):
-        waiting = []
+    with locked(study, 0.0 if backend.name == "local" else HELD_SECONDS):
+        add_points(study, record["points"])
+        there = [run for one in points if ((run := study.run(one.run_name)).path / MANIFEST).is_file()]
+        adopt(there, backend)
+        again = _failed(there, backend) if retry else set()
         origins: dict[str, Origin] = {}
+        missing = []
         for one in progress(points, "making run folders"):
             run = study.run(one.run_name)
+            if run in there and job_ids(run) and run not in again:
+                outcome.present.append(run)
+                continue
             job = plan_run(one.prepared, cluster, run.path, backend)
-            if not (run.path / MANIFEST).is_file():
+            if run not in again:
                 place = {"name": study.study_id, "point": dict(one.point.values), "repeat": one.point.repeat}
                 if one.point.recipe not in origins:
                     origins[one.point.recipe] = origin(one.prepared, backend)
-                came_from = origins[one.point.recipe]
-                run = make_run(one.prepared, cluster, job, backend, came_from, study=place, check=one.checked)
-            waiting.append((run, job))
-        _adopt([run for run, _ in waiting], backend)
-        again = _failed([run for run, _ in waiting], backend) if retry else set()
-        missing = [(run, job) for run, job in waiting if not job_ids(run) or run in again]
-        outcome.present = [run for run, job in waiting if (run, job) not in missing]
+                came_from, is_there = origins[one.point.recipe], run in there
+                entries = {"study": place, "check": one.checked}
+                # Nothing was submitted of one that is there: it is made anew, with what this command says.
+                run = make_run(one.prepared, cluster, job, backend, came_from, replace=is_there, **entries)
+            missing.append((run, job))
         for group in _groups(missing, backend, cluster):
             if len(group) == 1:
-                _submit_one(*group[0], backend)
+                submit_job(*group[0], backend)
             else:
                 _submit_array(study, group, max_running)
             outcome.sbatch_calls += 1
@@ -131,29 +138,6 @@ def _record(points: Sequence[GridPoint]) -> dict[str, Any]:
     }
 
 
-def _adopt(runs: Sequence[RunFolder], backend: Backend) -> None:
-    """Give runs that were cut off between sbatch and its answer the job that they have."""
-    open_ones: dict[str, list[tuple[RunFolder, int | None]]] = {}
-    for run in runs:
-        submission = run.manifest().get("submission")
-        if submission and not submission.get("answered"):
-            open_ones.setdefault(str(submission["key"]), []).append((run, submission.get("index")))
-    if not open_ones:
-        return
-    found = {} if backend.name == "local" else slurm.find_jobs(list(open_ones))
-    for key, members in open_ones.items():
-        for run, index in members:
-            job = found.get(key) or _job_that_logged(run, job_ids(run))
-            if job is not None:
-                _answered(run, job if index is None else f"{job}_{index}")
-
-
-def _job_that_logged(run: RunFolder, known: Sequence[str]) -> str | None:
-    """The job that began this run and was forgotten by Slurm since: its log bears its id."""
-    new = [attempt.job_id for attempt in run.attempts() if attempt.job_id not in known]
-    return new[-1].partition("_")[0] if new else None
-
-
 def _failed(runs: Sequence[RunFolder], backend: Backend) -> set[RunFolder]:
     started = [run for run in runs if job_ids(run)]
     return {run for run, state in zip(started, backend.states(started), strict=True) if state.status in RETRIED}
@@ -180,11 +164,6 @@ def _asked(job: Job) -> tuple[tuple[str, str | None], ...]:
     return tuple((name, value) for name, value in job.slurm if name not in ("job-name", "output", "comment"))
 
 
-def _submit_one(run: RunFolder, job: Job, backend: Backend) -> None:
-    run.update(submission={"key": run.run_id, "answered": False})
-    _answered(run, backend.submit(job, run))
-
-
 def _submit_array(study: StudyFolder, group: Group, max_running: int | None) -> None:
     key = f"{study.study_id}.{len(list(study.path.glob('arrays/*.sbatch')))}"
     at_once = f"%{max_running}" if max_running else ""
@@ -198,15 +177,16 @@ def _submit_array(study: StudyFolder, group: Group, max_running: int | None) -> 
     script, tasks = study.path / "arrays" / f"{key}.sbatch", study.path / "arrays" / f"{key}.txt"
     write_atomically(tasks, "".join(f"{run.path}\n" for run, _ in group))
     write_atomically(script, array_script(tuple(options.items()), str(tasks)))
-    for index, (run, _) in enumerate(group):
-        run.update(submission={"key": key, "index": index, "answered": False})
-    job = slurm.sbatch(script, key)
-    for index, (run, _) in enumerate(group):
-        _answered(run, f"{job}_{index}")
-
-
-def _answered(run: RunFolder, job: str) -> None:
-    record_job(run, job, submission={**run.manifest().get("submission", {}), "answered": True})
+    runs = [run for run, _ in group]
+    with uninterrupted():
+        begin(runs, key)
+        try:
+            job = slurm.sbatch(script, key)
+        except UserError as exc:
+            refused(runs, exc)
+            raise
+        for index, run in enumerate(runs):
+            record_job(run, f"{job}_{index}")
 
 
 def cancel_study(study: StudyFolder, backend: Backend) -> int:
@@ -216,11 +196,7 @@ def cancel_study(study: StudyFolder, backend: Backend) -> int:
         for run in runs:
             backend.cancel(run)
     else:
-        for run in runs:
-            forbid_more(run)
-        waiting = [job for run in runs if (job := attempts_of(run).waiting)]
-        # An array is cancelled whole by its own id: one word for a thousand tasks.
-        slurm.cancel(sorted({job.partition("_")[0] for run in runs for job in job_ids(run)} | {*waiting}))
+        slurm.cancel_runs(runs)
     return len(runs)
 
 
