@@ -50,7 +50,76 @@ DIALECTS = {
         "run/0  [2025-12-22 15:18:33] iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | 345.6"
         " MODEL_TFLOP/s/GPU | global batch size: 32 | lm loss: 5.0E+00 |"
     ),
+    "bigscience, in seconds": (
+        " [default7]: iteration      100/    1000 | consumed samples: 3200 | consumed tokens:  6553600 | elapsed"
+        " time per iteration (s): 1.2345 | learning rate: 5.0E-05 | global batch size:    32 | lm loss:"
+        " 5.000000E+00 | grad norm: 0.174 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan"
+        " iterations:   0 | samples per second: 25.921 | TFLOPs: 345.60 |"
+    ),
+    "deepspeed, with sequence length and tgs": (
+        "        iteration      100/    1000 | consumed samples: 3200 | elapsed time per iteration (ms): 1234.5 |"
+        " learning rate: 2.4E-04 | global batch size:    32 | lm loss: 5.000000E+00 | loss scale: 8192.0 | actual"
+        " seqlen:  4096 | number of skipped iterations:   0 | samples per second: 25.921 | tokens per gpu per"
+        " second (tgs): 1146.733 | TFLOPs: 345.60 |"
+    ),
+    "ascend, misspelt": (
+        " iteration  100/1000 | consumed samples: 3200 | elapsed time per iteration (ms):  1234.5 | learning rate:   "
+        " 1.4E-07 | gloabl batch size:  32 | lm loss:  5.000000E+00 | loss scale:  1.0 | grad norm:    9.216 | actual"
+        " seqlen:  2048 | number of skipped iterations: 0 | samples per second: 25.9 | TFLOPs: 345.60 |"
+    ),
+    "no blank before the unit": (
+        "[2024-02-27 15:45:08] iteration 100 / 1000 | consumed samples: 3200 | elapsed time per iteration(ms):"
+        " 1234.5 | learning rate: 7.3 | global batch size: 32 | lm loss: 5.000000E+00 | loss scale: 1.0 |total"
+        " grad norm: 2.773 | TFLOPs: 345.60 | "
+    ),
+    "hardware and model flops": (
+        " iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | global batch size:  32 | lm loss:"
+        " 5.000000E+00 | TFLOPs (Hardware): 400.1 | TFLOPs (Model): 345.60 | TFLOPs GPU (Hardware): 410.49 |"
+    ),
+    "hyphens and a rank in brackets": (
+        "2023-10-26 21:31:16,318 [Rank 15]:  iteration      100/ 1000 | elapsed time per iteration (ms): 1234.5 |"
+        " global batch size:    32 | lm loss: 5.000000E+00 | TFLOPs: 345.60 | tokens-per-second-per-gpu: 2114.61"
+        " |"
+    ),
+    "token and flop throughput": (
+        " [2025-03-02 10:11:12] iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | throughput"
+        " (token/sec/GPU): 2114.6 | flop throughput (TFLOP/sec/GPU): 345.6 | global batch size: 32 | lm loss: 5.0E+00 |"
+    ),
+    "without a last bar": (
+        "iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | 345.6 MODEL_TFLOP/s/GPU | global batch"
+        " size:    32 | lm loss: 5.000000E+00"
+    ),
+    "before version 2, without colons": (
+        " iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | learning rate 1.2E-04 | TFLOPs"
+        " 345.6 | global batch size 32 | lm loss 5.000000E+00 | loss scale 1.0 |"
+    ),
+    "nemo 2": (
+        "retraining/0 [default0]:Training epoch 0, iteration 100/1000 | lr: 1.961e-07 | global_batch_size: 32 |"
+        " global_step: 100 | peak_memory_usage: 70833405952 | memory_allocated: 44271689728 | reduced_train_loss: 5.0 |"
+        " train_step_timing in s: 1.2345 | tokens_per_sec_per_gpu: 1.073e+04 | TFLOPS_per_GPU: 345.6 |"
+        " consumed_samples: 3200 | val_loss: 9.9"
+    ),
 }
+NEOX = (
+    " samples/sec: 25.921 | iteration      100/    1000 | elapsed time per iteration (ms): 1234.5 | learning rate:"
+    " 1.2E-04 | approx flops per GPU: {} | lm_loss: 5.000000E+00 | number of skipped iterations:   0 |"
+)
+
+
+@pytest.mark.parametrize(("flops", "value"), [("345.6TFLOPS", 345.6), ("912.3GFLOPS", None)])
+def test_neox_states_its_unit(flops: str, value: float | None) -> None:
+    (found,) = parse_iterations(NEOX.format(flops))
+    assert found.values.get("tflops_per_gpu") == value
+    assert (found.number, found.step_time_ms, found.loss) == (100, 1234.5, 5.0)
+    assert found.losses == {"lm loss": 5.0}
+
+
+def test_nemos_units_are_converted_and_its_other_losses_are_none() -> None:
+    (found,) = parse_iterations(DIALECTS["nemo 2"])
+    assert found.values["memory_used_gib"] == pytest.approx(70833405952 / 2**30)
+    assert found.values["tokens_per_s_per_gpu"] == 10730
+    assert found.losses == {"reduced_train_loss": 5.0}
+    assert found.rank == 0
 
 
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
@@ -70,6 +139,9 @@ def test_every_dialect_gives_the_same_numbers(text: str) -> None:
         ("Tokens per second per GPU (Tok/s/GPU): 246.7", 246.7),
         ("tokens per GPU (tokens/s/GPU): 246.7/238.1", 246.7),
         ("tokens/s/GPU inst/harmonic mean: 246.7/238.1", 246.7),
+        ("tokens per gpu per second (tgs): 246.7", 246.7),
+        ("tokens per gpu per second(tgs): 246.7", 246.7),
+        ("tokens-per-second-per-gpu: 246.7", 246.7),
     ],
 )
 def test_forks_tokens_per_second(label: str, value: float) -> None:
@@ -93,7 +165,19 @@ def test_a_nan_loss_that_megatron_leaves_out_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "rank"),
-    [("7: ", 7), ("[default7]:", 7), ("[rank7]:", 7), ("  12: ", 12), ("3: [default1]:", 1), ("", None)],
+    [
+        ("7: ", 7),
+        ("[default7]:", 7),
+        ("[rank7]:", 7),
+        ("  12: ", 12),
+        ("3: [default1]:", 1),
+        ("", None),
+        ("train/0 ", None),
+        ("train/0 [default3]:", 3),
+        ("10.0.0.7: ", None),
+        ("2026-11-20T14:55:23+08:00 ", None),
+        ("[Rank 4]:", 4),
+    ],
 )
 def test_launchers_prefixes_change_nothing_but_the_rank(prefix: str, rank: int | None) -> None:
     (plain,) = parse_iterations(line(3))

@@ -71,12 +71,15 @@ def test_the_same_in_other_words(a: object, b: object) -> None:
         ("env.NCCL_ALGO", "env NCCL_ALGO"),
         ("model.num_layers", "num_layers"),
         ("megatron.overlap_grad_reduce", "overlap_grad_reduce"),
-        ("resources.gpu", "gpu"),
         ("container.image", "image"),
     ],
 )
 def test_what_an_axis_varies(key: str, fact: str) -> None:
     assert facts_of_axis(key) == {fact}
+
+
+def test_a_gpu_as_an_axis_has_the_drivers_name_for_it_too() -> None:
+    assert facts_of_axis("resources.gpu") == {"gpu", "GPU"}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "ask for more time, or resume from the last checkpoint",
         r"DUE TO TIME ?LIMIT",
     ),
+    _pattern(
+        CAUSE,
+        "hang",
+        "the stacks above the line say where each rank stood; a rank without one is stopped, or stuck in the driver",
+        r"^fp8launch: hang: ",
+    ),
     _pattern(CAUSE, "preempted", "resume from the last checkpoint", r"DUE TO PREEMPTION"),
     _pattern(
         CAUSE,
@@ -265,7 +271,7 @@ NEEDLES: tuple[bytes, ...] = tuple(
     text.encode()
     for text in (
         "Traceback", '  File "', "rror", "Exception", "DUE TO", "CANCELLED", "NODE_FAIL", "Node failure", "forcing job",
-        "not healthy", ": bad: ",
+        "not healthy", ": bad: ", "fp8launch: hang: ",
         "oom", "Out Of Memory", "out of memory", "DataLoader worker", "DefaultCPUAllocator", "_STATUS_", "apability",
         "no kernel image", "not supported", "not available", "require", "only", "not compiled", "No CUDA GPUs",
         "NVIDIA driver", "driver version", "ound NaN", "ound Inf", "loss is", "Unexpected result", "NaN ", "norm is",

@@ -1,33 +1,60 @@
 """What each label of an iteration line means: one table for Megatron 0.11 to 0.20 and its forks.
 
-A dialect is a row here, never another expression. Labels are compared in lower case with single blanks. Sources:
+A dialect is a row here, never another expression. Labels are compared in lower case, `_` and `-` like blanks. Sources:
 `training_log` of megatron-core 0.12 to 0.20; swiss-ai and oellm forks (tokens per second); AMD Primus (`a/b` is
-"this window/average", the first is read); Megatron-DeepSpeed (`TFLOPs`); Megatron-Bridge (throughput before its
-label).
+"this window/average", the first is read); Megatron-DeepSpeed and BigScience (`TFLOPs`, seconds instead of
+milliseconds), their Ascend and DCU ports (`tgs`, a misspelt batch size); GPT-NeoX (`approx flops per GPU`);
+Megatron-Bridge (throughput before its label); NeMo 2 (`train_step_timing in s`, bytes).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
+LOSS_PREFIX = "loss:"
+
 FIELDS: dict[str, str] = {
+    "lm loss": LOSS_PREFIX + "lm loss",
     "elapsed time per iteration (ms)": "step_time_ms",
+    "elapsed time per iteration (s)": "step_time_s",
+    "train step timing in s": "step_time_s",
     "throughput per gpu (tflop/s/gpu)": "tflops_per_gpu",
     "compute per gpu (tflop/s/gpu)": "tflops_per_gpu",
-    "model_tflop/s/gpu": "tflops_per_gpu",
+    "flop throughput (tflop/sec/gpu)": "tflops_per_gpu",
+    "model tflop/s/gpu": "tflops_per_gpu",
     "tflop/s/gpu": "tflops_per_gpu",
     "tflops": "tflops_per_gpu",
+    "tflops (model)": "tflops_per_gpu",
+    "tflops per gpu": "tflops_per_gpu",
+    "approx flops per gpu": "tflops_per_gpu",
     "tokens/sec/gpu": "tokens_per_s_per_gpu",
     "tokens/s/gpu": "tokens_per_s_per_gpu",
     "tokens per gpu (tokens/s/gpu)": "tokens_per_s_per_gpu",
     "tokens/s/gpu inst/harmonic mean": "tokens_per_s_per_gpu",
     "tokens per second per gpu (tok/s/gpu)": "tokens_per_s_per_gpu",
+    "tokens per second per gpu": "tokens_per_s_per_gpu",
+    "tokens per sec per gpu": "tokens_per_s_per_gpu",
+    "tokens per gpu per second (tgs)": "tokens_per_s_per_gpu",
+    "throughput (token/sec/gpu)": "tokens_per_s_per_gpu",
     "energy per gpu (j/iter/gpu)": "energy_j_per_gpu",
     "power per gpu (w/gpu)": "power_w_per_gpu",
     "global batch size": "global_batch_size",
+    "gloabl batch size": "global_batch_size",
     "batch size": "global_batch_size",
+    "actual seqlen": "seq_length",
+    "actual seq length": "seq_length",
     "grad norm": "grad_norm",
+    "total grad norm": "grad_norm",
     "number of skipped iterations": "skipped_iterations",
     "number of nan iterations": "nan_iterations",
-    "hip mem usage/free/total/usage_ratio": "memory_used_gib",
+    "hip mem usage/free/total/usage ratio": "memory_used_gib",
+    "peak memory usage": "memory_used_bytes",
+}
+# Fields that are only another unit of one that is kept.
+UNITS: Mapping[str, tuple[str, float]] = {
+    "step_time_s": ("step_time_ms", 1e3),
+    "memory_used_bytes": ("memory_used_gib", 2.0**-30),
 }
 
 # Read by nobody here, and each number costs time when there are a million lines.
@@ -41,17 +68,20 @@ IGNORED = frozenset(
         "num zeros",
         "params norm",
         "eta",
+        "val loss",
     }
 )
 
-LOSS_PREFIX = "loss:"
+_BLANKS = re.compile(r"[\s_-]+")
 
 
 def field_of(label: str) -> str | None:
     """Our name for a label, None for one that we do not keep; a loss keeps its own name: `loss:lm loss`."""
-    key = " ".join(label.lower().split())
+    key = _BLANKS.sub(" ", label.lower()).strip()
+    if "(" in key:
+        key = re.sub(r" ?\(", " (", key)
     if key in IGNORED:
         return None
     if key in FIELDS:
         return FIELDS[key]
-    return LOSS_PREFIX + key if key.endswith("loss") else None
+    return LOSS_PREFIX + " ".join(label.lower().split()) if key.endswith("loss") else None

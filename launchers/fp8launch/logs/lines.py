@@ -1,7 +1,8 @@
 """One line of a Megatron log -> one record. Pure functions; a line that is not what was asked for gives None.
 
 A line may carry what launchers put in front of it: `7: ` (srun --label), `[default7]:` or `[rank7]:` (torchrun --tee,
-PyTorch), `[rank-63/64]` (Primus), a time stamp, ANSI colours, a progress bar that ends in a carriage return.
+PyTorch), `[rank-63/64]` (Primus), `role/0 ` (NeMo-Run), `10.0.0.1: ` (pdsh), a time stamp, ANSI colours, a progress
+bar that ends in a carriage return.
 Fields are found by their label, never by position, because versions and forks add and reorder them.
 """
 
@@ -12,16 +13,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fp8launch.logs.labels import LOSS_PREFIX, field_of
+from fp8launch.logs.labels import LOSS_PREFIX, UNITS, field_of
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_PREFIX = re.compile(r"\s*(?:(\d{1,6}):(?= )|\[(?:default|rank)-?(\d{1,6})(?:/\d+)?\]:?) ?")
+_TIME = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?= )"
+_RANK = r"(\d{1,6}):(?= )|\[(?:default|rank|Rank )-?(\d{1,6})(?:/\d+)?\]:?"
+_ROLE = r"[\w.-]{1,40}/\d{1,6}(?= )|\d{1,3}(?:\.\d{1,3}){3}:(?= )"
+_PREFIX = re.compile(rf"\s*(?:{_RANK}|{_ROLE}|{_TIME}) ?")
 _PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d+\]")
 _ITERATION = re.compile(r"\biteration\s*:?\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _DIGITS = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf)"
 _NUMBER = _DIGITS + r"(?![\w.])"
-_LEADING_NUMBER = re.compile(rf"\s*({_DIGITS})(?:(?![\w.])|(?=[GM]i?B))", re.IGNORECASE)
+_LEADING_NUMBER = re.compile(rf"\s*({_DIGITS})(?:(?![\w.])|(?=[GM]i?B|TFLOPS\b))", re.IGNORECASE)
 _NUMBER_FIRST = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)\s*$", re.IGNORECASE)
+_NUMBER_LAST = re.compile(rf"\s*(\S.*?)\s+({_NUMBER})\s*$", re.IGNORECASE)
+_SCIENTIFIC = re.compile(r"\d\.\d{6}E[+-]\d\d\s*$")
 _ONE_DECIMAL = re.compile(r"\d\.\d\s*$")
 _MEMORY = re.compile(r"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) \|(.*)")
 _VALIDATION = re.compile(r"\bvalidation(\S*) loss at (?:iteration )?(\d{1,15})?([^|]*)\|(.*)")
@@ -96,7 +102,8 @@ def split_prefix(line: str) -> tuple[int | None, str]:
     """The rank or task that a launcher wrote in front of the line, if any, and the rest."""
     rank = None
     while found := _PREFIX.match(line):
-        rank = int(found[1] or found[2])
+        if found[1] or found[2]:
+            rank = int(found[1] or found[2])
         line = line[found.end() :]
     return rank, line
 
@@ -132,20 +139,31 @@ def _values(text: str) -> dict[str, float]:
     pairs = [_label_and_number(segment) for segment in closed]
     label, number = _label_and_number(rest)
     # Without its closing bar a field may be cut in the middle of a number. It is whole if the label follows the
-    # number, or if it has the one decimal that these two fields are printed with.
+    # number, or if it has the one decimal that these two fields, or all the digits that losses, are printed with.
     name = field_of(label)
     whole = ":" not in rest or (name in ("step_time_ms", "tflops_per_gpu") and _ONE_DECIMAL.search(rest))
-    if whole:
+    if whole or _SCIENTIFIC.search(rest):
         pairs.append((label, number))
-    return {name: number for label, number in pairs if number is not None and (name := field_of(label)) is not None}
+    return in_our_units({name: n for label, n in pairs if n is not None and (name := field_of(label)) is not None})
+
+
+def in_our_units(values: dict[str, float]) -> dict[str, float]:
+    """Seconds as milliseconds, and the like."""
+    if not UNITS.keys() & values.keys():
+        return values
+    converted = {UNITS[k][0]: v * UNITS[k][1] for k, v in values.items() if k in UNITS}
+    return {**converted, **{k: v for k, v in values.items() if k not in UNITS}}
 
 
 def _label_and_number(segment: str) -> tuple[str, float | None]:
     label, colon, value = segment.rpartition(":")
     if colon:
         return label, number_in(value)
-    found = _NUMBER_FIRST.match(segment)
-    return (found[2], float(found[1].replace(",", ""))) if found else ("", None)
+    if found := _NUMBER_FIRST.match(segment):
+        return found[2], float(found[1].replace(",", ""))
+    # Megatron before version 2 had no colon before some of its numbers.
+    found = _NUMBER_LAST.match(segment)
+    return (found[1], float(found[2].replace(",", ""))) if found else ("", None)
 
 
 def parse_memory(line: str) -> Memory | None:

@@ -33,6 +33,7 @@ LONGEST_LINE = 1 << 22
 
 _BAR = b"|"
 _ELAPSED = b"elapsed time per iteration"
+_TIMING = b"train_step_timing in s"
 _ITERATION = b"iteration"
 _DUMP = b"------------------------ arguments ------------------------"
 _SAVING = b"saving checkpoint at iteration"
@@ -129,7 +130,11 @@ class Scanner:
                 lines.append(data[skip if skip > 1 else start : end])
                 offsets.append(base + start)
             elif find(_ITERATION, start, at) >= 0:
-                self._other(base + start, data[start:end].decode("utf-8", "replace"))
+                if find(_TIMING, at, end) >= 0:
+                    lines.append(data[start:end])
+                    offsets.append(base + start)
+                else:
+                    self._other(base + start, data[start:end].decode("utf-8", "replace"))
             at = find(_BAR, end, limit)
         self._collector.add(lines, offsets)
 

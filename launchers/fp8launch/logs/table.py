@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
-from fp8launch.logs.labels import field_of
+from fp8launch.logs.labels import UNITS, field_of
 from fp8launch.logs.lines import Iteration, parse_iterations
 
 NAN = math.nan
@@ -109,7 +109,7 @@ class Layout:
                 return None
             if name is None:
                 parts.append(re.escape(label) + r":[^|\n]*\|")
-            elif name in records[0].values:
+            elif name in records[0].values or name in UNITS:
                 fields.append(name)
                 parts.append(re.escape(label) + r": *([^|/ \n]+)[^|\n]*\|")
             else:
@@ -129,9 +129,13 @@ class Layout:
         if len(rows) != lines:
             return None
         try:
-            return {name: _numbers(cells) for name, cells in zip(self._fields, zip(*rows, strict=True), strict=True)}
+            columns = {n: _numbers(cells) for n, cells in zip(self._fields, zip(*rows, strict=True), strict=True)}
         except ValueError:
             return None
+        for name in UNITS.keys() & columns.keys():
+            ours, factor = UNITS[name]
+            columns[ours] = array("d", [factor * value for value in columns.pop(name)])
+        return columns
 
 
 def _numbers(cells: tuple[str, ...]) -> array[float]:

@@ -77,7 +77,8 @@ def summarise(
     world = _last(p.head.world_size for _, p in attempts) or _positive(args.get("world_size")) or world_size
     padded = _last(p.head.padded_vocab_size for _, p in attempts)
     per_token = flops_per_token({**args, "padded_vocab_size": padded} if padded else args)
-    seq_length = _positive(args.get("seq_length"))
+    lines = selection.lines
+    seq_length = _positive(args.get("seq_length")) or (_positive(lines[-1].value("seq_length")) if lines else None)
     verification = verify(attempts)
     requested = _fp8(args, verification)
 
@@ -98,7 +99,6 @@ def summarise(
     status, failure = status_of(attempts, selection)
     if status in ("ok", "incomplete") and verification.refuted:
         status, failure = "failed", not_running(logs, verification)
-    lines = selection.lines
     last = lines[-1] if lines else None
 
     return RunReport(
