@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from fp8launch.check import phases
 from fp8launch.check.facts import Facts, facts
 from fp8launch.check.rule import Rule, all_rules
 from fp8launch.check.verdicts import CODES, problem, verdict_problems
 from fp8launch.job.cluster import Cluster
 from fp8launch.megatron.validators import Verdict
 from fp8launch.problems import Problem, UserError, nearest
+from fp8launch.recipe.phases import told_by_phase
 from fp8launch.runs.submit import Prepared
 
 LAYERS = ("schema", "megatron", "rules", "memory", "machine")
@@ -75,17 +77,28 @@ def check_all(
 ) -> list[CheckResult]:
     """Check runs, in order: Megatron's validators in a process of their own, the other layers meanwhile.
 
+    Of a run with phases each is checked like a run, and then whether they can follow one another.
     `cluster` is the profile of the machine that they will run on, None for this machine's default; `environment` that
     in which Slurm's commands run. `say` hears of a download. Of the layers only those named in `layers` look.
     """
     site = cluster or Cluster()
+    parts = [part for run in runs for part in run.parts]
+    results = iter(_check_parts(parts, site, os.environ if environment is None else environment, say, layers))
+    return [_together(run, [next(results) for _ in run.parts], layers) for run in runs]
+
+
+def _check_parts(
+    runs: Sequence[Prepared],
+    site: Cluster,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    layers: Collection[str],
+) -> list[CheckResult]:
+    """Each run, or phase of one, by itself."""
     seen = [facts(prepared, {name: str(value) for name, value in site.env.items()}) for prepared in runs]
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(verdict_problems, seen if "megatron" in layers else [], say)
-        found = [
-            _look(run, prepared, site, os.environ if environment is None else environment, layers)
-            for run, prepared in zip(seen, runs, strict=True)
-        ]
+        found = [_look(run, prepared, site, environment, layers) for run, prepared in zip(seen, runs, strict=True)]
         verdicts, states = asked.result()
         if "megatron" not in layers:
             verdicts, states = [None] * len(runs), [NOT_ASKED] * len(runs)
@@ -93,6 +106,20 @@ def check_all(
         _result(run, verdict, state, *looked)
         for run, verdict, state, looked in zip(seen, verdicts, states, found, strict=True)
     ]
+
+
+def _together(run: Prepared, results: Sequence[CheckResult], layers: Collection[str]) -> CheckResult:
+    """The result of a run from those of its phases; a run without any is one part."""
+    if not run.phases:
+        return results[0]
+    names = [one.name for one in run.phases]
+    seen = [facts(part) for part in run.parts]
+    ran = {name: next((r.layers[name] for r in results if r.layers[name] != "ran"), "ran") for name in LAYERS}
+    borders = silence(seen[0], phases.problems(run.phases, seen) if "rules" in layers else (), ran)
+    found = told_by_phase([(n, r.problems) for n, r in zip(names, results, strict=True)], len(names))
+    everything = dict.fromkeys([*found, *borders.problems])
+    silenced = dict.fromkeys(s for result in (*results, borders) for s in result.silenced)
+    return CheckResult(tuple(sorted(everything, key=lambda p: p.severity)), ran, tuple(silenced))
 
 
 def _look(
@@ -145,6 +172,7 @@ def silence(run: Facts, problems: Iterable[Problem], layers: Mapping[str, str]) 
 
 def _bad_silences(run: Facts, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:
     severities = {code: rule.severity for code, rule in all_rules().items()} | dict.fromkeys(CODES.values(), "error")
+    severities |= phases.CODES
     for name in ("memory", "machine"):
         severities |= getattr(_module(name), "CODES", {})
     severities |= {p.code: p.severity for p in problems if p.code not in severities}

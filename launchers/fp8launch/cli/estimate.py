@@ -38,16 +38,51 @@ def estimate(
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
     prepared = prepare(recipe, (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
+    reckoned = [(part, *_reckoned(part, steps, gpu, speed)) for part, steps in _parts(prepared)]
+    if as_json:
+        show_json(_all_as_json(prepared, [_as_json(*one) for one in reckoned]))
+        return 0
+    for i, one in enumerate(reckoned):
+        if prepared.phases:
+            phase = prepared.phases[i]
+            click.echo(f"{chr(10) if i else ''}phase {phase.name}, iterations {phase.span}")
+        _show(*one)
+    return 0
+
+
+def _all_as_json(prepared: Prepared, each: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run as it is; of one with phases that which needs most memory, what all cost together, and each by itself."""
+    if not prepared.phases:
+        return each[0]
+    fullest = max(each, key=lambda one: one["memory"]["total_mib"] if one["memory"] else 0)
+    sums = {
+        name: None if None in (parts := [one[name] for one in each]) else sum(parts)
+        for name in ("steps", "tokens", "gpu_hours")
+    }
+    names = [{"name": one.name, "begin": one.begin, "end": one.end} for one in prepared.phases]
+    return {**fullest, **sums, "phases": [{**name, **one} for name, one in zip(names, each, strict=True)]}
+
+
+def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
+    """What is reckoned by itself, and its number of steps where that is not the whole training's."""
+    if not prepared.phases:
+        return [(prepared, None)]
+    return [(part, one.end - one.begin) for part, one in zip(prepared.parts, prepared.phases, strict=True)]
+
+
+def _reckoned(
+    prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None
+) -> tuple[Facts, Parameters | None, MemoryEstimate | None, Cost]:
     run = facts(prepared)
-    args = ChainMap(dict(run.given), dict(run.defaults))
+    args = ChainMap({"train_iters": steps} if steps else {}, dict(run.given), dict(run.defaults))
     counted = parameters(args, run.layout.world)
     memory = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
-    costs = cost(args, run.layout.world, run.layout.global_batch, run.gpu, _throughput(prepared, gpu, speed))
-    if as_json:
-        show_json(_as_json(prepared, run, counted, memory, costs))
-    else:
-        _show(prepared, run, counted, memory, costs)
-    return 0
+    return (
+        run,
+        counted,
+        memory,
+        cost(args, run.layout.world, run.layout.global_batch, run.gpu, _throughput(prepared, gpu, speed)),
+    )
 
 
 def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:

@@ -160,12 +160,14 @@ class Survive(Section):
     """How a run with checkpoints goes on by itself.
 
     `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and
-    leaves `stop_before` seconds before the time limit. `rules` change what follows a cause (docs/survival.md).
+    leaves `stop_before` seconds before the time limit. A log that has not grown for `hang_after` seconds is a hang; 0
+    for never. `rules` change what follows a cause (docs/survival.md).
     """
 
     attempts: Positive = 1
     stuck: Positive = 2
     stop_before: Positive = 120
+    hang_after: NotNegative | None = None
     rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = {}
 
 
@@ -215,6 +217,7 @@ class Launch(Section):
 
     With `health_check`, every node is looked at before training starts, and a bad one ends the job.
     `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
+    `config` sets fields of Megatron's TransformerConfig that its command line leaves out (our own entry only).
     """
 
     mode: Literal["srun", "torchrun"] | None = None
@@ -223,6 +226,7 @@ class Launch(Section):
     health_check: bool | None = None
     probe: bool = True
     profile_iteration: Positive | None = None
+    config: dict[str, bool | int | float | str] = {}
 
 
 class Software(Section):
@@ -289,6 +293,11 @@ class Recipe(Section):
     # A study: one run for every combination of these values, on each of these numbers of nodes.
     axes: dict[AxisKey, Annotated[list[AxisValue], Field(min_length=1)]] = {}
     nodes: Annotated[list[Positive], Field(min_length=1)] | None = None
+
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _no_phases(cls, phases: object) -> object:
+        return {} if phases is None else phases  # `--set phases=null`: all of it in one
 
     @field_validator("axes")
     @classmethod
