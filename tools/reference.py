@@ -62,6 +62,7 @@ MEANING = {
         "software.cuda": "the CUDA that the job will find",
         "survive.attempts": "attempts that may be used; above 1 the run goes on by itself",
         "survive.stuck": "attempts in a row without a newer checkpoint that end the run",
+        "survive.hang_after": "seconds without a new line in the log that are a hang; 0 is never",
         "survive.stop_before": "seconds before the time limit at which the training saves and leaves",
         "survive.rules": "what follows a cause, where it is not the usual",
         "env": "environment of the processes; null drops a variable that a part sets",

@@ -336,10 +336,17 @@ def _step(job: Job) -> list[str]:
     if job.cpus_per_task:
         # srun of Slurm 22.05 and 23.02 does not take this from the job.
         srun.append([f"--cpus-per-task={job.cpus_per_task}"])
-    lines = _with_status([*srun, *_container(job), *process_command(job)])
+    end_watch = ["{ kill $! && wait $!; } 2> /dev/null || true"] if job.survival else []
+    lines = _with_status([*srun, *_container(job), *process_command(job)], after=end_watch)
     if job.survival is None:
         return lines
-    return [*lines[:-1], "# Done, or another attempt, or the end of it.", *_end(job)]
+    return [
+        "# A log that stops growing ends the training.",
+        f'{_keeper(job)} watch "$run_folder" "$attempt" &',
+        *lines[:-1],
+        "# Done, or another attempt, or the end of it.",
+        *_end(job),
+    ]
 
 
 def _end(job: Job) -> list[str]:

@@ -1,19 +1,27 @@
-"""Processes that a rank starts for itself outlive the SIGTERM that asks the rank to save and leave.
+"""Signals of a rank and of the processes that it starts for itself.
 
-Slurm sends it to every process of a step. Megatron installs a handler that only takes note, in the rank and (as its
-forks have it too) in its data loader. Processes that multiprocessing starts afresh have none and are gone at once: the
-server of the queue through which the checkpoint's writers report, for one, and the save that was asked for fails.
+SIGTERM asks a rank to save and leave, and its helpers must outlive it. Slurm sends it to every process of a step.
+Megatron installs a handler that only takes note, in the rank and (as its forks have it too) in its data loader.
+Processes that multiprocessing starts afresh have none and are gone at once: the server of the queue through which the
+checkpoint's writers report, for one, and the save that was asked for fails. SIGUSR1 asks a rank for its stack:
+`watch.py` does when a training hangs.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
+import sys
 from multiprocessing import popen_fork, popen_forkserver, popen_spawn_posix, util
+from pathlib import Path
 from typing import Any
+
+WITH_PARENT = {signal.SIGTERM, signal.SIGUSR1}  # what a helper leaves to the rank
 
 
 def outlive_sigterm() -> None:
-    """From here on, what multiprocessing starts afresh has SIGTERM blocked, and is ended by its parent with SIGKILL.
+    """From here on, what multiprocessing starts afresh has these signals blocked; its parent ends it with SIGKILL.
 
     Twice is once.
     """
@@ -24,7 +32,7 @@ def outlive_sigterm() -> None:
     def blocking(*arguments: Any) -> Any:
         # The mask of the calling thread is what a new process starts with; a handler would be lost, and a
         # disposition is the whole process's.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, WITH_PARENT)
         try:
             return start(*arguments)
         finally:
@@ -35,3 +43,19 @@ def outlive_sigterm() -> None:
     # Python ends daemonic children at its own exit by SIGTERM, and waits for them.
     for popen in (popen_spawn_posix.Popen, popen_forkserver.Popen):
         popen.terminate = popen_fork.Popen.kill  # type: ignore[method-assign]
+
+
+def answer_with_stack() -> None:
+    """SIGUSR1 prints where this process is, even while it waits inside C code; its forks ignore it.
+
+    To stderr, or where torchrun's ranks share that of their node, to a file of its own in FP8LAUNCH_STACKS.
+    """
+    folder = os.environ.get("FP8LAUNCH_STACKS")
+    file = Path(folder, os.environ["RANK"]).open("w") if folder else sys.stderr  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    os.register_at_fork(after_in_child=_leave_it_to_the_parent)
+
+
+def _leave_it_to_the_parent() -> None:
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,8 +1,9 @@
-"""Keeps a run going from attempt to attempt: `python keeper.py begin|end RUN-FOLDER ATTEMPT [STATUS]`.
+"""Keeps a run going from attempt to attempt: `python keeper.py begin|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
 
 The batch script asks at its start whether there is something to do (`begin`) and tells at its end how the training
-left (`end`). What to do is in `survive.json`, written when the run was submitted; what happened is in `attempts.json`,
-which only the job that has its turn writes. Runs on the compute node's own Python (3.7 or newer), outside the image.
+left (`end`); beside the training `watch` ends one that hangs. What to do is in `survive.json`, written when the run was
+submitted; what happened is in `attempts.json`, which only the job that has its turn writes. Runs on the compute node's
+own Python (3.7 or newer), outside the image.
 
 Another attempt comes in one of two ways. `requeue`: Slurm starts the same job again. `dependency`: a further job of the
 same script waits from the start of this one for its end, so that the run goes on however this one ends. A bad node can
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -28,20 +29,18 @@ from typing import Any
 
 import policy
 import saved
+import watch
+from commands import say, slurm, tail
 
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
-TAIL = 8 << 20
 CANCELLED = "cancelled"
+CLOCKS_AGREE, SLOW_START = 5, 600  # seconds; a prolog may take its time before the batch script begins
 PHASE_END = "phase-end"
 _EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
 _UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
 _LABEL = re.compile(r"^\s*(\d+): ?")
 # srun's own lines (its errors are those of the batch script) name the node of the first process that failed.
 _NODE_FAILED = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (?!Terminated)")
-
-
-def say(*words: str) -> None:
-    print("fp8launch:", *words, file=sys.stderr, flush=True)
 
 
 class Run:
@@ -156,7 +155,7 @@ def begin(run: Run) -> int:
         return GIVEN_UP if record["stopped"] and not record["finished"] else 0
     if not run.attempts or run.attempts[-1]["name"] != run.name:
         nodes = run.env.get("SLURM_JOB_NODELIST", "")
-        start = {"name": run.name, "job": run.job, "nodes": nodes, "began": time.time()}
+        start = {"name": run.name, "job": run.job, "nodes": nodes, "began": time.time(), "until": end_time(run)}
         if run.phase is not None:
             start["phase"] = run.phase["name"]
         run.attempts.append({**start, "before": saved.latest(run.checkpoint)})
@@ -167,19 +166,20 @@ def begin(run: Run) -> int:
         submit_next(run)
     from_there = run.attempts[-1]["before"]
     say(f"attempt {len(run.attempts)}, from iteration {from_there}" if from_there else "from the beginning")
-    print(int(end_time(run) - run.plan["stop_before"]), *([run.phase["name"]] if run.phase else []))
+    print(int(run.attempts[-1]["until"] - run.plan["stop_before"]), *([run.phase["name"]] if run.phase else []))
     return 0
 
 
 def end(run: Run, status: int) -> int:
     """What follows this attempt, and making it follow."""
-    if not still_ours(run):
+    shown = slurm("scontrol", "show", "job", run.job) or ""
+    if not still_ours(shown):
         say("Slurm is ending this job: what follows is decided at the next start")
         return status
     for words in saved.repair(run.checkpoint):
         say(words)
     prune(run)
-    cause, node = cause_of_end(run, status)
+    cause, node = cause_of_end(run, status, shown)
     if status == 0 and run.phase_over:
         cause = PHASE_END
     elif cause == "finished" and run.phase is not None:
@@ -263,10 +263,9 @@ def prune(run: Run) -> None:
         say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
 
 
-def still_ours(run: Run) -> bool:
+def still_ours(shown: str) -> bool:
     """Not while Slurm ends the job by itself: a job that somebody cancelled could be started again by our word."""
-    shown = slurm("scontrol", "show", "job", run.job)
-    state = re.search(r"JobState=(\w+)", shown or "")
+    state = re.search(r"JobState=(\w+)", shown)
     return state is None or state.group(1) == "RUNNING"
 
 
@@ -283,9 +282,13 @@ def how_it_was_cut_off(run: Run, one: Mapping[str, Any]) -> str:
     return causes.get(state.group(1) if state else "", "interrupted")
 
 
-def cause_of_end(run: Run, status: int) -> tuple[str, str | None]:
-    """Why the training left before it was done, and the node where that was seen."""
+def cause_of_end(run: Run, status: int, shown: str) -> tuple[str, str | None]:
+    """Why the training left before it was done, and the node where that was seen; `shown` is what Slurm says of the
+    job."""
     log = tail(run.attempt.with_suffix(".log"))
+    hung = watch.HUNG.search(log)
+    if hung is not None:
+        return "hang", hung.group(1)
     if status == 0:
         left = _EXITING.search(log)
         if left is None:
@@ -294,7 +297,10 @@ def cause_of_end(run: Run, status: int) -> tuple[str, str | None]:
             return "finished", None  # as far as it was asked to go
         if left.group(1) != "after receiving":
             return "time-limit", None
-        near = time.time() > end_time(run) - run.plan["stop_before"] - 60
+        # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
+        if re.search(r"PreemptTime=\d", shown):
+            return "preempted", None
+        near = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
         return "time-limit" if near else "signal", None
     batch = tail(run.folder / "logs" / f"slurm-{run.job}.out")
     found = find_cause(log, run.plan) or find_cause(batch, run.plan)
@@ -333,53 +339,35 @@ def node_of(line: str, batch: str, env: Mapping[str, str]) -> str | None:
 
 
 def end_time(run: Run) -> float:
-    """When Slurm will end this job, in seconds since 1970; far away where it does not say."""
-    stated = run.env.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
-    if stated.isdigit():
-        return float(stated)
-    told = (slurm("squeue", "-h", "-j", run.job, "-o", "%e") or "").strip()
-    try:
-        return time.mktime(time.strptime(told, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return time.time() + 365 * 86400
+    """When Slurm will end this job, in seconds since 1970 by this node's clock; asked for when the job begins.
 
-
-def tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def slurm(*command: str, tries: int = 3) -> str | None:
-    """What a Slurm command prints; None when it fails, after some tries: a controller may be restarting."""
-    # A job must not inherit the size, the binding or the name of the one that submits it.
-    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
-    env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM", "SBATCH", "PMI"))}
-    env.update(LC_ALL="C", SLURM_TIME_FORMAT="standard")
-    for pause in (0, 5, 15)[:tries]:
-        time.sleep(pause)
+    Slurm's times are those of the controller's clock, and this node's may differ.
+    """
+    now = time.time()
+    start, end = run.env.get("SLURM_JOB_START_TIME", ""), run.env.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
+    if start.isdigit() and end.isdigit():
+        began, ends = float(start), float(end)
+    else:
+        told = (slurm("squeue", "-h", "-j", run.job, "-o", "%S %e") or "").split()
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=env,
-                timeout=60, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            say(f"{command[0]}: {problem}")
-            continue
-        if done.returncode == 0:
-            return done.stdout
-        say(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
-        if "ontroller" not in done.stderr and "ocket" not in done.stderr:
-            break
-    return None
+            began, ends = (time.mktime(time.strptime(one, "%Y-%m-%dT%H:%M:%S")) for one in told)
+        except ValueError:
+            return now + float(run.plan.get("limit", 365 * 86400))  # unlimited, or nobody answers
+    if began - CLOCKS_AGREE < now < began + SLOW_START:
+        return ends
+    say(f"this node's clock is {now - began:+.0f} s from Slurm's: the time limit is counted from now")
+    return now + ends - began
 
 
 def main(words: list[str]) -> int:
     what, folder, attempt = words[0], Path(words[1]), Path(words[2])
     run = Run(folder, attempt, os.environ)
+    if what == "watch":
+        # The batch script ends it once the training has left, and the shell has nothing to say about that.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+        if run.plan.get("hang"):
+            watch.watch(attempt.with_suffix(".log"), run.checkpoint, run.job, os.environ, run.plan["hang"])
+        return 0
     return begin(run) if what == "begin" else end(run, int(words[3]))
 
 

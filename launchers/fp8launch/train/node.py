@@ -5,9 +5,10 @@ nodes and their order (SLURM_NNODES, SLURM_NODEID, MASTER_ADDR, MASTER_PORT), so
 second start of the same job cannot meet the first. Without Slurm's variables this is the only node. The workers write
 straight to this process's stdout and stderr, line for line what Megatron prints.
 
-Two things differ from plain torchrun. A signal asks the workers and waits for them (torchrun kills them after 30
+Three things differ from plain torchrun. A signal asks the workers and waits for them (torchrun kills them after 30
 seconds, whatever they are saving, and then reports failure). And the exit code is the first failed worker's, not
-always 1.
+always 1. And SIGUSR1 brings the stack of every rank, one after the other: all write to one stream, and a stack comes in
+pieces.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -18,6 +19,8 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from typing import Any
 import ranks
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+STACKS_WITHIN = 3.0  # seconds; `watch.py` waits longer
 
 
 def launch_arguments(
@@ -67,14 +71,25 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def forward_signals() -> None:
+def forward_signals(stacks: Path) -> None:
     def forward(number: int, frame: Any) -> None:
         for child in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
+        if number == signal.SIGUSR1:
+            threading.Timer(STACKS_WITHIN, show_stacks, [stacks]).start()
 
     for number in FORWARDED:
         signal.signal(number, forward)
+
+
+def show_stacks(folder: Path) -> None:
+    """What the ranks of this node have answered to SIGUSR1 (helpers.py), each line with the rank before it."""
+    for file in sorted(folder.iterdir(), key=lambda f: int(f.name)):
+        # Once: the signal came from Slurm and through this process too.
+        head, _, stack = file.read_text(errors="replace").partition("\n")
+        for line in [head, *stack.partition(head)[0].splitlines()] if head else ["no stack"]:
+            print(f"[rank{file.name}]: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -104,7 +119,9 @@ def main() -> None:
         print(f"fp8launch: torch cannot be imported by {sys.executable}: {error}", file=sys.stderr)
         sys.exit(3)
 
-    forward_signals()
+    stacks = tempfile.TemporaryDirectory(prefix="fp8launch-stacks-")
+    os.environ["FP8LAUNCH_STACKS"] = stacks.name
+    forward_signals(Path(stacks.name))
     if "--signals-to-handle" in run.get_args_parser().format_help():
         # The signals that torchrun's agent handles itself: not SIGTERM. Where this option does not exist yet, it takes
         # SIGTERM back when it starts the workers, and they have its 30 seconds.

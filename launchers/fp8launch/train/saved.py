@@ -7,6 +7,7 @@ Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.meta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -156,3 +157,15 @@ def prune(folder: Path, keep: int) -> list[int]:
                 shutil.rmtree(str(place(folder, iteration)), ignore_errors=True)
                 removed.append(iteration)
     return removed
+
+
+def look(folder: Path) -> tuple[int, int, int, float]:
+    """What changes while a checkpoint is written: how many there are; files, bytes and last write of the newest."""
+    there = iterations(folder)
+    if not there:
+        return 0, 0, 0, 0.0
+    found = []
+    for file in place(folder, there[-1]).rglob("*"):
+        with contextlib.suppress(OSError):  # a temporary file that was renamed meanwhile
+            found.append(file.stat())
+    return len(there), len(found), sum(s.st_size for s in found), max((s.st_mtime for s in found), default=0.0)

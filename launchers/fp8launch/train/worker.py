@@ -3,7 +3,7 @@
 Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs
 fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same
 preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
-Signals are left to the training; helper processes outlive SIGTERM.
+SIGTERM is left to the training, and helper processes outlive it; SIGUSR1 prints the stack.
 
 Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`;
 FP8LAUNCH_STOP_AT as in `stop_arguments`.
@@ -122,6 +122,7 @@ def prepare(device: str, argv: list[str]) -> None:
     """Everything that must be in place before Megatron is imported by the entry or the script."""
     backfills.install()
     helpers.outlive_sigterm()
+    helpers.answer_with_stack()
     if device == "cpu":
         import cpu
 
@@ -147,7 +148,8 @@ def prepare(device: str, argv: list[str]) -> None:
 def stop_arguments(argv: list[str]) -> list[str]:
     """What makes Megatron save and leave in time: FP8LAUNCH_STOP_AT is when to (seconds since 1970).
 
-    Counted from here, not from the job's start: a container may take minutes to come up.
+    Counted from here, not from the job's start: a container may take minutes to come up. One rank is enough for all to
+    leave: a node whose clock is ahead makes them leave early, and none makes them leave late.
     """
     stop_at = os.environ.get("FP8LAUNCH_STOP_AT")
     if not stop_at or option(argv, "--exit-duration-in-mins") is not None:
