@@ -87,6 +87,55 @@ def test_order_of_arrival_does_not_hide_the_cause(order: tuple[str, ...]) -> Non
     assert cause(*order) == "out-of-memory"
 
 
+def test_a_signal_in_torchruns_summary_says_more_than_that_a_child_failed() -> None:
+    summary = [
+        "pretrain_gpt.py FAILED",
+        "  exitcode  : -9 (pid: 12)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 12",
+    ]
+    assert cause(CASCADE[1], *summary, CASCADE[2]) == "killed"
+
+
+def test_torchrun_that_was_told_to_stop_is_no_program_error() -> None:
+    told = ["Received 15 death signal, shutting down workers", "Traceback (most recent call last):"]
+    assert cause(*told, '  File "api.py", line 1, in handler', "x.api.SignalException: Process 12 got signal: 15") == (
+        "terminated"
+    )
+
+
+KILLED_STEP = ("srun: error: n1: task 0: Exited with exit code 1", "srun: Terminating StepId=12.0", CASCADE[-1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["Traceback (most recent call last):", '  File "/x/a.py", line 1, in f', "KeyError: 'x'"], "exception"),
+        ([CASCADE[0]], "nccl"),
+        (["srun: error: n1: task 0: Segmentation fault (core dumped)"], "segfault"),
+        (["srun: error: n1: task 2: Killed"], "killed"),
+        ([], "crash"),
+    ],
+)
+def test_a_step_that_srun_ends_after_a_failure_was_cancelled_by_nobody(lines: list[str], code: str) -> None:
+    """What `--kill-on-bad-exit` leaves in the log looks like a cancellation."""
+    assert cause(*lines, *KILLED_STEP) == code
+
+
+def test_a_step_that_is_cancelled_while_it_trains_was_cancelled() -> None:
+    """`scancel`: the words come first, then the ranks die of the signal."""
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+    assert cause(aborted, CASCADE[-1], "srun: error: n1: task 0: Terminated", CASCADE[0]) == "cancelled"
+
+
+def test_a_step_that_reached_its_limit_while_ranks_complained_reached_its_limit() -> None:
+    assert cause(CASCADE[0], CASCADE[-1].replace(" ***", " DUE TO TIME LIMIT ***")) == "time-limit"
+
+
+def test_a_broken_gpu_is_the_cause_of_the_watchdog_on_the_other_ranks() -> None:
+    xid = "[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
+    assert cause(CASCADE[0], xid, *CASCADE[1:]) == "gpu-failure"
+
+
 def test_a_time_limit_is_not_blamed_on_the_ranks_that_it_stops() -> None:
     limit = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***"
     assert cause(limit, "Traceback (most recent call last):", "KeyboardInterrupt", *CASCADE) == "time-limit"

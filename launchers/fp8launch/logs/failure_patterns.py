@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 
 # Depth. A dead rank makes all others fail too: NCCL and gloo report a lost peer, torchrun a dead child, srun an exit
-# code. So the cause is the earliest line of the lowest depth.
-CAUSE, EXCEPTION, PEER, END = range(4)
+# code. So the cause is the earliest line of the lowest depth. VAGUE only says that something ended badly.
+CAUSE, EXCEPTION, PEER, END, VAGUE = range(5)
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,41 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         CAUSE,
+        "gpu-failure",
+        "a GPU or its link is broken: exclude the node, and tell the site",
+        # Xids of hardware; others are the program's own faults.
+        r"Xid \(PCI[^)]*\): (?:46|48|62|63|64|74|79|92|94|95|110|119|120|122|123|136|140|143|144|145|149|154)\b",
+        r"fallen off the bus",
+        r"uncorrectable (?:ECC|NVLink)",
+        r"system not yet initialized",
+    ),
+    _pattern(
+        CAUSE,
+        "shared-memory",
+        "/dev/shm is too small for NCCL and data loaders: --shm-size, --ipc=host, or the container runtime's setting",
+        r"/dev/shm\b.*(?:No space left|failed)",
+        r"NCCL WARN.*(?:shared memory|/dev/shm)",
+        r"out of shared memory",
+        r"DataLoader worker .*killed by signal: Bus error",
+    ),
+    _pattern(
+        CAUSE,
         "host-out-of-memory",
         "the node's own memory ran out: ask Slurm for more (--mem=0), or use fewer data loader workers",
         r"oom[_-]kill",
         r": task.? \d.*: Out Of Memory",
-        r"DataLoader worker .*killed by signal: (?:Killed|Bus error)",
+        r"Out of memory: Killed process",
+        r"DataLoader worker .*killed by signal: Killed",
         r"DefaultCPUAllocator: .*allocate memory",
+        r"\[Errno 12\] Cannot allocate memory",
+        r"std::bad_alloc",
+        r"^MemoryError\b",
     ),
     _pattern(
         CAUSE,
         "out-of-memory",
         "lower batch.micro, add recompute, shard more (TP, PP, CP, distributed optimizer) or keep moments in bf16",
-        r"CUDA out of memory",
+        r"\b(?:CUDA|HIP|NPU|XPU|MUSA) out of memory",
         r"OutOfMemoryError",
         r"CUDA error: out of memory",
         r"CUBLAS_STATUS_ALLOC_FAILED",
@@ -88,6 +111,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "this GPU, driver or library cannot run the chosen precision: `fp8launch check --gpu` names what each GPU can",
         r"[Cc]ompute capability .*(?:required|or higher|not supported)",
         r"no kernel image is available",
+        r"not supported on [\d.]+\+? architectures",
+        r"No dot product attention backend is available",
+        r"NVIDIA driver on your system is too old",
         r"(?:is|are) not supported (?:on|by) (?:this |the )?(?:device|GPU|hardware|arch|SM|sm_)",
         r"(?:FP8|FP4|[Bb]lock scal\w+)\b.*(?:not (?:supported|available)|requires?|only).*(?:GPU|device|Hopper|SM|sm_)",
         r"CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)",
@@ -113,6 +139,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "missing-module",
         "the image lacks a package: see `fp8launch images`",
         r"^(?:ModuleNotFound|Import)Error: ",
+        r"version `(?:GLIBC|GLIBCXX|CXXABI)_[^ ]* not found",
     ),
     _pattern(
         CAUSE,
@@ -121,6 +148,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"\w\.py: error: ",
         r": error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)",
         r"ArgumentError",
+        r"FP8 execution requires .*divisible",
     ),
     _pattern(
         CAUSE,
@@ -128,6 +156,23 @@ PATTERNS: tuple[Pattern, ...] = (
         "free space, or put checkpoints elsewhere",
         r"No space left on device",
         r"Disk quota exceeded",
+        r"PytorchStreamWriter failed writing",
+        r"inline_container\.cc.*unexpected pos",
+    ),
+    _pattern(
+        CAUSE,
+        "storage",
+        "the file system failed under the job: try again; tell the site if it stays",
+        r"\[Errno (?:5|107|108|116|121)\]",
+        r"Stale file handle",
+    ),
+    _pattern(
+        CAUSE,
+        "checkpoint-mismatch",
+        "the checkpoint is of another model or layout: `fp8launch diff` with its recipe, or load nothing",
+        r"Error\(s\) in loading state_dict",
+        r"value from checkpoint \(.*\) is not equal to the input argument",
+        r"size mismatch for .*copying a param",
     ),
     _pattern(
         CAUSE,
@@ -144,6 +189,9 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?:FileNotFoundError|No such file or directory).*(?:\.bin|\.idx|tokenizer|vocab|merges)\b",
         r"(?:\.bin|\.idx|[Dd]ataset) .*(?:does not exist|not found)",
         r"does not exist.*\.(?:bin|idx)",
+        r"Can't load tokenizer for",
+        r"couldn't connect to 'https?://",
+        r"access a gated repo",
     ),
     _pattern(
         CAUSE,
@@ -169,6 +217,16 @@ PATTERNS: tuple[Pattern, ...] = (
         r"execve\(\).*No such file or directory",
         r"can't open file '.*No such file or directory",
     ),
+    _pattern(
+        EXCEPTION,
+        "slurm",
+        "Slurm could not start the processes: submit again, without the node that it names; tell the site if it stays",
+        r"srun: error: Unable to (?:create step|confirm allocation|allocate resources)",
+        r"Task launch for StepId=\S+ failed on node",
+        r"(?:Prolog|Epilog) (?:hung|error|failed)",
+        r"Job credential expired",
+        r"Unable to contact slurm controller",
+    ),
     # A program's own exception, known only by its kind.
     _pattern(EXCEPTION, "missing-file", "check paths and mounts", r"\bFileNotFoundError: "),
     _pattern(
@@ -185,7 +243,6 @@ PATTERNS: tuple[Pattern, ...] = (
         r"CUDA error: ",
         r"AcceleratorError",
         r"Xid \(PCI",
-        r"uncorrectable ECC",
         r"(?:CUBLAS|CUDNN)_STATUS_",
         r"cuDNN Error",
     ),
@@ -198,7 +255,9 @@ PATTERNS: tuple[Pattern, ...] = (
         r"nccl(?:System|Internal|Remote|UnhandledCuda)Error",
         r"NCCL WARN .*(?:closed by remote|[Tt]imeout|abort)",
         r"Watchdog caught collective operation timeout",
-        r"ProcessGroupNCCL.*(?:[Tt]imeout|terminate|aborted)",
+        r"NCCL WARN (?:NET/IB|Call to ibv_)",
+        r"ProcessGroupNCCL.*(?:[Tt]imeout|terminate|aborted|watchdog hang)",
+        r"DeepEP error: timeout",
         r"DistBackendError",
     ),
     _pattern(
@@ -251,11 +310,12 @@ PATTERNS: tuple[Pattern, ...] = (
         r"SIG(?:TERM|INT|HUP)\b",
         r"[Ss]ignal 15\b",
         r"death signal",
+        r"got signal: (?:1|2|15)\b",
         r"KeyboardInterrupt",
         r": Terminated\b",
     ),
     _pattern(
-        END,
+        VAGUE,
         "crash",
         "look at the end of the log",
         r"ChildFailedError",
@@ -275,7 +335,11 @@ NEEDLES: tuple[bytes, ...] = tuple(
         "oom", "Out Of Memory", "out of memory", "DataLoader worker", "DefaultCPUAllocator", "_STATUS_", "apability",
         "no kernel image", "not supported", "not available", "require", "only", "not compiled", "No CUDA GPUs",
         "NVIDIA driver", "driver version", "ound NaN", "ound Inf", "loss is", "Unexpected result", "NaN ", "norm is",
-        "No space left", "Disk quota", "missing-checkpoint", "No such file", "not exist", "not found", "EADDRINUSE",
+        "No space left", "Disk quota", "fallen off", "system not yet", "/dev/shm", "shared memory",
+        "bad_alloc", "[Errno", "GLIBC", "CXXABI", "PytorchStreamWriter", "inline_container", "Stale file", "divisible",
+        "from checkpoint", "size mismatch", "Can't load", "couldn't connect", "gated repo", "Task launch", "Prolog",
+        "Epilog", "slurm controller", "credential expired", "got signal",
+        "missing-checkpoint", "No such file", "not exist", "not found", "EADDRINUSE",
         "ddress already", "pyxis", "enroot", "FATAL", "spank", "Permission denied", "Xid", "uncorrectable",
         "NCCL WARN", "Watchdog", "ProcessGroupNCCL", "gloo", "Gloo", "by peer", "client socket", "Broken pipe",
         "TCPStore", "Segmentation", "SIG", "ignal ", "exitcode", "exit code", "Aborted", "core dumped", "Killed",

@@ -13,12 +13,20 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line \d+, in (\S+)')
 _EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired))\b\s*(?::|$)")
 # torchrun and multiprocessing report the death of a child as an exception of their own.
-_SECOND_HAND = ("ChildFailedError", "KeyboardInterrupt", "ProcessExitedException", "ProcessRaisedException")
+_SECOND_HAND = (
+    "ChildFailedError",
+    "SignalException",
+    "KeyboardInterrupt",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+)
 # Lines that report nothing wrong although they hold the words: warnings, notes, source text, the argument dump.
 HARMLESS = re.compile(
     r"Warning:|\bWARNING\b|INFO:|NCCL INFO|destroy_process_group\(\) was not called|(?i:error_handling)"
     r"|^\s{1,8}\w+ \.{2,} |number of nan iterations|^\s*(?:export|raise|assert|#|\^|\[--)"
 )
+# srun --kill-on-bad-exit ends a step with the words of a cancellation: they are the cause only where they come first.
+_STEP_CANCELLED = re.compile(r"\*\*\* STEP .*CANCELLED AT (?!.*DUE TO)")
 _CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")
 _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "RuntimeError")
 
@@ -65,7 +73,7 @@ class FailureFinder:
     def _exception(self, offset: int, line: str, kind: str, frame: str) -> None:
         """The last line of a traceback: a pattern explains it, or where it was raised does."""
         pattern = next((p for p in PATTERNS if p.expression.search(line)), None)
-        if pattern and (pattern.depth != END or kind in _SECOND_HAND):
+        if pattern and (pattern.depth < END or kind in _SECOND_HAND):
             self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset))
         elif kind in _REFUSALS and _CONFIGURATION.search(frame):
             advice = "`fp8launch check` finds most of these before the job is queued"
@@ -75,7 +83,7 @@ class FailureFinder:
 
     def _line(self, offset: int, line: str) -> None:
         pattern = next((p for p in PATTERNS if p.expression.search(line)), None)
-        if pattern:
+        if pattern and not (self.found and _STEP_CANCELLED.search(line)):
             self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset))
 
     def _take(self, failure: Failure) -> None:
