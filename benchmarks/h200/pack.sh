@@ -1,17 +1,20 @@
 #!/bin/bash
-# What an H200 host without a network lacks, in one folder: pack.sh FOLDER SITE.tar.xz
+# What an H200 host without a network lacks, in one folder: pack.sh FOLDER SITE.tar.xz [TORCHAO.tar.xz]
 #
 # SITE.tar.xz holds Transformer Engine, megatron-core and pydantic for the host's Python 3.12 and torch (a folder to put
 # on PYTHONPATH). Added here are the wheels of fp8launch's other dependencies, through pip's ordinary configuration, and
 # the committed files of this checkout, for a host that has none. run.sh takes the folder as PACK.
 set -euo pipefail
-[ $# = 2 ] || { echo "usage: pack.sh FOLDER SITE.tar.xz" >&2; exit 2; }
+[ $# = 2 ] || [ $# = 3 ] || { echo "usage: pack.sh FOLDER SITE.tar.xz [TORCHAO.tar.xz]" >&2; exit 2; }
 folder=$1 site=$2
 mkdir -p "$folder/whl"
 python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \
     'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments
 [ "$site" -ef "$folder/hopper-site.tar.xz" ] || cp "$site" "$folder/hopper-site.tar.xz"
+# torchao, in a folder ao/, for the peers; a name that run.sh looks for.
+[ $# = 2 ] || [ "$3" -ef "$folder/torchao-peers.tar.xz" ] || cp "$3" "$folder/torchao-peers.tar.xz"
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
-git -C "$top" archive HEAD launchers recipes clusters containers tools/text_dataset.py benchmarks/h200/{run.sh,lists,recipes} |
+git -C "$top" archive HEAD launchers recipes clusters containers tools/text_dataset.py benchmarks/peers \
+    benchmarks/h200/{run.sh,lists,recipes} |
     xz -T0 > "$folder/code.tar.xz"
 du -sh "$folder"

@@ -11,9 +11,10 @@
 #          compare.json, compare.md, TITLE.compare.json and .md, summary.txt, host.txt, text.json, submit.log
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
+#   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,17p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,18p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 list=$1 limit=${2:-540} each=${EACH:-150}
@@ -30,6 +31,9 @@ if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
     mkdir -p "$SITE"
     tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
     python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE" "$PACK"/whl/*.whl || exit 3
+    for bundle in "$PACK"/torchao-*.tar.xz; do
+        [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && AO=$work/ao
+    done
 fi
 # torch wants the cuDNN and NCCL that came with it; Transformer Engine would find older ones of the system.
 nvidia=$(python3 -c 'import os, nvidia.cudnn as c; print(os.path.dirname(list(c.__path__)[0].rstrip("/")))' 2>/dev/null)
@@ -37,10 +41,10 @@ if [ -n "$nvidia" ]; then
     export CUDNN_HOME=$nvidia/cudnn
     export LD_LIBRARY_PATH=$nvidia/cudnn/lib:$nvidia/cu13/lib:$nvidia/nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
-export PYTHONPATH=${SITE:+$SITE:}$top/launchers${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=${SITE:+$SITE:}$top/launchers${AO:+:$AO}${PYTHONPATH:+:$PYTHONPATH}
 # A shared NVLink fabric: no multicast.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-export FP8LAUNCH_RUNS=$work/runs
+export FP8LAUNCH_RUNS=$work/runs XDG_STATE_HOME=$work/state
 mkdir -p "$FP8LAUNCH_RUNS"
 fp() { python3 -m fp8launch "$@"; }
 
@@ -67,8 +71,11 @@ one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that r
     CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$each" \
         python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@" > "$work/$name.out" 2>&1
     local status=$?
-    # A submission that ran out of time leaves its processes: end what it started.
-    [ "$status" = 0 ] || python3 -m fp8launch cancel latest >> "$work/$name.out" 2>&1
+    # A submission that ran out of time leaves its processes: end what it started, by its folder (`latest` may be another's).
+    local folder
+    folder=$(ls -td "$FP8LAUNCH_RUNS"/*/ 2>/dev/null | head -1)
+    [ "$status" = 0 ] || [ ! -f "${folder}manifest.json" ] ||
+        python3 -m fp8launch cancel "${folder%/}" >> "$work/$name.out" 2>&1
     echo "$name: exit $status after $((SECONDS - began)) s" | tee -a "$out/summary.txt"
     { echo "== $name"; cat "$work/$name.out"; } >> "$out/submit.log"
 }
