@@ -270,8 +270,9 @@ def _is_of(row: _Row, run: RunFolder) -> bool:
     if row.comment.startswith(ours):
         key = row.comment.removeprefix(ours)
         study = (manifest.get("study") or {}).get("name")
-        first = rf"{re.escape(run.run_id)}(\.[a-z]?\d+)?"
-        return bool(re.fullmatch(first, key) or (study and re.fullmatch(rf"{re.escape(str(study))}\.\d+", key)))
+        serial = r"\.[a-z]?[0-9]+(-[0-9a-f]+)?"
+        own = re.fullmatch(rf"{re.escape(run.run_id)}({serial})?", key)
+        return bool(own or (study and re.fullmatch(rf"{re.escape(str(study))}{serial}", key)))
     # Some sites keep no comments, or write their own.
     options = manifest.get("slurm")
     names = (manifest.get("name"), options.get("job-name") if isinstance(options, dict) else None)

@@ -34,8 +34,8 @@ mkdir -p "$folder" && tar -xf - -C "$folder" && printf '%s\\n' "$folder"
 # What a login prints (greetings, module systems) goes to stderr: stdout is for the command's data.
 _LOGIN = 'exec 3>&1 >&2; exec bash -lc "$0" "$@"'
 # Variables come as NAME=value, each ended by a NUL byte; `export` takes them as they are.
-_WITH_SECRETS = 'while IFS= read -r -d "" pair; do export "$pair"; done; exec "$@" < /dev/null'
-_PLAIN = 'exec "$@"'
+_WITH_SECRETS = 'while IFS= read -r -d "" pair; do export "$pair"; done; exec -- "$@" < /dev/null'
+_PLAIN = 'exec -- "$@"'
 
 
 def run_there(login: Login, command: Sequence[str], secrets: Mapping[str, str] | None = None) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import yaml
 
 from fp8launch import __version__
 from fp8launch.backends import ssh
@@ -21,6 +20,8 @@ from fp8launch.cli.output import say
 from fp8launch.job.cluster import Cluster, Login, load_cluster
 from fp8launch.problems import MACHINE_LACKS, error
 from fp8launch.recipe.load import load_recipe
+from fp8launch.recipe.write_yaml import write_yaml
+from fp8launch.secrecy import refuse_secrets
 
 # Arguments of verbs that name recipes.
 RECIPE_ARGUMENTS = ("recipes", "recipe")
@@ -45,6 +46,7 @@ def run_at(name: str, arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as shown:  # its help
         return shown.exit_code
     login = profile.ssh
+    refuse_secrets({"the command line of ssh": "\0".join(words), **files}, secrets)
     if files:
         folder = ssh.put(login, files)
         words = [str(folder / word) if word in files else word for word in words]
@@ -94,8 +96,7 @@ def _recipes(context: click.Context) -> list[str]:
 
 
 def _yaml(tree: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return write_yaml(tree)
 
 
 def _told(login: Login, verb: str, status: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import image_for, local_path
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
-from fp8launch.job.script import BASH_VARIABLES, OWN_VARIABLES, flags_of
+from fp8launch.job.script import flags_of
+from fp8launch.job.variables import refuse_reserved
 from fp8launch.megatron.phases import Phase
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error
@@ -25,6 +27,9 @@ from fp8launch.recipe.source import is_file, is_there
 _FIRST_START = {
     "--load", "--pretrained-checkpoint", "--finetune", "--no-load-optim", "--no-load-rng", "--ckpt-step",
 }  # fmt: skip
+
+# One submission is one job, whose id sbatch prints at once.
+_OUR_OPTIONS = {"array", "export-file", "parsable", "test-only", "wait", "wrap"}
 
 # Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
@@ -54,7 +59,7 @@ def plan(
             fix="choose a run root of letters, digits, spaces and ./@+=:,_-",
         )
     for part in [loaded, *(phase.loaded for phase in phases)]:
-        _refuse_reserved(part, cluster)
+        refuse_reserved(part, cluster)
     if phases and folder is None:
         raise error(
             "portable-phases", "a portable script knows of no run before it, so it cannot know the phase", "phases",
@@ -131,27 +136,14 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
     return cluster.python or sys.executable
 
 
-def _refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
-    """Variables that could not arrive as they were written, or that would break the script."""
-    named = [(name, loaded.where("env", name)) for name in loaded.recipe.env]
-    named += [(name, loaded.where("secrets", i)) for i, name in enumerate(loaded.recipe.secrets)]
-    named += [(name, "cluster profile: env") for name in cluster.env]
-    problems = [
-        Problem("error", "reserved-variable", f"the variable {name} is {whose}", where, "use another name, or drop it")
-        for name, where in named
-        for reserved, whose in ((OWN_VARIABLES, "set by the batch script"), (BASH_VARIABLES, "bash's own"))
-        if name in reserved
-    ]
-    if problems:
-        raise UserError(problems)
-
-
 def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...]:
     ours = {"PYTHONUNBUFFERED": "1", "FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
     if not recipe.launch.probe:
         ours["FP8LAUNCH_PROBE"] = "0"
     if recipe.launch.profile_iteration:
         ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
+    if recipe.launch.config:
+        ours["FP8LAUNCH_CONFIG"] = json.dumps(recipe.launch.config)
     site = {name: str(value) for name, value in cluster.env.items()}
     return tuple({**ours, **site, **recipe.environment}.items())
 
@@ -206,6 +198,13 @@ def _slurm_options(
     if folder is not None:
         options["comment"] = submission_comment(folder.name)
     for name, value in cluster.options.items():
+        if name in _OUR_OPTIONS:
+            raise error(
+                "reserved-option",
+                f"the option --{name} would keep fp8launch from knowing its jobs",
+                f"cluster profile: options.{name}",
+                "drop it",
+            )
         if value is not False:
             options[name] = None if value is True else str(value)
     return tuple(options.items())

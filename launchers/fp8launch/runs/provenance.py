@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -36,15 +37,25 @@ def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None, ""
-    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    quiet = _without_programs(folder)
+    diff = _git(folder, *quiet, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv") or ""
     state = {
         "commit": commit.strip(),
         "branch": (_git(folder, "rev-parse", "--abbrev-ref", "HEAD") or "").strip(),
-        "dirty": bool(_git(folder, "status", "--porcelain")),
+        "dirty": bool(_git(folder, *quiet, "status", "--porcelain")),
     }
     if len(diff) > MAX_DIFF:
         state["diff_cut_at_bytes"] = MAX_DIFF
     return state, diff[:MAX_DIFF]
+
+
+def _without_programs(folder: Path) -> list[str]:
+    """Options that keep git from running what a checkout of somebody else has in its own configuration."""
+    told = _git(folder, "config", "--local", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$") or ""
+    filters = {line.rpartition(".")[0] for line in told.splitlines()}
+    off = ["core.fsmonitor=false", "core.hooksPath=/dev/null"]
+    off += [f"{name}.{key}" for name in sorted(filters) for key in ("clean=", "process=", "required=false")]
+    return [word for setting in off for word in ("-c", setting)]
 
 
 def image_record(image: str | None) -> dict[str, Any] | None:
@@ -79,6 +90,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
             text=True,
             errors="replace",
             timeout=20,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fp8launch.problems import UserError, error
 from fp8launch.runs.disk import Busy, held, start_of, uninterrupted
 from fp8launch.runs.folder import MANIFEST, RunFolder
 from fp8launch.runs.store import job_ids
+from fp8launch.secrecy import redacted
 
 if TYPE_CHECKING:
     from fp8launch.runs.submit import Prepared
@@ -61,13 +63,12 @@ def submit_job(run: RunFolder, job: Job, backend: Backend) -> None:
 
 
 def next_key(run: RunFolder) -> str:
-    """The run's id for its first job; a further one must not be taken for one before it."""
-    count = len(job_ids(run))
-    return f"{run.run_id}.s{count}" if count else run.run_id
+    """A key that no job before has, not even one of a run of this name whose folder was removed."""
+    return f"{run.run_id}.s{len(job_ids(run))}-{secrets.token_hex(3)}"
 
 
 def keyed(job: Job, key: str) -> Job:
-    """The job with this key as its comment."""
+    """The job with this key as its comment, also where a cluster profile has another: by it the job is found again."""
     return replace(job, slurm=tuple((k, submission_comment(key) if k == "comment" else v) for k, v in job.slurm))
 
 
@@ -108,7 +109,7 @@ def refused(runs: Sequence[RunFolder], why: UserError) -> None:
         return
     for run in runs:
         submission = run.manifest().get("submission") or {}
-        run.update(submission={**submission, "answered": True, "refused": str(why)})
+        run.update(submission={**submission, "answered": True, "refused": redacted(str(why))})
 
 
 def is_open(run: RunFolder) -> bool:

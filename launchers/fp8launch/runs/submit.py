@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
@@ -11,8 +12,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fp8launch.backends import slurm
 from fp8launch.backends.base import Backend
@@ -26,13 +25,15 @@ from fp8launch.megatron.translate import Layout, MegatronArgs, layout, translate
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
 from fp8launch.recipe.schema import FlagValue
+from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.runs.attempts import SURVIVE
 from fp8launch.runs.disk import Busy, held
-from fp8launch.runs.folder import RunFolder, create_run_folder
+from fp8launch.runs.folder import MANIFEST, RunFolder, create_run_folder
 from fp8launch.runs.provenance import Origin, image_record, origin_of
 from fp8launch.runs.store import default_root, remember_root
 from fp8launch.runs.submission import HELD_SECONDS, adopt, content_key, cut_off, now, opening, record_job, submit_job
 from fp8launch.runs.survival import survival_text
+from fp8launch.secrecy import redacted, refuse_secrets
 
 __all__ = [
     "Prepared", "make_run", "new_run_id", "now", "origin", "plan_run", "prepare", "record_job", "resolved_yaml",
@@ -183,16 +184,16 @@ def make_run(
     survival = survival_text(prepared.loaded, prepared.args, cluster, job)
     if survival is not None and backend.name != "local":
         files[SURVIVE] = survival
-    if origin.diff:
-        files["git.diff"] = origin.diff
     manifest = {**_manifest(prepared, cluster, job, backend, origin), **entries}
+    refuse_secrets({**files, MANIFEST: json.dumps(manifest)}, job.secrets)
+    if origin.diff:
+        files["git.diff"] = redacted(origin.diff, job.secrets)
     return create_run_folder(folder.parent, folder.name, files, manifest, replace)
 
 
 def resolved_yaml(prepared: Prepared) -> str:
     """The recipe with everything that it extends, in the recipe format."""
-    text: str = yaml.safe_dump(_plain(prepared), sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return write_yaml(_plain(prepared))
 
 
 def _plain(prepared: Prepared) -> dict[str, Any]:

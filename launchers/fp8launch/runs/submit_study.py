@@ -6,6 +6,8 @@ comment) it goes. A run with a submission and no job was cut off in between: Slu
 
 from __future__ import annotations
 
+import json
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +22,14 @@ from fp8launch.job.plan import submission_comment
 from fp8launch.job.script import array_script
 from fp8launch.problems import UserError, error
 from fp8launch.runs.disk import uninterrupted
-from fp8launch.runs.folder import MANIFEST, RunFolder, write_atomically
+from fp8launch.runs.folder import MANIFEST, STUDY, RunFolder, write_atomically
 from fp8launch.runs.grid import Point, point_key, run_name, study_id
 from fp8launch.runs.provenance import Origin
 from fp8launch.runs.store import job_ids, remember_root
 from fp8launch.runs.study import StudyFolder, add_points, create_study, locked
 from fp8launch.runs.submission import HELD_SECONDS, adopt, begin, now, record_job, refused, submit_job
 from fp8launch.runs.submit import Prepared, make_run, origin, plan_run
+from fp8launch.secrecy import refuse_secrets
 
 # Of a run that ended like this another attempt is worth its cost when the user asks for it.
 RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory"))
@@ -82,6 +85,7 @@ def submit_study(
     `between` is called after each submission: on this machine it waits for the run before the next one starts.
     """
     record = _record(points)
+    refuse_secrets({STUDY: json.dumps(record)})
     study = create_study(root, identify(points, name), record)
     remember_root(root)
     outcome = Outcome(study)
@@ -165,7 +169,8 @@ def _asked(job: Job) -> tuple[tuple[str, str | None], ...]:
 
 
 def _submit_array(study: StudyFolder, group: Group, max_running: int | None) -> None:
-    key = f"{study.study_id}.{len(list(study.path.glob('arrays/*.sbatch')))}"
+    # As for a single run, a key that no array before has, not even one of a study of this name that was removed.
+    key = f"{study.study_id}.{len(list(study.path.glob('arrays/*.sbatch')))}-{secrets.token_hex(3)}"
     at_once = f"%{max_running}" if max_running else ""
     options = {
         "job-name": group[0][1].name,

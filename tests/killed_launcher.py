@@ -1,0 +1,78 @@
+"""Runs fp8launch, and kills it (SIGKILL) right before a side effect that it is about to have.
+
+`KILL_LOG=FILE` writes down every side effect as a line: making, renaming, opening for writing and removing files below
+`KILL_BELOW`, and every command of Slurm that changes something. `KILL_AT=N` strikes before the Nth of them, and
+`KILL_AFTER=SECONDS` that much later, for what happens while sbatch runs. Python's audit events come before the deed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+BELOW = os.environ["KILL_BELOW"]
+LOG = os.environ.get("KILL_LOG")
+AT = int(os.environ.get("KILL_AT", "0"))
+AFTER = float(os.environ.get("KILL_AFTER", "0"))
+TOUCHES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.link", "os.symlink", "os.truncate"}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+seen = 0
+lines: list[str] = []
+
+
+def kind(event: str, arguments: tuple[Any, ...]) -> str | None:
+    """The side effect in words that are the same for every run of a study; None for what is none."""
+    if event == "subprocess.Popen":
+        program = os.path.basename(str(arguments[0]))
+        return f"command {program}" if program in ("sbatch", "scancel", "bash") else None
+    if event == "open":
+        path, mode, flags = arguments
+        if isinstance(path, int) or not (flags & WRITES if isinstance(flags, int) else "r" not in str(mode)):
+            return None
+    elif event not in TOUCHES:
+        return None
+    # A path in a folder that is open may come as its last part alone, as shutil.rmtree has it.
+    path = os.path.abspath(os.fsdecode(arguments[1] if event == "os.rename" else arguments[0]))
+    if not path.startswith(BELOW):
+        return None
+    short = re.sub(r"(\.making-)?tiny_cpu[\w.-]*(?=/|$)", "RUN", path[len(BELOW) :])
+    short = re.sub(r"/code/.+", "/code/FILE", short)
+    short = re.sub(r"arrays/\.?[\w.-]+\.(sbatch|txt)", r"arrays/KEY.\1", short)
+    return f"{event} {re.sub(r'[.][a-z0-9_]{8}$', '.NEW', short)}"
+
+
+def strike() -> None:
+    time.sleep(AFTER)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    global seen
+    if event not in TOUCHES and event not in ("open", "subprocess.Popen"):
+        return
+    what = kind(event, arguments)
+    if what is None:
+        return
+    seen += 1
+    lines.append(what)
+    if seen == AT:
+        if AFTER:
+            threading.Thread(target=strike, daemon=True).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(hook)
+
+from fp8launch.cli import run  # noqa: E402 (what it imports may count too)
+
+status = run(sys.argv[1:])
+if LOG:
+    with open(LOG, "w") as file:
+        file.write("\n".join(lines) + "\n")
+sys.exit(status)
