@@ -79,5 +79,7 @@ def sets(*overrides: str) -> list[str]:
 
 
 def from_weights(weights: Path) -> list[str]:
+    """For comparing losses over layouts: at tiny_cpu's own learning rate bf16's rounding, which depends on the order of
+    sums and on the processor, grows to percents in fifteen steps."""
     fresh = ("megatron.finetune=true", "megatron.no_load_optim=true", "megatron.no_load_rng=true")
-    return sets(f"checkpoint.load={weights}", *fresh)
+    return sets(f"checkpoint.load={weights}", "train.lr=1.0e-3", "train.min_lr=1.0e-4", *fresh)

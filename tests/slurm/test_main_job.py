@@ -32,13 +32,13 @@ def test_two_nodes_train_as_one_process(
     assert report["status"] == "ok"
     assert report["iterations"] == 20
     assert report["world_size"] == 4
-    assert report["loss_last"] < report["loss_first"] / 2
+    assert report["loss_last"] < report["loss_first"] - 0.3
     assert report["tokens_per_s_per_gpu"]["median"] > 0
     there = losses(site.log(run))
     assert there.keys() == one_process.keys()
     # bf16 keeps 8 bits: sums in another order differ in the third digit, and training carries that along.
     for iteration, loss in one_process.items():
-        assert there[iteration] == pytest.approx(loss, rel=0.02), f"iteration {iteration}"
+        assert there[iteration] == pytest.approx(loss, rel=0.005), f"iteration {iteration}"
     state = site.state(run)
     assert state["state"] == "completed" and state["source"] in ("squeue", "sacct")
     hosts = site.slurm.run("sacct", "-X", "-n", "-P", "-o", "NNodes,State", "-j", state["jobs"][0]).stdout.strip()
