@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 TAIL = 8 << 20
+PAUSES = (0, 5, 10, 20, 40, 60, 120)  # seconds before each try
 
 
 def say(*words: str) -> None:
@@ -28,13 +29,14 @@ def tail(path: Path, start: int = 0) -> str:
         return ""
 
 
-def slurm(*command: str, tries: int = 3) -> str | None:
-    """What a Slurm command prints; None when it fails, after some tries: a controller may be restarting."""
+def slurm(*command: str, tries: int = len(PAUSES)) -> str | None:
+    """What a Slurm command prints; None when it fails. A controller that does not answer is asked for minutes: the run
+    would end with it."""
     # A job must not inherit the size, the binding or the name of the one that submits it.
     kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
     env = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM", "SBATCH", "PMI"))}
     env.update(LC_ALL="C", SLURM_TIME_FORMAT="standard")
-    for pause in (0, 5, 15)[:tries]:
+    for pause in PAUSES[:tries]:
         time.sleep(pause)
         try:
             done = subprocess.run(

@@ -17,15 +17,16 @@ else with STATUS, or 75 where that is 0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import policy
 import saved
@@ -36,6 +37,7 @@ GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 CANCELLED = "cancelled"
 CLOCKS_AGREE, SLOW_START = 5, 600  # seconds; a prolog may take its time before the batch script begins
 PHASE_END = "phase-end"
+OF_PEERS = ("nccl", "network")  # told by those that miss somebody
 _EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
 _UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
 _LABEL = re.compile(r"^\s*(\d+): ?")
@@ -59,6 +61,10 @@ class Run:
     @property
     def name(self) -> str:
         return self.attempt.name
+
+    @property
+    def batch_output(self) -> Path:
+        return self.folder / "logs" / f"slurm-{self.job}.out"
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
@@ -155,7 +161,15 @@ def begin(run: Run) -> int:
         return GIVEN_UP if record["stopped"] and not record["finished"] else 0
     if not run.attempts or run.attempts[-1]["name"] != run.name:
         nodes = run.env.get("SLURM_JOB_NODELIST", "")
-        start = {"name": run.name, "job": run.job, "nodes": nodes, "began": time.time(), "until": end_time(run)}
+        start: dict[str, Any] = {
+            "name": run.name,
+            "job": run.job,
+            "nodes": nodes,
+            "began": time.time(),
+            "until": end_time(run),
+        }
+        with contextlib.suppress(OSError):
+            start["said"] = run.batch_output.stat().st_size
         if run.phase is not None:
             start["phase"] = run.phase["name"]
         run.attempts.append({**start, "before": saved.latest(run.checkpoint)})
@@ -179,7 +193,7 @@ def end(run: Run, status: int) -> int:
     for words in saved.repair(run.checkpoint):
         say(words)
     prune(run)
-    cause, node = cause_of_end(run, status, shown)
+    cause, node, line = cause_of_end(run, status, shown)
     if status == 0 and run.phase_over:
         cause = PHASE_END
     elif cause == "finished" and run.phase is not None:
@@ -191,6 +205,8 @@ def end(run: Run, status: int) -> int:
         drop_waiting(run)
         say(f"the training is done, at iteration {saved.latest(run.checkpoint)}")
         return status
+    if line:
+        run.attempts[-1]["line"] = line.strip()[:300]
     verdict = run.close(cause, node)
     run.save()
     if not verdict.go_on:
@@ -282,60 +298,79 @@ def how_it_was_cut_off(run: Run, one: Mapping[str, Any]) -> str:
     return causes.get(state.group(1) if state else "", "interrupted")
 
 
-def cause_of_end(run: Run, status: int, shown: str) -> tuple[str, str | None]:
-    """Why the training left before it was done, and the node where that was seen; `shown` is what Slurm says of the
-    job."""
+class Cause(NamedTuple):
+    """Why an attempt ended: the cause's code, the node where it was seen, and the line that told it."""
+
+    code: str
+    node: str | None = None
+    line: str | None = None
+
+
+def cause_of_end(run: Run, status: int, shown: str) -> Cause:
+    """Why the training left before it was done; `shown` is what Slurm says of the job."""
     log = tail(run.attempt.with_suffix(".log"))
     hung = watch.HUNG.search(log)
     if hung is not None:
-        return "hang", hung.group(1)
+        return Cause("hang", hung.group(1), hung.group(0))
     if status == 0:
         left = _EXITING.search(log)
         if left is None:
-            return "unknown", None
+            return Cause("unknown")
         if left.group(1) == "at iteration":
-            return "finished", None  # as far as it was asked to go
+            return Cause("finished")  # as far as it was asked to go
         if left.group(1) != "after receiving":
-            return "time-limit", None
+            return Cause("time-limit")
         # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
         if re.search(r"PreemptTime=\d", shown):
-            return "preempted", None
+            return Cause("preempted")
         near = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
-        return "time-limit" if near else "signal", None
-    batch = tail(run.folder / "logs" / f"slurm-{run.job}.out")
+        return Cause("time-limit" if near else "signal")
+    # Slurm appends the words of a job that it starts again.
+    batch = tail(run.batch_output, run.attempts[-1].get("said", 0))
     found = find_cause(log, run.plan) or find_cause(batch, run.plan)
     if found is None:
-        return "unknown", None
+        return Cause("unknown")
     cause, line = found
     if cause == "unhealthy-node":
-        return cause, ",".join(_UNHEALTHY.findall(log)) or None
-    return cause, node_of(line, batch, run.env)
+        return Cause(cause, ",".join(_UNHEALTHY.findall(log)) or None, line)
+    return Cause(cause, node_of_silence(log, run) if cause in OF_PEERS else node_of(line, batch, run.env), line)
 
 
 def find_cause(text: str, plan: Mapping[str, Any]) -> tuple[str, str] | None:
     """Code and line of the deepest cause: the earliest line of the lowest depth, as for `fp8launch parse`."""
+    best: tuple[int, str, str] | None = None
+    for depth, code, line in meanings(text, plan):
+        if best is None or depth < best[0]:
+            best = (depth, code, line)
+    return (best[1], best[2]) if best else None
+
+
+def meanings(text: str, plan: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
+    """Depth, code and text of each line that means a failure."""
     patterns = [(re.compile(expression), code, depth) for expression, code, depth in plan["patterns"]]
     needles, harmless = plan["needles"], re.compile(plan["harmless"])
-    best: tuple[int, str, str] | None = None
     for line in text.splitlines():
-        if not any(needle in line for needle in needles):
-            continue
-        words = _LABEL.sub("", line)
-        meaning = next(((code, depth) for expression, code, depth in patterns if expression.search(words)), None)
-        if meaning and (best is None or meaning[1] < best[0]) and not harmless.search(words):
-            best = (meaning[1], meaning[0], line)
-    return (best[1], best[2]) if best else None
+        if any(needle in line for needle in needles):
+            words = _LABEL.sub("", line)
+            found = next(((depth, code) for expression, code, depth in patterns if expression.search(words)), None)
+            if found and not harmless.search(words):
+                yield (*found, line)
 
 
 def node_of(line: str, batch: str, env: Mapping[str, str]) -> str | None:
     """The node of the process that printed a line, else the one whose process srun missed first."""
-    hosts = (slurm("scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")) or "").split()
-    tasks = re.match(r"\d+", env.get("SLURM_TASKS_PER_NODE", ""))
     label = _LABEL.match(line)
-    if label and hosts and tasks and int(label.group(1)) // int(tasks.group(0)) < len(hosts):
-        return hosts[int(label.group(1)) // int(tasks.group(0))]
+    nodes = watch.nodes_of([int(label.group(1))], env) if label else []
     missed = _NODE_FAILED.search(batch)
-    return missed.group(1) if missed else None
+    return nodes[0] if nodes else missed.group(1) if missed else None
+
+
+def node_of_silence(log: str, run: Run) -> str | None:
+    """The node whose processes alone did not miss a peer: the peer that all others miss is there."""
+    said = {_LABEL.match(line) for _, code, line in meanings(log, run.plan) if code in OF_PEERS}
+    missed = {int(label.group(1)) for label in said if label}
+    nodes = watch.nodes_of(sorted(set(range(int(run.env.get("SLURM_NTASKS") or 0))) - missed), run.env)
+    return nodes[0] if len(nodes) == 1 else None
 
 
 def end_time(run: Run) -> float:
@@ -368,7 +403,11 @@ def main(words: list[str]) -> int:
         if run.plan.get("hang"):
             watch.watch(attempt.with_suffix(".log"), run.checkpoint, run.job, os.environ, run.plan["hang"])
         return 0
-    return begin(run) if what == "begin" else end(run, int(words[3]))
+    try:
+        return begin(run) if what == "begin" else end(run, int(words[3]))
+    except OSError as problem:  # a full disk, say
+        say(f"the run stops here: {problem.filename or folder}: {problem.strerror}")
+        return GIVEN_UP if what == "begin" else int(words[3]) or GIVEN_UP
 
 
 if __name__ == "__main__":

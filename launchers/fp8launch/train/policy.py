@@ -52,6 +52,12 @@ RULES: Mapping[str, str] = {
     "unknown": "stop",
 }
 
+WHY_STOP = {
+    "cancelled": "somebody cancelled the job; `fp8launch resume` goes on",
+    "disk-full": "another attempt would find the disk full again; make room, then `fp8launch resume`",
+    "phase-end": "stopped there, as the rules say",
+}
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -88,20 +94,20 @@ def decide(ended: Ended, counted: int, stuck: int, limits: Limits, rules: Mappin
     """
     action = rules.get(ended.cause, rules["unknown"])
     if action == "stop":
-        why = "stopped there, as the rules say" if ended.cause == "phase-end" else "it would fail again"
-        return Decision(False, True, f"{ended.cause}: {why}")
+        return Decision(False, True, f"{ended.cause}: {WHY_STOP.get(ended.cause, 'another attempt would fail again')}")
     if action == "free":
-        return Decision(True, False, f"{ended.cause}: not counted")
+        return Decision(True, False, f"{ended.cause}: another attempt follows, and this one does not count")
     used = counted + 1
     stuck = stuck + 1 if ended.after <= ended.before else 0
     if used >= limits.attempts:
-        return Decision(False, True, f"{ended.cause}: {used} of {limits.attempts} attempts used")
+        return Decision(False, True, f"{ended.cause}: all attempts are used, {used} of {limits.attempts}")
     if stuck >= limits.stuck:
         times = f"{stuck} attempts" if stuck > 1 else "an attempt"
         return Decision(False, True, f"{ended.cause}: {times} without a newer checkpoint than {ended.after}")
     exclude = ended.node if action == "exclude" else None
-    without = f", without {exclude}" if exclude else ", node not known" if action == "exclude" else ""
-    return Decision(True, True, f"{ended.cause}: attempt {used} of {limits.attempts}{without}", exclude)
+    without = f" without {exclude}" if exclude else " (the bad node is not known)" if action == "exclude" else ""
+    reason = f"{ended.cause}: another attempt follows{without}, {used} of {limits.attempts} used"
+    return Decision(True, True, reason, exclude)
 
 
 def merged(overrides: Mapping[str, str]) -> dict[str, str]:
