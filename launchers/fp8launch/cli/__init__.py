@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -27,6 +28,7 @@ VERBS = {
     "parse": ("parse", "throughput of a run or a log"),
     "verify": ("verify", "did FP8 run? with the evidence"),
     "compare": ("compare", "variants and node counts side by side"),
+    "export": ("export", "runs handed to W&B, MLflow or TensorBoard"),
     "import": ("import_", "a Megatron argument list or launch script as a recipe"),
     "images": ("images", "the container images that recipes can name; import of one as a file"),
     "clusters": ("pack", "your cluster profiles"),
@@ -80,6 +82,12 @@ def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     from fp8launch.cli.output import complain, say
 
+    # Neither run folders nor what their jobs write may be changed by everyone: a job inherits this from sbatch.
+    os.umask(os.umask(0o022) | 0o002)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names may hold what the terminal's encoding, or any, does not.
+            stream.reconfigure(errors="backslashreplace")
     try:
         if arguments[:1] == ["--at"] and len(arguments) > 1:
             from fp8launch.cli.at import run_at

@@ -1,0 +1,233 @@
+"""Runs handed to an experiment tracker, by its own library: Weights & Biases, MLflow, TensorBoard.
+
+Each is an extra, imported when it is asked for. Secrets (WANDB_API_KEY, MLFLOW_TRACKING_TOKEN) are the libraries' own
+business: they read them from the environment, and nothing here does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8launch.problems import MACHINE_LACKS, error
+from fp8launch.report.measured import Measured
+from fp8launch.report.parity import losses
+from fp8launch.report.selection import values
+from fp8launch.report.statistics import Statistic
+
+Scalar = float | int | str | bool
+_MEDIANS = ("step_time_ms", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "energy_j_per_gpu")
+_NUMBERS = ("peak_memory_mib", "loss_last", "grad_norm_last", "iterations", "nan_iterations", "skipped_iterations")
+# MLflow takes no more at a time.
+_METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
+_LONGEST_PARAM = 500
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What a tracker is told of a run.
+
+    `history` has a row for each iteration line, `config` what the run was started with, `summary` its numbers: medians
+    by the warm-up rule, in the units of their names.
+    """
+
+    name: str
+    group: str | None
+    status: str
+    config: Mapping[str, Scalar]
+    history: tuple[tuple[int, Mapping[str, float]], ...]
+    summary: Mapping[str, float]
+
+
+def tracked(run: Measured) -> Tracked:
+    report = run.report
+    medians = {name: getattr(report, name) for name in _MEDIANS}
+    summary = {f"{name}_median": s.median for name, s in medians.items() if isinstance(s, Statistic)}
+    summary |= {name: float(v) for name in _NUMBERS if (v := getattr(report, name)) is not None}
+    point = {f"axis {key}": value for key, value in run.study.point.items()} if run.study else {}
+    config = {name: _scalar(value) for name, value in {**run.facts, **point}.items() if value is not None}
+    if run.study:
+        config["repeat"] = run.study.repeat
+    if run.command:
+        config["command"] = run.command
+    return Tracked(run.name, run.study.name if run.study else None, report.status, config, _history(run), summary)
+
+
+def _history(run: Measured) -> tuple[tuple[int, Mapping[str, float]], ...]:
+    """Every iteration line; `counted` is 1 for those that the medians are over."""
+    lines = run.selection.lines
+    report = run.report
+    loss = losses(run)
+    tokens = (report.seq_length or 0) / (report.world_size or 1)
+    logged = {name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")}
+    kept = {line.number for line in run.kept}
+    rows = []
+    for i, line in enumerate(lines):
+        row = {
+            "step_time_ms": line.step_time_ms,
+            "tokens_per_s_per_gpu": line.global_batch_size * tokens / (line.step_time_ms / 1e3)
+            if tokens and line.step_time_ms > 0
+            else math.nan,
+            "loss": loss.get(line.number, math.nan),
+            **{name: column[i] for name, column in logged.items()},
+            "counted": float(line.number in kept),
+        }
+        rows.append((line.number, {name: value for name, value in row.items() if math.isfinite(value)}))
+    return tuple(rows)
+
+
+def _scalar(value: object) -> Scalar:
+    return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def export(runs: Sequence[Tracked], to: str, project: str, folder: Path, offline: bool) -> list[str]:
+    """Hand the runs over; where each can be seen, in their order. `folder` takes what is written on this machine.
+
+    Raises UserError without the library (exit code 3), or where the tracker refuses.
+    """
+    if importlib.util.find_spec(to) is None:
+        fix = f"pip install 'fp8launch[{to}]'"
+        raise error("no-tracker", f"exporting to {to} needs its library", f"--to {to}", fix, MACHINE_LACKS)
+    return TRACKERS[to](runs, project, folder, offline)
+
+
+def _to_tensorboard(runs: Sequence[Tracked], project: str, folder: Path, offline: bool) -> list[str]:
+    """A folder of event files for each run; what an earlier export left in it is replaced."""
+    writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    hparams: Any = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
+    event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+    proto: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    places = []
+    for run in runs:
+        place = folder / project / _file_name(run.name)
+        for old in place.glob(f"*{_SUFFIX}"):
+            old.unlink()
+        out = writer.EventFileWriter(str(place), filename_suffix=_SUFFIX)
+        out.add_event(event.Event(step=0, summary=hparams.hparams_pb(dict(run.config), trial_id=run.name)))
+        last = run.history[-1][0] if run.history else 0
+        summary = (last, {f"summary/{name}": value for name, value in run.summary.items()})
+        for step, row in (*run.history, summary):
+            scalars = [proto.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+            out.add_event(event.Event(step=step, summary=proto.Summary(value=scalars)))
+        out.close()
+        places.append(str(place))
+    return places
+
+
+_SUFFIX = ".fp8launch"
+
+
+def _to_wandb(runs: Sequence[Tracked], project: str, folder: Path, offline: bool) -> list[str]:
+    """One W&B run each, by the name of ours: a second export adds what is new."""
+    wandb: Any = importlib.import_module("wandb")
+    quiet = {"silent": True, "console": "off", "disable_git": True, "save_code": False, "init_timeout": 60}
+    places = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        with _told("wandb", "set WANDB_API_KEY (`wandb login`), or add --offline and `wandb sync` later", wandb.Error):
+            out = wandb.init(
+                project=project,
+                id=_file_name(run.name)[-64:],
+                name=run.name,
+                group=run.group,
+                tags=["fp8launch", run.status],
+                config=dict(run.config),
+                dir=str(folder),
+                mode="offline" if offline else None,
+                resume=None if offline else "allow",
+                settings=wandb.Settings(**quiet),
+            )
+            for step, row in run.history:
+                out.log(dict(row), step=step)
+            out.summary.update({**run.summary, "status": run.status})
+            place = str(Path(out.dir).parent) if out.offline else out.url
+            out.finish(exit_code=int(run.status == "failed"))
+        places.append(str(place))
+    return places
+
+
+def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: bool) -> list[str]:
+    """One MLflow run each in the experiment `project`; an earlier export of the same run is deleted."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if offline:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A database: newer versions refuse a folder of files.
+        uri = f"sqlite:///{folder.absolute()}/mlflow.db"
+    if not uri:
+        raise error(
+            "no-tracker", "no MLflow server is named", "--to mlflow", "set MLFLOW_TRACKING_URI, or add --offline"
+        )
+    # An unreachable server would be asked for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    mlflow: Any = importlib.import_module("mlflow")
+    entities: Any = importlib.import_module("mlflow.entities")
+    places = []
+    with _told(
+        "mlflow", f"is {_without_login(uri)} there, and may you write to it?", mlflow.exceptions.MlflowException
+    ):
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name(project)
+        experiment = found.experiment_id if found else client.create_experiment(project, _artifacts(folder, offline))
+        for run in runs:
+            for old in client.search_runs([experiment], f"tags.`fp8launch.run` = '{_file_name(run.name)}'"):
+                client.delete_run(old.info.run_id)
+            tags = {"fp8launch.run": _file_name(run.name), "status": run.status}
+            tags |= {"study": run.group} if run.group else {}
+            made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+            params = [entities.Param(_key(k), str(v)[:_LONGEST_PARAM]) for k, v in run.config.items()]
+            for some in _pieces(params, _PARAMS_AT_ONCE):
+                client.log_batch(made, params=some)
+            last = run.history[-1][0] if run.history else 0
+            rows = (*run.history, (last, run.summary))
+            metrics = [entities.Metric(_key(n), v, 0, step) for step, row in rows for n, v in row.items()]
+            for some in _pieces(metrics, _METRICS_AT_ONCE):
+                client.log_batch(made, metrics=some)
+            client.set_terminated(made, "FAILED" if run.status == "failed" else "FINISHED")
+            places.append(f"{_without_login(uri)}, experiment {project}, run {made}")
+    return places
+
+
+TRACKERS: Mapping[str, Callable[[Sequence[Tracked], str, Path, bool], list[str]]] = {
+    "wandb": _to_wandb,
+    "mlflow": _to_mlflow,
+    "tensorboard": _to_tensorboard,
+}
+
+
+@contextlib.contextmanager
+def _told(to: str, fix: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns a tracker's own exceptions into one of ours, with what to do about it."""
+    try:
+        yield
+    except kinds as problem:
+        said = _without_login(" ".join(str(problem).split()))[:300]
+        raise error("tracker-refused", f"{to} says: {said}", f"--to {to}", fix, MACHINE_LACKS) from None
+
+
+def _artifacts(folder: Path, offline: bool) -> str | None:
+    return (folder.absolute() / "artifacts").as_uri() if offline else None
+
+
+def _without_login(uri: str) -> str:
+    """An address may hold a password."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^\w .:/-]+", "_", name)[:250]
+
+
+def _pieces(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (items[i : i + size] for i in range(0, len(items), size))
