@@ -140,7 +140,9 @@ def same_layers(border: Border) -> Iterator[Finding]:
 @_rule("phase-checkpoint-format", "error", f"{_CHECKPOINTING} load_checkpoint: one loader for each format")
 def same_format(border: Border) -> Iterator[Finding]:
     changed = border.changed(("ckpt_format", "use_megatron_fsdp", "use_torch_fsdp2"))
-    if changed:
+    # It reads the older format where it is to write the newer one.
+    reads = (border.before.value("ckpt_format"), border.after.value("ckpt_format")) == ("torch", "torch_dist")
+    if changed and not (reads and changed == ["ckpt_format"]):
         message = f"{border.there}: the checkpoint would be of another format ({border.words(changed)})"
         yield Finding(message, border.where(*changed), "keep one format, and one kind of sharding, in all phases")
 

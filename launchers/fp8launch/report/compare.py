@@ -125,6 +125,12 @@ class Comparison:
             "rows": [entry.as_json() for entry in self.entries],
             "differences": [d.as_json() for d in self.differences],
             "parity": [p.as_json() for p in self.parities],
+            "phases": {
+                run.name: [phase.as_json() for phase in run.report.phases]
+                for entry in self.entries
+                for run in entry.row.runs
+                if len(run.report.phases) > 1
+            },
             "price_per_gpu_hour": self.price_per_gpu_hour,
             "notes": list(self.notes),
             "rule": self.rule,

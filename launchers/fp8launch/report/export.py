@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fp8launch.report.compare import Comparison
-from fp8launch.report.table import Table, differences_table, main_table, remarks
+from fp8launch.report.table import Table, differences_table, main_table, phases_table, remarks
 
 _CSV = (
     "variant", "nodes", "gpus", "status", "runs_ok", "runs", "tokens_per_s_per_gpu", "tokens_per_s_per_gpu_iqr",
@@ -27,6 +27,8 @@ def to_markdown(comparison: Comparison) -> str:
     parts = [_markdown_table(main_table(comparison))]
     lines = [*(f"**not valid**: {_escaped(p)}" for p in comparison.problems), *map(_escaped, remarks(comparison))]
     parts.append("\n".join(f"- {line}" for line in lines))
+    if phases := phases_table(comparison):
+        parts.append("### Phases\n\n" + _markdown_table(phases))
     if comparison.differences:
         parts.append("### What differs\n\n" + _markdown_table(differences_table(comparison)))
     if comparison.parities:
@@ -100,6 +102,8 @@ def to_csv(comparison: Comparison) -> str:
 def to_terminal(comparison: Comparison) -> RenderableType:
     """The table and what must be known of it; the differences by name only, the other formats have their values."""
     parts: list[RenderableType] = [_rich_table(main_table(comparison)), Text("")]
+    if phases := phases_table(comparison):
+        parts += [_rich_table(phases), Text("")]
     parts += [Text(f"not valid: {problem}", style="bold red") for problem in comparison.problems]
     parts += map(Text, remarks(comparison))
     if comparison.differences:

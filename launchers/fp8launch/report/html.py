@@ -11,7 +11,7 @@ from datetime import datetime
 from fp8launch import __version__
 from fp8launch.report.compare import Comparison
 from fp8launch.report.plots import INK, Picture, available, figure_of, pictures
-from fp8launch.report.table import LEGEND, Table, differences_table, main_table, remarks
+from fp8launch.report.table import LEGEND, Table, differences_table, main_table, phases_table, remarks
 
 # Narrow, so that its letters stay legible at the width of a phone.
 _SIZE = (4.4, 3.3)
@@ -50,6 +50,8 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 
 def to_html(comparison: Comparison) -> str:
     """The whole report. Pictures are left out where matplotlib is missing."""
     parts = [_head(comparison), _section("Results", _html_table(main_table(comparison)), _legend(comparison))]
+    if phases := phases_table(comparison):
+        parts.append(_section("Phases", _html_table(phases)))
     drawn = pictures(comparison) if available() else []
     if drawn:
         parts.append(_section("Pictures", '<div class="pictures">' + "".join(map(_figure, drawn)) + "</div>"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.logs import ParsedLog
+from fp8launch.report.phases import Span, spans_of, summarise_run
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import Line, Selection, select, values
 from fp8launch.report.tensorboard import read_events
@@ -105,6 +106,7 @@ def from_run(run: RunFolder, gpu: str | None = None) -> Measured:
         gpu or str(manifest.get("gpu") or "") or None,
         _mapping(manifest.get("layout")).get("world"),
         stated,
+        spans=spans_of(manifest),
         more=_manifest_facts(manifest, run.path),
         study=Study(str(study["name"]), _mapping(study.get("point")), int(study.get("repeat") or 1))
         if study.get("name")
@@ -162,11 +164,16 @@ def _measured(
     gpu: str | None,
     world_size: int | None,
     stated: Mapping[str, object],
+    spans: Sequence[Span] = (),
     more: Mapping[str, object] | None = None,
     **rest: Any,
 ) -> Measured:
-    attempts = [(log, process) for log in logs for process in log.processes]
-    report = summarise(logs, gpu=gpu, world_size=world_size, arguments=stated)
+    report, counted = summarise_run(logs, spans, gpu=gpu, world_size=world_size, arguments=stated)
+    attempts = [(log, process) for log in counted for process in log.processes]
+    selection = select(attempts)
+    if counted is not logs:
+        every = select([(log, process) for log in logs for process in log.processes])
+        selection = replace(every, kept=selection.kept)
     dump: Mapping[str, object] = next((p.head.arguments for _, p in reversed(attempts) if p.head.arguments), {})
     facts: dict[str, object] = {**stated, **dump}
     if report.global_batch_size:
@@ -175,7 +182,7 @@ def _measured(
     facts |= {k: v for k, v in (("gpu", report.gpu), ("world_size", report.world_size)) if v is not None}
     if precision := precision_of(facts):
         facts["precision"] = precision
-    return Measured(name, report, select(attempts), {**facts, **(more or {})}, bool(dump), **rest)
+    return Measured(name, report, selection, {**facts, **(more or {})}, bool(dump), **rest)
 
 
 def precision_of(arguments: Mapping[str, object]) -> str | None:

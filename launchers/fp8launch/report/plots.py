@@ -352,11 +352,24 @@ def _iterations(ax: Any, runs: Sequence[tuple[Entry, Measured]], colours: dict[s
         if over:
             ax.plot([p[0] for p in over], [top * 0.985] * len(over), "^", color=colour, alpha=0.6, markersize=4)
     ax.set_ylim(0, top)
+    _borders(ax, [run for _, run in runs])
     ax.set_xlabel("iteration (× not counted" + (f", ▲ {beyond} beyond the frame)" if beyond else ")"))
     ax.set_ylabel("ms" if what == "step" else "tokens/s/GPU")
     ax.yaxis.set_major_formatter(_thousands())
     ax.xaxis.set_major_locator(_few_ticks())
     _legend_below(ax)
+
+
+def _borders(ax: Any, runs: Sequence[Measured]) -> None:
+    """A line where a phase begins, with its name; borders that several runs share come once."""
+    names: dict[int, list[str]] = {}
+    for run in runs:
+        for phase in run.report.phases[1:]:
+            names.setdefault(phase.begin, []).append(phase.name)
+    for begin, phases in names.items():
+        ax.axvline(begin + 0.5, color=INK, linewidth=0.7, linestyle=":", alpha=0.7)
+        where = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        ax.annotate(", ".join(dict.fromkeys(phases)), (begin + 0.5, 1), (2, -9), fontsize=7, alpha=0.8, **where)
 
 
 def _tokens_per_step(run: Measured) -> float | None:
@@ -380,6 +393,7 @@ def _losses(ax: Any, curves: Sequence[tuple[Entry, Measured]], colours: dict[str
         style = _dash(entry, [e for e, _ in curves])
         ax.plot(numbers, values, style, color=colour, linewidth=1.3, label=_name(entry, [e for e, _ in curves]))
         lowest, highest = min(lowest, *values), max(highest, *values)
+    _borders(ax, [run for _, run in curves])
     ax.set_xlabel("iteration")
     ax.xaxis.set_major_locator(_few_ticks())
     # A curve that falls by little would be a flat line from zero.

@@ -77,6 +77,7 @@ class RunReport:
     failure: Failure | None
     notes: tuple[str, ...]
     rule: str = field(default=RULE)
+    phases: tuple[PhaseReport, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The contract of `parse --json`, and more; `failure` is there only for a failed run."""
@@ -90,9 +91,40 @@ class RunReport:
         out["validations"] = list(self.validations)
         out["attempts"] = [a.as_json() for a in self.attempts]
         out["notes"] = list(self.notes)
+        out["phases"] = [phase.as_json() for phase in self.phases]
         if self.status != "failed":
             del out["failure"]
         return {name: _plain(value) for name, value in out.items()}
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """One phase of a run, iterations `begin` + 1 to `end`, with the report of its processes alone."""
+
+    name: str
+    begin: int
+    end: int | None
+    report: RunReport
+
+    @property
+    def span(self) -> str:
+        return f"{self.begin + 1}-{self.end}"
+
+    @property
+    def precision(self) -> str:
+        """In a word, and for FP8 whether it is shown to have run."""
+        fp8 = self.report.fp8
+        if not fp8 or not fp8["requested"]:
+            return "not asked for" if fp8 else "unknown"
+        return f"{fp8['recipe']}, {fp8['verdict']}"
+
+    def as_json(self) -> dict[str, object]:
+        kept = (
+            "status", "iterations", "iteration_last", "step_time_ms", "tflops_per_gpu", "tokens_per_s_per_gpu", "mfu",
+            "mfu_denominator", "peak_memory_mib", "loss_first", "loss_last", "warmup_dropped", "fp8",
+        )  # fmt: skip
+        whole = self.report.as_json()
+        return {"name": self.name, "begin": self.begin, "end": self.end, **{name: whole[name] for name in kept}}
 
 
 def _plain(value: object) -> object:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fp8launch.report.compare import Comparison, Entry
+from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.rows import Measure
 from fp8launch.report.scaling import Ratio
 
@@ -72,6 +73,13 @@ def differences_table(comparison: Comparison) -> Table:
         for d in comparison.differences
     ]
     return Table(("what differs", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
+
+
+def phases_table(comparison: Comparison) -> Table | None:
+    """A row for each phase of each run that has several; None where no run has."""
+    runs = [run for entry in comparison.entries for run in entry.row.runs if len(run.report.phases) > 1]
+    rows = [(run.name, *cells) for run in runs for cells in phase_cells(run.report)]
+    return Table(("run", *PHASE_COLUMNS), tuple(rows), (False, *PHASE_COLUMNS.values())) if rows else None
 
 
 def _table(columns: Sequence[Column], entries: Sequence[Entry]) -> Table:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import ranges
 from fp8launch.report.statistics import Statistic
@@ -25,6 +26,8 @@ def render_text(report: RunReport) -> RenderableType:
         parts.append(Text(f"advice: {report.failure.advice}"))
     if report.step_time_ms:
         parts.append(_table(report))
+    if report.phases:
+        parts.append(_phases(report))
     parts += [Text(line) for line in _facts(report)]
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     if report.step_time_ms:
@@ -56,6 +59,15 @@ def _table(report: RunReport) -> Table:
         label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
         _row(table, label, report.mfu, 1, scale=100)
     _row(table, "energy, J/iteration/GPU", report.energy_j_per_gpu, 1)
+    return table
+
+
+def _phases(report: RunReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, number in PHASE_COLUMNS.items():
+        table.add_column(name, justify="right" if number else "left")
+    for row in phase_cells(report):
+        table.add_row(*row)
     return table
 
 
