@@ -57,6 +57,7 @@ MEANING = {
         "launch.health_check": "look at every node before training; a bad one ends the job with status 75",
         "launch.probe": "say after the first iteration what ran in FP8",
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
+        "launch.tensor_stats": "measure FP8 tensors every so many iterations: underflow, scales, largest values",
         "software.megatron": "the Megatron-Core that the job will find; picks the flags that are known",
         "software.transformer_engine": "the Transformer Engine that the job will find",
         "software.cuda": "the CUDA that the job will find",

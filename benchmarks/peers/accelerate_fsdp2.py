@@ -1,8 +1,9 @@
 """Hugging Face Accelerate with FSDP2, and torchao's FP8: the same Llama, batch and tokens as a recipe of ours.
 
-Started by fp8launch like any training script (`launch: {script: accelerate_fsdp2.py}`), with the arguments that Megatron
-would get: it takes the shape, the batch, the learning rate and the precision from them, prints iteration and memory lines
-as Megatron does, and so is parsed, verified and compared by the same commands. Weights and tokens are random.
+Started by fp8launch like any training script (`launch: {script: accelerate_fsdp2.py}`), with the arguments that
+Megatron would get: it takes the shape, the batch, the learning rate and the precision from them, prints iteration and
+memory lines as Megatron does, and so is parsed, verified and compared by the same commands. Weights and tokens are
+random.
 
 Set up as its own documentation says (Accelerate's example fsdp2_fp8.py, torchao's float8 page): each decoder layer
 sharded and compiled by itself (inductor), master weights in fp32, compute and gradient reduction in bf16, FP8 weights

@@ -142,6 +142,8 @@ def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...
         ours["FP8LAUNCH_PROBE"] = "0"
     if recipe.launch.profile_iteration:
         ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
+    if recipe.launch.tensor_stats:
+        ours["FP8LAUNCH_TENSOR_STATS"] = str(recipe.launch.tensor_stats)
     if recipe.launch.config:
         ours["FP8LAUNCH_CONFIG"] = json.dumps(recipe.launch.config)
     site = {name: str(value) for name, value in cluster.env.items()}

@@ -1,6 +1,7 @@
 """What the job itself says, one line of JSON each: of FP8 (`train/probe.py`) from one rank of each model-parallel place
-after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`); of its nodes
-(`train/machine.py`) from the first process of each (`node`)."""
+after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`); of its FP8 tensors
+(`train/tensor_stats.py`) every so many iterations (`tensors`); of its nodes (`train/machine.py`) from the first process
+of each (`node`)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Literal
 from fp8launch.logs.lines import clean, split_prefix
 
 MARKER = b"fp8launch-"
-Kind = Literal["probe", "kernels", "node"]
-_KINDS: Mapping[str, Kind] = {"probe": "probe", "kernels": "kernels", "node": "node"}
+Kind = Literal["probe", "kernels", "node", "tensors"]
+_KINDS: Mapping[str, Kind] = {"probe": "probe", "kernels": "kernels", "node": "node", "tensors": "tensors"}
 
 
 @dataclass(frozen=True)

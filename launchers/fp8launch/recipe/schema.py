@@ -217,6 +217,7 @@ class Launch(Section):
 
     With `health_check`, every node is looked at before training starts, and a bad one ends the job.
     `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
+    Every `tensor_stats` iterations Transformer Engine measures FP8's underflow, scales and largest values.
     `config` sets fields of Megatron's TransformerConfig that its command line leaves out (our own entry only).
     """
 
@@ -226,6 +227,7 @@ class Launch(Section):
     health_check: bool | None = None
     probe: bool = True
     profile_iteration: Positive | None = None
+    tensor_stats: Positive | None = None
     config: dict[str, bool | int | float | str] = {}
 
 

@@ -140,6 +140,12 @@ def prepare(device: str, argv: list[str]) -> None:
         datasets_helper.install()
     except datasets_helper.HelperProblem as problem:
         stop(MACHINE_LACKS, str(problem))
+    import tensor_stats
+
+    try:
+        tensor_stats.install()
+    except tensor_stats.StatsProblem as problem:
+        stop(MACHINE_LACKS, str(problem))
     import probe
 
     probe.install()
