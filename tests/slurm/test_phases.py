@@ -1,0 +1,104 @@
+"""A training in phases on a real Slurm: a chain of attempts, each with its own arguments, over one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Site, losses, sets, train_here
+
+pytestmark = [pytest.mark.train, pytest.mark.slow]
+
+ITERATIONS = 60
+MODEL = sets(f"train.iterations={ITERATIONS}", "batch.sequence=64", "checkpoint.dir=ckpt", "checkpoint.interval=10")
+# The body is told to say more in its lines, which shows its arguments and changes nothing that is computed.
+BODY = "{megatron: {log_num_zeros_in_grad: true}}"
+PHASES = sets(f"phases={{warmup: {{iterations: 20}}, body: {BODY}, cooldown: {{iterations: 20}}}}")
+
+
+def record(site: Site, run: str) -> dict[str, Any]:
+    file = site.runs / run / "attempts.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"attempts": []}
+    return found
+
+
+def reaches(site: Site, run: str, condition: Callable[[], object], seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        said = "".join(p.read_text() for p in (site.runs / run / "logs").glob("slurm-*.out"))
+        assert time.monotonic() < end, f"{record(site, run)}\n{said}"
+        time.sleep(0.5)
+
+
+def over(site: Site, run: str) -> dict[str, Any]:
+    reaches(site, run, lambda: record(site, run).get("finished") or record(site, run).get("stopped"))
+    reaches(site, run, lambda: site.state(run)["state"] not in ("running", "pending"), 60)
+    return site.state(run)
+
+
+def logs(site: Site, run: str) -> list[Path]:
+    """The attempts' logs in the order in which they began."""
+    return [site.runs / run / "logs" / f"{one['name']}.log" for one in record(site, run)["attempts"]]
+
+
+def is_body(log: Path) -> bool:
+    return "num zeros:" in log.read_text()
+
+
+def curve(found: list[Path]) -> dict[int, float]:
+    """Loss by iteration over all attempts, without Megatron's second line of each: a mean with the first."""
+    curves = [losses(log) for log in found]
+    return {n: loss for one in curves for at, (n, loss) in enumerate(sorted(one.items())) if at != 1}
+
+
+@pytest.fixture(scope="module")
+def in_one(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of the same training in one piece."""
+    return losses(train_here(tmp_path_factory.mktemp("in_one"), *MODEL, *sets("checkpoint.dir=null")))
+
+
+def same_training(site: Site, run: str, in_one: dict[int, float]) -> None:
+    found = curve(logs(site, run))
+    assert len(found) > 0.8 * ITERATIONS
+    for iteration, loss in found.items():
+        if iteration > 2:
+            assert loss == pytest.approx(in_one[iteration], rel=1e-6), f"iteration {iteration}"
+
+
+@pytest.mark.parametrize("way", ["requeue", "dependency"])
+def test_phases_go_on_by_themselves(site: Site, in_one: dict[int, float], way: str) -> None:
+    """Without a single attempt more than one: the end of a phase is none that counts."""
+    profile = site.folder / "site.yaml"
+    profile.write_text(f"continue_by: {way}\n")
+    run = site.submit("--backend", "sbatch", "--cluster", str(profile), *MODEL, *PHASES)
+    assert over(site, run)["state"] == "completed"
+    attempts = record(site, run)["attempts"]
+    assert [(a["phase"], a["before"], a["after"], a["cause"], a["counts"]) for a in attempts] == [
+        ("warmup", 0, 20, "phase-end", False),
+        ("body", 20, 40, "phase-end", False),
+        ("cooldown", 40, 60, "finished", True),
+    ]
+    assert [is_body(log) for log in logs(site, run)] == [False, True, False]
+    assert len({a["job"] for a in attempts}) == (1 if way == "requeue" else 3)
+    same_training(site, run, in_one)
+    assert site.slurm.run("squeue", "-h").stdout == ""
+
+
+def test_a_phase_that_was_cut_goes_on_in_the_same_phase(site: Site, in_one: dict[int, float]) -> None:
+    """Cancelled in the body, then resumed: the body's rest with the body's arguments, and the cool-down after it."""
+    run = site.submit("--backend", "sbatch", *MODEL, *PHASES)
+    reaches(site, run, lambda: len(logs(site, run)) > 1 and logs(site, run)[1].is_file() and losses(logs(site, run)[1]))
+    assert site.run("cancel", run).returncode == 0
+    reaches(site, run, lambda: site.slurm.run("squeue", "-h").stdout == "", 60)
+    assert site.state(run)["survival"]["phase"] == "body"
+    resumed = site.run("resume", run, "--wait")
+    assert resumed.returncode == 0, resumed.stderr
+    attempts = record(site, run)["attempts"]
+    assert [a["phase"] for a in attempts] == ["warmup", "body", "body", "cooldown"]
+    assert [is_body(log) for log in logs(site, run)] == [False, True, True, False]
+    assert [a["after"] for a in attempts][-2:] == [40, 60]
+    same_training(site, run, in_one)
