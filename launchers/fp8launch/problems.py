@@ -36,7 +36,7 @@ class Problem:
         for name in ("message", "where", "fix"):
             text = getattr(self, name)
             if text is not None and not text.isprintable():
-                object.__setattr__(self, name, _printable(text))
+                object.__setattr__(self, name, printable(text))
 
     def as_json(self) -> dict[str, str | None]:
         return asdict(self)
@@ -47,8 +47,11 @@ class Problem:
         return f"{place}{self.severity}: {self.message} [{self.code}]{fix}"
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str) -> str:
+    """A text that a terminal only shows: escape sequences and other controls are spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(Exception):

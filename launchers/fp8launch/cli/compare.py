@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import json_option, say, show_json, with_options
+from fp8launch.cli.output import console, json_option, say, show_json, with_options
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.recipe.source import is_file
@@ -92,12 +92,9 @@ def _measure(name: str, gpu: str | None) -> list[Measured]:
 
 
 def _show(comparison: Comparison) -> None:
-    from rich.console import Console
-
     from fp8launch.report.export import to_terminal
 
-    terminal = Console().is_terminal
-    Console(width=None if terminal else 260, soft_wrap=not terminal).print(to_terminal(comparison))
+    console(width=260, soft_wrap=True).print(to_terminal(comparison))
 
 
 def _write_files(

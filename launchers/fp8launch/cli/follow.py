@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fp8launch.backends.base import Backend, JobState
-from fp8launch.cli.output import say
+from fp8launch.cli.output import for_terminal, say
 from fp8launch.logs import Iteration, LogTail
 from fp8launch.runs.folder import RunFolder
 
@@ -120,7 +120,7 @@ def copy_growing(path: Path, offset: int) -> int:
         with path.open("rb") as file:
             file.seek(offset)
             while block := file.read(1 << 20):
-                sys.stdout.buffer.write(block)
+                sys.stdout.buffer.write(for_terminal(block) if sys.stdout.isatty() else block)
                 offset += len(block)
     except FileNotFoundError:
         return offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import click
 
 from fp8launch import backends
 from fp8launch.cli.follow import ASK_SECONDS, ASK_SLURM_SECONDS, copy_growing, last_lines
-from fp8launch.cli.output import say
+from fp8launch.cli.output import for_terminal, say
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.store import find_run
@@ -38,7 +39,8 @@ def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch:
     if lines is None:
         copy_growing(path, 0)
     else:
-        click.echo(last_lines(path, lines))
+        text = last_lines(path, lines)
+        click.echo(for_terminal(text.encode(errors="replace")).decode() if sys.stdout.isatty() else text)
 
 
 def _follow(run: RunFolder) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fp8launch.problems import Problem
+from fp8launch.problems import Problem, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Below this many items work is over before a bar could be read.
 BAR_FROM = 12
@@ -36,8 +40,38 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def say(message: str) -> None:
-    """A message for people."""
-    click.echo(message, err=True)
+    """A message for people. It may quote logs and names, which a terminal must not obey."""
+    click.echo(printable(message), err=True)
+
+
+# Colours, line ends and tabs pass; whatever else tells a terminal to do something does not, nor C1 codes in UTF-8.
+_COMMANDS = re.compile(rb"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
+
+
+def for_terminal(raw: bytes) -> bytes:
+    """What a program printed, as a terminal may show it: with its colours, and nothing else that it would obey."""
+    return _COMMANDS.sub(lambda match: b"".join(b"\\x%02x" % byte for byte in match[0]), raw)
+
+
+def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
+    """Where tables go: `width` columns in a pipe, which has none of its own; with `soft_wrap` longer lines stay whole.
+
+    Texts are only shown, whatever they hold.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Shown(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                text = segment.text
+                if segment.control or text.isprintable():
+                    yield segment
+                else:
+                    yield Segment(printable(text.replace("\t", "    ")), segment.style)
+
+    terminal = Console(stderr=err).is_terminal
+    return Shown(width=None if terminal else width, stderr=err, soft_wrap=soft_wrap and not terminal)
 
 
 def show_json(data: Any) -> None:
@@ -72,7 +106,6 @@ def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, err: bool = False
 ) -> None:
     """A table on stdout, or on stderr; numbers are right-aligned where a column's header ends in a unit."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -82,5 +115,4 @@ def show_table(
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     # A pipe has no width: do not fold what a script or grep reads.
-    terminal = Console(stderr=err).is_terminal
-    Console(width=None if terminal else 240, stderr=err).print(table)
+    console(err).print(table)
