@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fp8launch.cli.output import json_option, show_json
+from fp8launch.cli.output import console, json_option, show_json
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.report.run_report import RunReport
@@ -68,9 +68,6 @@ def logs_of(run: RunFolder) -> list[Path]:
 
 
 def _show(report: RunReport) -> None:
-    from rich.console import Console
-
     from fp8launch.report.text import render_text
 
-    terminal = Console().is_terminal
-    Console(width=None if terminal else 120, soft_wrap=not terminal).print(render_text(report))
+    console(width=120, soft_wrap=True).print(render_text(report))

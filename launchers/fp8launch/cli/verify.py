@@ -8,7 +8,7 @@ import click
 
 from fp8launch.cli.output import json_option, say, show_json
 from fp8launch.cli.parse import logs_of
-from fp8launch.problems import ANSWER_IS_NO, error
+from fp8launch.problems import ANSWER_IS_NO, error, printable
 from fp8launch.recipe.source import is_file
 from fp8launch.report.throughput import read_logs
 from fp8launch.report.verify import Verification, verify_logs
@@ -45,9 +45,9 @@ def _show(found: Verification) -> None:
     asked = f"  {found.recipe} was asked for" if found.asked else "  FP8 was not asked for"
     click.echo(click.style(found.verdict, fg=None if colour == "default" else colour, bold=True) + asked)
     for finding in found.findings:
-        click.echo(f"  {finding.kind:<10} {finding.text}")
+        click.echo(f"  {finding.kind:<10} {printable(finding.text)}")
     for warning in found.warnings:
-        click.echo(click.style(f"  warning: {warning}", fg="yellow"))
+        click.echo(click.style(f"  warning: {printable(warning)}", fg="yellow"))
     if found.verdict == "requested only":
         say(
             "the log holds no probe or profile that shows it: run it with `launch: {probe: true, profile_iteration: 5}`"
