@@ -77,6 +77,7 @@ class RunReport:
     failure: Failure | None
     notes: tuple[str, ...]
     rule: str = field(default=RULE)
+    tensor_stats: Mapping[str, object] | None = None
     phases: tuple[PhaseReport, ...] = ()
 
     def as_json(self) -> dict[str, object]:

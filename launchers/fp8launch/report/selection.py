@@ -136,7 +136,8 @@ def _usable(line: Line) -> bool:
 
 
 def _profiled(log: ParsedLog, process: Process) -> set[int]:
-    """Iterations that a profiler slowed down, Megatron's or ours, with the one after it in which it writes."""
+    """Iterations that a profiler slowed down, Megatron's or ours, with the one after it in which it writes; and those
+    that measured FP8 tensors."""
     arguments = process.head.arguments
     start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
     found: set[int] = set()
@@ -146,6 +147,9 @@ def _profiled(log: ParsedLog, process: Process) -> set[int]:
         number = evidence.data.get("iteration")
         if evidence.kind == "kernels" and isinstance(number, int):
             found.update((number, number + 1))
+        # Where every iteration measures its tensors there is no other to tell the speed by.
+        if evidence.kind == "tensors" and isinstance(number, int) and evidence.data.get("every") != 1:
+            found.add(number)
     return found
 
 

@@ -13,6 +13,7 @@ from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import ranges
 from fp8launch.report.statistics import Statistic
+from fp8launch.report.tensor_stats import tensor_lines
 
 _STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
@@ -95,6 +96,7 @@ def _facts(report: RunReport) -> list[str]:
         facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
     if report.fp8:
         facts += _fp8(report.fp8)
+    facts += tensor_lines(report.tensor_stats)
     run = [
         f"world size {report.world_size}" if report.world_size else "",
         f"sequence {report.seq_length}" if report.seq_length else "",

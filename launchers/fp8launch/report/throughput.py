@@ -20,6 +20,7 @@ from fp8launch.report.outcome import attempt_of, not_running, status_of
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import Line, Selection, select, values
 from fp8launch.report.statistics import LARGEST, statistic
+from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import Verification, verify
 
 T = TypeVar("T")
@@ -132,6 +133,7 @@ def summarise(
         fp8=requested,
         gpu=gpu,
         machines=machines,
+        tensor_stats=tensor_stats_of(logs),
         world_size=world,
         seq_length=seq_length,
         global_batch_size=_positive(last.global_batch_size) if last else _positive(args.get("global_batch_size")),

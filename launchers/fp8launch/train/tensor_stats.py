@@ -6,10 +6,10 @@
     mse               mean squared error of the FP8 tensor
     amax              largest absolute value
 
-One line of the log sums up an iteration, `fp8launch-tensors: {json}`, from one rank of each tensor and pipeline parallel
-place: for each of `activation` (the linear's input), `weight` and `gradient` (of its output) the worst value of each
-statistic, the layer that has it, and the median over layers. Every value is in `tensor_stats/rank<N>.jsonl` of the run
-folder. Activations and gradients are those of all data-parallel ranks and micro batches.
+One line of the log sums up an iteration, `fp8launch-tensors: {json}`, from one rank of each tensor and pipeline
+parallel place: for each of `activation` (the linear's input), `weight` and `gradient` (of its output) the worst value
+of each statistic, the layer that has it, and the median over layers. Every value is in `tensor_stats/rank<N>.jsonl` of
+the run folder. Activations and gradients are those of all data-parallel ranks and micro batches.
 
 Switched on by FP8LAUNCH_TENSOR_STATS=N, through Transformer Engine's debug features and NVIDIA's nvdlfw-inspect. A
 measured iteration takes several times as long as another; between them the layers run at their usual speed.
@@ -46,8 +46,8 @@ class StatsProblem(Exception):
 def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[str, Any]:
     """The configuration for nvdlfw-inspect: all layers, every `every` iterations.
 
-    Without FP8 only the largest values are there. FP8 weights are stored as such: what they were before is gone, so only
-    their scales are asked for.
+    Without FP8 only the largest values are there. FP8 weights are stored as such: what they were before is gone, so
+    only their scales are asked for.
     """
     scales = ["scale_inv_min", "scale_inv_max"]
     full = ["underflows%", *scales, "mse", *(["overflows%"] if delayed else [])]
@@ -57,9 +57,10 @@ def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[st
         listed = [{"tensor": name, "stats": stats[name], "freq": every} for name in names]
         return {"enabled": True, "tensors_struct": listed}
 
-    wanted = {"LogTensorStats": of(dict.fromkeys(names, ["cur_amax"]))}
+    wanted = {"LogTensorStats": of({name: ["cur_amax"] for name in names})}
     if fp8:
-        wanted["LogFp8TensorStats"] = of({**dict.fromkeys(names, full), "weight": scales if fp8_weights else full})
+        weight = scales if fp8_weights else full
+        wanted["LogFp8TensorStats"] = of({"activation": full, "gradient": full, "weight": weight})
     return {"fp8launch": {"enabled": True, "layers": {"layer_name_regex_pattern": ".*"}, "transformer_engine": wanted}}
 
 
@@ -119,7 +120,7 @@ def install() -> None:
     for name in ("nvdlfw_inspect", "transformer_engine"):
         if importlib.util.find_spec(name) is None:
             raise StatsProblem(f"launch.tensor_stats needs {name.replace('_', '-')}, which {sys.executable} has not")
-    training = importlib.import_module("megatron.training.training")
+    training: Any = importlib.import_module("megatron.training.training")
     if not hasattr(training, "setup_model_and_optimizer"):
         raise StatsProblem("launch.tensor_stats does not know this Megatron's training loop")
     watch = _Watch(every, training)

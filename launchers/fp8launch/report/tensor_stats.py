@@ -1,0 +1,75 @@
+"""What Transformer Engine measured of FP8 tensors (`train/tensor_stats.py`), over all iterations and ranks of a run.
+
+underflow_pct, overflow_pct      % of the elements of a tensor
+scale_inv_min, scale_inv_max     factor from FP8 back to values
+mse, amax                        in the tensor's own units, squared for mse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fp8launch.logs import ParsedLog
+from fp8launch.report.selection import ranges
+
+# Transformer Engine's names for the three operands of a linear's GEMMs.
+_NAMES = {"activation": "input", "gradient": "gradient of the output", "weight": "weight"}
+_LEAST_IS_WORST = ("scale_inv_min",)
+
+
+def tensor_stats_of(logs: Sequence[ParsedLog]) -> dict[str, object] | None:
+    """`every`, the `iterations` measured, and by tensor and statistic the worst value with its layer and iteration.
+
+    None for a run that measured none.
+    """
+    said = [evidence.data for log in logs for evidence in log.evidence if evidence.kind == "tensors"]
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    iterations: set[int] = set()
+    for data in said:
+        number = data.get("iteration")
+        if not isinstance(number, int):
+            continue
+        iterations.add(number)
+        for tensor, stat, value, layer in _values(data.get("stats")):
+            known = found.setdefault(tensor, {})
+            if stat not in known or _worse(stat, value, known[stat]["worst"]):
+                known[stat] = {"worst": value, "layer": layer, "iteration": number}
+    if not found:
+        return None
+    return {"every": said[-1].get("every"), "iterations": sorted(iterations), "tensors": found}
+
+
+def _values(stats: object) -> Iterable[tuple[str, str, float, str]]:
+    """(tensor, statistic, worst value, layer) of one line; whatever is not of this shape is passed over."""
+    for tensor, by_stat in stats.items() if isinstance(stats, Mapping) else ():
+        for stat, entry in by_stat.items() if isinstance(by_stat, Mapping) else ():
+            value = entry.get("worst") if isinstance(entry, Mapping) else None
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield str(tensor), str(stat), float(value), str(entry.get("layer"))
+
+
+def _worse(stat: str, value: float, than: object) -> bool:
+    assert isinstance(than, float)
+    # A NaN is worse than anything, and stays.
+    if value != value or than != than:
+        return than == than
+    return value < than if stat in _LEAST_IS_WORST else value > than
+
+
+def tensor_lines(stats: Mapping[str, object] | None) -> list[str]:
+    """For people: what FP8 loses, worst first, and the range of values."""
+    if stats is None:
+        return []
+    tensors, numbers = stats["tensors"], stats["iterations"]
+    assert isinstance(tensors, Mapping) and isinstance(numbers, list)
+    lines = []
+    for stat, words in (("underflow_pct", "turned to zero"), ("overflow_pct", "clipped"), ("amax", "largest value")):
+        worst = sorted(
+            ((by_stat[stat], _NAMES.get(name, name)) for name, by_stat in tensors.items() if stat in by_stat),
+            key=lambda pair: -pair[0]["worst"],
+        )
+        if worst:
+            unit = " %" if stat.endswith("_pct") else ""
+            told = (f"{name} {e['worst']:.4g}{unit} ({e['layer']}, iteration {e['iteration']})" for e, name in worst)
+            lines.append(f"FP8 tensors, {words} at worst: {', '.join(told)}")
+    return [*lines, f"FP8 tensors were measured in iteration {ranges(numbers)}, which took longer"] if lines else []

@@ -1,0 +1,102 @@
+"""FP8 tensor statistics: from Transformer Engine's scalars to the lines of a report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fp8launch.report.tensor_stats import tensor_lines
+from fp8launch.report.throughput import parse_paths
+
+SOURCE = Path(__file__).resolve().parents[2] / "launchers" / "fp8launch" / "train" / "tensor_stats.py"
+LINE = " iteration {n:8d}/      40 | consumed samples: 8 | elapsed time per iteration (ms): {ms} | lm loss: 5.0E+00 |"
+
+
+@pytest.fixture(scope="module")
+def job() -> ModuleType:
+    """The in-job file, which imports neither torch nor Megatron by itself."""
+    spec = importlib.util.spec_from_file_location("job_tensor_stats", SOURCE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(iteration: int, stats: object, every: int = 10) -> str:
+    return "fp8launch-tensors: " + json.dumps(
+        {"v": 1, "rank": 0, "iteration": iteration, "every": every, "stats": stats}
+    )
+
+
+def log(path: Path, said: dict[int, str], slow: int = 10) -> Path:
+    lines = []
+    for n in range(1, 41):
+        lines += [said[n]] if n in said else []
+        lines.append(LINE.format(n=n, ms=900.0 if n % slow == 0 else 100.0))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_names_of_scalars_are_taken_apart(job: ModuleType) -> None:
+    assert job.value_of("decoder.layers.3.mlp.linear_fc2_gradient_underflows%", 0.25) == (
+        "decoder.layers.3.mlp.linear_fc2", "gradient", "underflow_pct", 0.25,
+    )  # fmt: skip
+    assert job.value_of("a_weight_scale_inv_min", 2)[2:] == ("scale_inv_min", 2.0)
+    assert job.value_of("something else", 1.0) is None
+
+
+def test_the_worst_layer_is_named(job: ModuleType) -> None:
+    values = [("one", "weight", "underflow_pct", 0.1), ("two", "weight", "underflow_pct", 3.0),
+              ("one", "weight", "scale_inv_min", 0.5), ("two", "weight", "scale_inv_min", 0.7)]  # fmt: skip
+    assert job.summary(values) == {
+        "weight": {
+            "scale_inv_min": {"worst": 0.5, "layer": "one", "median": 0.6, "n": 2},
+            "underflow_pct": {"worst": 3.0, "layer": "two", "median": 1.55, "n": 2},
+        }
+    }
+
+
+def test_only_what_a_recipe_has_is_asked_for(job: ModuleType) -> None:
+    def stats(*how: object) -> dict[str, list[str]]:
+        wanted = job.features(5, *how)["fp8launch"]["transformer_engine"]
+        listed = wanted.get("LogFp8TensorStats", {"tensors_struct": []})["tensors_struct"]
+        assert all(entry["freq"] == 5 for feature in wanted.values() for entry in feature["tensors_struct"])
+        return {entry["tensor"]: entry["stats"] for entry in listed}
+
+    assert stats(False, False, False) == {}
+    assert "overflows%" in stats(True, True, False)["gradient"]
+    assert "overflows%" not in stats(True, False, False)["gradient"]
+    assert stats(True, False, True)["weight"] == ["scale_inv_min", "scale_inv_max"]
+
+
+def test_a_report_sums_up_iterations_and_ranks(tmp_path: Path) -> None:
+    first = {
+        "gradient": {"underflow_pct": {"worst": 1.5, "layer": "layers.2.fc1"}, "amax": {"worst": 9.0, "layer": "x"}}
+    }
+    second = {"gradient": {"underflow_pct": {"worst": 4.5, "layer": "layers.1.fc2"}}, "weight": "torn"}
+    report = parse_paths([log(tmp_path / "log", {10: line(10, first), 20: line(20, second)})])
+    assert report.tensor_stats is not None
+    assert report.tensor_stats["iterations"] == [10, 20]
+    worst = report.as_json()["tensor_stats"]["tensors"]["gradient"]  # type: ignore[index]
+    assert worst["underflow_pct"] == {"worst": 4.5, "layer": "layers.1.fc2", "iteration": 20}
+    told = "\n".join(tensor_lines(report.tensor_stats))
+    assert "gradient of the output 4.5 % (layers.1.fc2, iteration 20)" in told
+
+
+def test_measured_iterations_are_no_speed(tmp_path: Path) -> None:
+    stats = {"weight": {"amax": {"worst": 1.0, "layer": "x"}}}
+    said = {n: line(n, stats) for n in (10, 20, 30, 40)}
+    report = parse_paths([log(tmp_path / "log", said)])
+    assert report.step_time_ms is not None
+    assert report.step_time_ms.max == 100.0
+    assert set(report.dropped["profiled"]) >= {10, 20, 30, 40}
+
+
+def test_a_run_without_them_says_nothing(tmp_path: Path) -> None:
+    report = parse_paths([log(tmp_path / "log", {})])
+    assert report.tensor_stats is None
+    assert tensor_lines(None) == []
