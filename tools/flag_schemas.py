@@ -11,8 +11,10 @@ written without its help texts, one flag a line, sorted. A new minor version nee
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import enum
 import importlib
+import inspect
 import json
 import math
 import os
@@ -32,6 +34,8 @@ SCHEMAS = MEGATRON / "schemas"
 # Environment variables that Megatron's parser reads for its defaults.
 _READ_FOR_DEFAULTS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+_ARGUMENTS = "megatron.training.arguments"
+
 Json = Any
 
 
@@ -45,7 +49,7 @@ def describe(site: Path) -> dict[str, Json]:
     sys.path.remove(str(MEGATRON))
     standin.install()
     standin.modernize_typing()
-    arguments = importlib.import_module("megatron.training.arguments")
+    arguments = importlib.import_module(_ARGUMENTS)
     kitchen = importlib.import_module("megatron.core.extensions.kitchen")
 
     def build() -> argparse.ArgumentParser:
@@ -69,8 +73,30 @@ def describe(site: Path) -> dict[str, Json]:
         "version": importlib.import_module("megatron.core.package_info").__version__.partition("+")[0],
         # What parse_args puts into the namespace beside the flags.
         "added_by_parse_args": sorted(set(vars(arguments.parse_args())) - dests),
+        "config_only": _config_only(dests),
         "flags": [flags[name] for name in sorted(flags)],
     }
+
+
+def _config_only(dests: set[str]) -> dict[str, str]:
+    """Name and type of the plain fields of TransformerConfig that no flag sets and nothing computes."""
+    config = importlib.import_module("megatron.core.transformer.transformer_config").TransformerConfig
+    builder = next(
+        module.core_transformer_config_from_args
+        for module in map(importlib.import_module, ("megatron.training.argument_utils", _ARGUMENTS))
+        if hasattr(module, "core_transformer_config_from_args")
+    )
+    computed = set(re.findall(r"kw_args\[['\"](\w+)['\"]\] *=", inspect.getsource(builder)))
+    computed |= set(re.findall(r"\bargs\.(\w+) *=[^=]", inspect.getsource(importlib.import_module(_ARGUMENTS))))
+    found = {}
+    for field in dataclasses.fields(config):
+        text = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+        if text in ("", "Optional", "Union"):
+            text = str(field.type)
+        plain = re.fullmatch(r"(?:typing\.)?(?:Optional\[)?(bool|int|float|str)(?: \| None|\])?", text)
+        if plain and field.init and field.name not in dests | computed:
+            found[field.name] = plain[1]
+    return dict(sorted(found.items()))
 
 
 # What a flag has that says nothing else, by action; `const` of a bare flag follows from its action.

@@ -25,7 +25,15 @@ LINEARS = {
 # TE's choice of attention is read when it is imported.
 SWITCHES = {
     "cudnn": {"NVTE_FUSED_ATTN": "1", "NVTE_FLASH_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
-    "cudnn_fp8": {"NVTE_FUSED_ATTN": "1", "NVTE_FLASH_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
+    # Before Blackwell cuDNN's FP8 attention takes delayed scales only.
+    "cudnn_fp8": {
+        "NVTE_FUSED_ATTN": "1",
+        "NVTE_FLASH_ATTN": "0",
+        "NVTE_UNFUSED_ATTN": "0",
+        "NVTE_DPA_FP8_RECIPE": "DelayedScaling",
+        "NVTE_DPA_FP8DS_AMAX_ALGO": "most_recent",
+        "NVTE_DPA_FP8DS_AMAX_HISTLEN": "1",
+    },
     "flash3": {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1", "NVTE_UNFUSED_ATTN": "0"},
     "flash2": {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1", "NVTE_FLASH_ATTN_V3": "0"},
 }
@@ -48,7 +56,7 @@ def median_ms(run: Callable[[], object], times: int = 20) -> float:
 
 
 def gemms() -> None:
-    """The forward, dgrad and wgrad GEMM of each linear, in FP8 (one scale a tensor) and bf16, and the LM head in bf16."""
+    """Forward, dgrad and wgrad GEMM of each linear, in FP8 (one scale a tensor) and bf16, and the LM head in bf16."""
     import torch
 
     one = torch.ones((), device="cuda")
@@ -79,7 +87,7 @@ def gemms() -> None:
 
 
 def attention(kind: str) -> None:
-    """Causal attention of one layer, forward and backward, as Transformer Engine calls it; the error of FP8 beside bf16."""
+    """Causal attention of one layer, forward and backward, as Transformer Engine calls it; FP8 with its error."""
     import torch
     import transformer_engine.pytorch as te
     from transformer_engine.common.recipe import Float8CurrentScaling, Format

@@ -171,6 +171,11 @@ BUILDING = {
     "NullTokenizer without vocabulary": Set({"vocab_size": None}, "null-tokenizer-vocabulary"),
     "no tokenizer": Set({"tokenizer_type": None}, "no-tokenizer"),
     "fine-tuning in our entry": Set({"sft": True}, "not-in-entry"),
+    "a config field that no version has": Set({}, "config-unknown", more={"launch": {"config": {"fused_rope": True}}}),
+    "a flag as a config field": Set({}, "config-unknown", more={"launch": {"config": {"apply_rope_fusion": False}}}),
+    "a config field of another type": Set(
+        {}, "config-unknown", more={"launch": {"config": {"fused_single_qkv_rope": 1}}}
+    ),
     "a CPU without its flags": Set({**BF16, "bf16": True}, "cpu-flags", gpu="cpu"),
     "latent attention on a CPU": Set({**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"),
     "FP8 moments beside gathered delayed weights": Set(

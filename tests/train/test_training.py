@@ -74,6 +74,15 @@ def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
     same_course(run, alone)
 
 
+@pytest.mark.parametrize("version", ["installed", pytest.param("0.18.2", marks=pytest.mark.slow), "0.17.1"])
+def test_a_config_field_without_a_flag_reaches_the_model(version: str) -> None:
+    plain, sharp = (
+        worker(MOCK, **older(version), FP8LAUNCH_CONFIG=config).succeeded().losses
+        for config in ("", '{"softmax_scale": 2.0}')
+    )
+    assert plain[10] != sharp[10]
+
+
 @pytest.mark.slow
 def test_virtual_pipeline_stages() -> None:
     layers = ["--num-layers", "4", "--num-virtual-stages-per-pipeline-rank", "2"]

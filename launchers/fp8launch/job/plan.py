@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shutil
 import subprocess
@@ -144,10 +143,8 @@ def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...
         ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
     if recipe.launch.tensor_stats:
         ours["FP8LAUNCH_TENSOR_STATS"] = str(recipe.launch.tensor_stats)
-    if recipe.launch.config:
-        ours["FP8LAUNCH_CONFIG"] = json.dumps(recipe.launch.config)
     site = {name: str(value) for name, value in cluster.env.items()}
-    return tuple({**ours, **site, **recipe.environment}.items())
+    return tuple({**ours, **recipe.launch.environment, **site, **recipe.environment}.items())
 
 
 def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:

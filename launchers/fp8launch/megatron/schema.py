@@ -80,11 +80,13 @@ class FlagSchema:
     """The flags of one Megatron-Core version.
 
     `version` is the release that the schema was made from, `minor` what it stands for: patch releases do not move
-    flags. `added_by_parse_args` are attributes that Megatron's arguments have beside the flags'.
+    flags. `added_by_parse_args` are attributes that Megatron's arguments have beside the flags'. `config_only` are the
+    plain fields of TransformerConfig that no flag sets, by name, with their type.
     """
 
     version: str
     added_by_parse_args: tuple[str, ...]
+    config_only: Mapping[str, str]
     _raw: Mapping[str, Mapping[str, Any]] = field(repr=False)
     _built: dict[str, Flag] = field(default_factory=dict, repr=False, compare=False)
 
@@ -169,7 +171,7 @@ def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
 def _load(minor: str) -> FlagSchema:
     data = json.loads((SCHEMAS / f"{minor}.json").read_text(encoding="utf-8"))
     raw = {normalize(option): entry for entry in data["flags"] for option in entry["flags"]}
-    return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), raw)
+    return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), data["config_only"], raw)
 
 
 def _build(entry: Mapping[str, Any]) -> Flag:

@@ -74,6 +74,9 @@ class Megatron:
             self.arguments.validate_args(made["args"], unset)
 
         def transformer_config() -> None:
+            # As train/pretrain.py does; Megatron builds its config from whatever attribute bears a field's name.
+            for name, value in json.loads(os.environ.get("FP8LAUNCH_CONFIG") or "{}").items():
+                setattr(made["args"], name, value)
             made["config"] = self.arguments.core_transformer_config_from_args(made["args"])
 
         yield "parse_args", parse

@@ -5,6 +5,7 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -229,6 +230,11 @@ class Launch(Section):
     profile_iteration: Positive | None = None
     tensor_stats: Positive | None = None
     config: dict[str, bool | int | float | str] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable that brings `config` to train/pretrain.py."""
+        return {"FP8LAUNCH_CONFIG": json.dumps(self.config)} if self.config else {}
 
 
 class Software(Section):

@@ -1,10 +1,12 @@
 """The GPT model for Megatron 0.17 and 0.18, whose wheels train a model that the caller builds (0.19 builds its
 own)."""
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
 from typing import Any
 
+import pretrain
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
@@ -33,6 +35,7 @@ def build(
     ones.
     """
     args = get_args()
+    pretrain.set_config_fields(args)
     config = config or core_transformer_config_from_args(args)
     spec_options = {
         "use_transformer_engine": args.transformer_impl == "transformer_engine",

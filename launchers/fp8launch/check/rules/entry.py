@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from fp8launch.check.facts import Facts
 from fp8launch.check.rule import Finding, rule
+from fp8launch.megatron.schema import load_schema
+from fp8launch.problems import nearest
 
 # train/pretrain.py NOT_HERE and train/cpu.py FLAGS run where torch is and cannot be imported here; a test compares.
 NOT_IN_ENTRY = (
@@ -63,3 +65,26 @@ def cpu_mode_has_the_layers(run: Facts) -> Iterator[Finding]:
     for name in lacking if run.gpu.name == "cpu" else ():
         if run.on(name):
             yield Finding(f"{name} does not work on CPUs", run.where(name), "drop it, or name the GPU")
+
+
+_TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
+
+
+@rule("config-unknown", "error", source="megatron/core/transformer/transformer_config.py TransformerConfig")
+def config_fields_exist(run: Facts) -> Iterator[Finding]:
+    launch, where = run.loaded.recipe.launch, run.loaded.where
+    if launch.config and not run.own_entry:
+        message = "launch.config is for fp8launch's own training entry: another script builds its own config"
+        yield Finding(message, where("launch", "config"), "drop it, or launch.script")
+    schema = load_schema(".".join(map(str, run.megatron)))
+    for name, value in launch.config.items():
+        place = where("launch", "config", name)
+        kind = schema.config_only.get(name)
+        if schema.find(name):
+            yield Finding(f"{name} is a flag of Megatron-Core {schema.minor}", place, "set it under `megatron:`")
+        elif kind is None:
+            near = nearest(name, schema.config_only)
+            hint = f"did you mean '{near}'?" if near else f"there are: {', '.join(schema.config_only)}"
+            yield Finding(f"TransformerConfig of Megatron-Core {schema.minor} has no plain {name}", place, hint)
+        elif not isinstance(value, _TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
+            yield Finding(f"{name} is {value!r}; it takes a value of type {kind}", place, f"write one of type {kind}")
