@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -22,12 +22,15 @@ from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.cluster import Cluster
 from fp8launch.logs.failure_patterns import PATTERNS
 from fp8launch.megatron.sections import CHOICES, FIELDS
-from fp8launch.recipe.schema import PATTERNS_IN_WORDS, PRECISION_RECIPES, Recipe
+from fp8launch.recipe.schema import PATTERNS_IN_WORDS, PRECISION_RECIPES, Phase, Recipe
 from fp8launch.runs.submit import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = "Made by `python tools/reference.py` from the code; a test fails when it is stale."
 
+NAME = "NAME"  # stands for a name that the user chooses
+
+PHASE_SECTIONS = [name for name in Phase.model_fields if name != "iterations"]
 # What a field means, where it has no `description` of its own and sets no single Megatron flag.
 MEANING = {
     "recipe": {
@@ -72,6 +75,8 @@ MEANING = {
         "silence": "code of a warning, and why it does not matter here",
         "notes": "shown by `fp8launch recipes NAME`",
         "reference": "a published figure to print beside ours",
+        "phases.NAME.iterations": "how many of `train.iterations`; one phase may leave it out and gets the rest",
+        **{f"phases.NAME.{section}": f"the phase's own values of `{section}`" for section in PHASE_SECTIONS},
         "axes": "key to values: the recipe is a study, with a run for each combination",
         "nodes": "numbers of nodes of a study",
     },
@@ -103,7 +108,9 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
         if inner is None or path == "reference":
             yield path, info
         else:
-            yield from fields(inner, f"{path}.")
+            # The entries of a mapping have names of their own.
+            named = f"{NAME}." if get_origin(info.annotation) is dict else ""
+            yield from fields(inner, f"{path}.{named}")
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -162,7 +169,7 @@ def _at(schema: dict[str, Any], path: str) -> dict[str, Any]:
         for part in (here, *here.get("anyOf", [])):
             if "$ref" in part:
                 here = schema["$defs"][part["$ref"].rpartition("/")[2]]
-        here = here["properties"][key]
+        here = next(iter(here["patternProperties"].values())) if key == NAME else here["properties"][key]
     return here
 
 
