@@ -1,0 +1,101 @@
+"""Measured peaks of memory beside `fp8launch estimate`: memory.md, from every log of the dated folders.
+
+    python benchmarks/h200/memory.py            # writes memory.md
+    python benchmarks/h200/memory.py --check    # exit 1 where it is stale, or a run is off by more than 10 %
+
+A log says with what arguments it ran, so the estimate is of exactly that run. Runs that ended in their first iteration
+tell no peak and are left out; so are logs of other programs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8launch.hardware.gpus import gpu
+from fp8launch.logs import read_log
+from fp8launch.megatron.memory import MIB, estimate
+from fp8launch.report.throughput import parse_paths
+
+HERE = Path(__file__).resolve().parent
+TABLE = HERE / "memory.md"
+OFF = 0.10
+HEAD = """# Memory: measured, and as estimated
+
+PyTorch's `max allocated` of rank 0 in the logs of this folder, beside what `fp8launch estimate` says of the same
+arguments for the fullest GPU. Made by `memory.py`; a test keeps it in step, and no run may be off by more than 10 %.
+
+| sitting | run | GPUs | measured (MiB) | estimated (MiB) | difference |
+|---|---|---|---|---|---|
+"""
+NOTES = {
+    "op_fuser": "the operation fuser keeps less for backward, which the estimate does not know",
+    "asked_but_bf16": "FP8 was taken away by a precision file; the estimate is of what was asked for",
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One run: MiB measured on rank 0 and estimated for the fullest GPU."""
+
+    sitting: str
+    name: str
+    gpus: int
+    measured: float
+    estimated: float
+
+    @property
+    def off(self) -> float:
+        return self.estimated / self.measured - 1
+
+
+def peaks() -> Iterator[Peak]:
+    for log in sorted(HERE.glob("20*/*.log")):
+        processes = read_log(log).processes
+        arguments = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
+        report = parse_paths([log], gpu="h200")
+        if not (report.peak_memory_mib and report.world_size and report.global_batch_size and report.iterations > 1):
+            continue
+        if not {"micro_batch_size", "data_parallel_size"} <= arguments.keys():
+            continue
+        # The dump shows types as torch names them; the arguments were words.
+        args = {name: _TYPES.get(str(value), value) for name, value in arguments.items()}
+        micro_batches = report.global_batch_size // (
+            int(str(args["micro_batch_size"])) * int(str(args["data_parallel_size"]))
+        )
+        found = estimate(args, report.world_size, micro_batches, gpu("h200"))
+        if found is not None:
+            yield Peak(log.parent.name, log.stem, report.world_size, report.peak_memory_mib, found.peak / MIB)
+
+
+_TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
+
+
+def table(found: list[Peak]) -> str:
+    rows = []
+    for one in found:
+        off = f"{one.off:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%")
+        rows.append(f"| {one.sitting} | {one.name} | {one.gpus} | {one.measured:,.0f} | {one.estimated:,.0f} | {off} |")
+    notes = [f"- {name}: {NOTES[name]}" for name in NOTES if any(one.name == name for one in found)]
+    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(notes) + "\n"
+
+
+def main() -> int:
+    found = list(peaks())
+    for one in found:
+        if abs(one.off) > OFF:
+            print(f"memory: {one.sitting}/{one.name} is off by {one.off:+.1%}", file=sys.stderr)
+    text = table(found)
+    if "--check" not in sys.argv[1:]:
+        TABLE.write_text(text)
+        return 0
+    stale = not TABLE.is_file() or TABLE.read_text() != text
+    if stale:
+        print("memory: memory.md is stale: python benchmarks/h200/memory.py", file=sys.stderr)
+    return int(stale or any(abs(one.off) > OFF for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
