@@ -161,7 +161,7 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.baseline:
         lines.append(
             f"speed-up: tokens/s/GPU over {comparison.baseline}, of the row that is alike otherwise; intervals marked "
-            "`within` cover the iterations of two single runs, the others cover repeats"
+            "'within' cover the iterations of two single runs, the others cover repeats"
         )
     if any(e.row.good for e in comparison.entries):
         lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
