@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch.backends.slurm import clean_environment
-from fp8launch.check import data, slurm
+from fp8launch.check import data, slurm, space
 from fp8launch.check.job_paths import kind_of, why_not_writable
 from fp8launch.check.site import Site, read_site
 from fp8launch.job.cluster import Cluster, Runtime
@@ -35,6 +35,7 @@ CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("run-root-low", "image-software"), "warning"),
     **data.CODES,
     **slurm.CODES,
+    **space.CODES,
 }
 
 
@@ -42,6 +43,7 @@ def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str
     """What this machine, its files and its Slurm have against a run. `environment` is the submitting shell's."""
     yield from local_problems(prepared, cluster, environment)
     yield from data.problems(prepared, cluster, environment)
+    yield from space.problems(prepared, cluster)
     yield from slurm.problems(prepared, cluster, environment)
 
 
