@@ -294,6 +294,10 @@ RUNNING = {
         {"cuda_graph_impl": "local", "te_rng_tracker": True}, "graph-segments", env=SEGMENTS,
         software={"megatron": "0.18"},
     ),
+    "statistics in a graph": Set(
+        {"cuda_graph_impl": "local", "te_rng_tracker": True}, "tensor-stats-graphs",
+        more={"launch": {"tensor_stats": 10}},
+    ),
 }  # fmt: skip
 # What runs, and is not what it seems.
 MISLEADING = {

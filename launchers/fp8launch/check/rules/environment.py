@@ -116,3 +116,11 @@ def graphs_do_not_register_moving_memory(run: Facts) -> Iterator[Finding]:
     ):
         message = "CUDA graphs with expandable_segments stop before Blackwell unless NCCL_GRAPH_REGISTER is 0"
         yield Finding(message, run.where(name, "cuda_graph_impl"), "set `env: {NCCL_GRAPH_REGISTER: 0}`")
+
+
+@rule("tensor-stats-graphs", "error", source="transformer_engine/debug: statistics decide on the host in every step")
+def statistics_need_steps_without_graphs(run: Facts) -> Iterator[Finding]:
+    graphs = run.value("cuda_graph_impl") not in (None, "none") or run.on("enable_cuda_graph")
+    if run.loaded.recipe.launch.tensor_stats and graphs:
+        message = "launch.tensor_stats reads values in the middle of a step, which a CUDA graph cannot"
+        yield Finding(message, run.where("cuda_graph_impl"), "drop one of the two: short runs without graphs measure")
