@@ -10,9 +10,10 @@ import click
 from fp8launch.cli.output import console, json_option, show_json
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
+from fp8launch.report.phases import spans_of, summarise_run
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.tensorboard import event_files, read_events
-from fp8launch.report.throughput import parse_paths, summarise
+from fp8launch.report.throughput import read_logs, summarise
 from fp8launch.runs.folder import MANIFEST, RunFolder
 from fp8launch.runs.store import find_run
 
@@ -31,7 +32,8 @@ def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_js
     if events and not (Path(names[0]) / MANIFEST).is_file():
         run, report = None, summarise(read_events(events), gpu=gpu, world_size=world_size)
     elif all(Path(name).is_file() for name in names):
-        run, report = None, parse_paths([Path(name) for name in names], gpu=gpu, world_size=world_size)
+        logs = read_logs([Path(name) for name in names])
+        run, report = None, summarise_run(logs, gpu=gpu, world_size=world_size)[0]
     elif len(names) == 1:
         run = find_run(names[0])
         report = report_of(run, gpu)
@@ -49,11 +51,13 @@ def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_js
 def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
     """The report of a run, from the logs of all its attempts and what its manifest says of it."""
     manifest = run.manifest()
-    return parse_paths(
-        logs_of(run),
+    report, _ = summarise_run(
+        read_logs(logs_of(run)),
+        spans_of(manifest),
         gpu=gpu or str(manifest.get("gpu", "")) or None,
         world_size=manifest.get("layout", {}).get("world"),
     )
+    return report
 
 
 def logs_of(run: RunFolder) -> list[Path]:

@@ -10,6 +10,7 @@ from fp8launch.cli.output import json_option, say, show_json
 from fp8launch.cli.parse import logs_of
 from fp8launch.problems import ANSWER_IS_NO, error, printable
 from fp8launch.recipe.source import is_file
+from fp8launch.report.phases import Span, by_phase, spans_of
 from fp8launch.report.throughput import read_logs
 from fp8launch.report.verify import Verification, verify_logs
 from fp8launch.runs.store import find_run
@@ -23,18 +24,29 @@ _STYLE = {"verified": "green", "requested only": "yellow", "not FP8": "default"}
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Did FP8 run? `verified`, `requested only` (nothing shows it), or `not FP8`, with the evidence.
 
-    Exits with 1 where FP8 was asked for and is not shown to have run. Several logs are the attempts of one run.
+    Exits with 1 where FP8 was asked for and is not shown to have run. Several logs are the attempts of one run. Of a
+    run in phases each has its own verdict.
     """
+    spans: tuple[Span, ...] = ()
     if all(is_file(Path(name)) for name in names):
         logs = [Path(name) for name in names]
     elif len(names) == 1:
-        logs = logs_of(find_run(names[0]))
+        run = find_run(names[0])
+        logs, spans = logs_of(run), spans_of(run.manifest())
     else:
         missing = next(name for name in names if not is_file(Path(name)))
         raise error("file-not-found", "no such log", missing, "give logs of one run, or a single run")
-    found = verify_logs(read_logs(logs))
+    read = read_logs(logs)
+    phases = {span.name: verify_logs(mine) for span, mine in by_phase(read, spans)}
+    # A phase that fails is what there is to say of the run, else one that asked for FP8.
+    found = min(phases.values(), key=lambda one: (one.ok, not one.asked)) if phases else verify_logs(read)
     if as_json:
-        show_json(found.as_json())
+        each = {name: one.as_json() for name, one in phases.items()}
+        show_json({**found.as_json(), **({"phases": each} if each else {})})
+    elif phases:
+        for name, one in phases.items():
+            click.echo(f"phase {name}: ", nl=False)
+            _show(one)
     else:
         _show(found)
     return 0 if found.ok else ANSWER_IS_NO

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fp8launch.job.cluster import Cluster
@@ -61,7 +61,31 @@ class Difference:
 
 
 def differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
-    """Everything in which two recipes differ once they are resolved, on one cluster."""
+    """Everything in which two recipes differ once they are resolved, on one cluster.
+
+    Phases are compared by name, with the other recipe as a whole where it has no such phase; what is not the same in
+    all of them says in which it holds.
+    """
+    names = list(dict.fromkeys(one.name for recipe in (a, b) for one in recipe.phases))
+    if not names:
+        return _differences(a, b, cluster)
+    each = {name: _differences(_part(a, name), _part(b, name), cluster) for name in names}
+    found: list[Difference] = []
+    for one in (one for differing in each.values() for one in differing):
+        those = [name for name in names if one in each[name]]
+        said = one if len(those) == len(names) else replace(one, name=f"{one.name} ({', '.join(those)})")
+        if said not in found:
+            found.append(said)
+    return found
+
+
+def _part(recipe: Prepared, phase: str) -> Prepared:
+    """A phase of a recipe; the first where it has others, the recipe where it has none."""
+    names = [one.name for one in recipe.phases]
+    return recipe.parts[names.index(phase) if phase in names else 0]
+
+
+def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
     found = [
         Difference("arguments", name, x, y, _of_flag(name)) for name, x, y in _unequal(a.args.values, b.args.values)
     ]

@@ -29,10 +29,14 @@ class Row:
 
     @property
     def precision(self) -> str:
-        """The precision, or those that a study compares."""
+        """The precision, or those that a study compares or that phases go through."""
         compared = self.recipe.axes.get("precision.recipe")
         if compared:
             return ", ".join(str(value) for value in compared)
+        own = [self.recipe.precision.recipe] if self.recipe.precision else []
+        stated = [phase.precision.get("recipe") for phase in self.recipe.phases.values() if phase.precision]
+        if changes := [str(value) for value in stated if value]:
+            return ", ".join(dict.fromkeys([*own, *changes]))
         return self.recipe.precision.recipe if self.recipe.precision else ""
 
     @property

@@ -1,0 +1,181 @@
+"""What the check says of phases: each by itself, and whether one can go on from the one before. The rules about borders
+are held to what Megatron does with the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sets import RULES
+
+from fp8launch.check.phases import CODES
+from fp8launch.check.run import CheckResult, check
+from fp8launch.cli import run as command
+from fp8launch.pack import in_job_folder
+from fp8launch.runs.submit import prepare
+
+TWO_PHASES = (
+    "train.iterations=6",
+    "checkpoint={dir: ckpt, interval: 100}",
+    "phases={first: {iterations: 3}, then: {}}",
+)
+TWO, SHARDED = "resources.gpus_per_node=2", "megatron.use_distributed_optimizer=true"
+OVERLAP = "megatron.overlap_grad_reduce=true"
+NEVER = "no such message"
+
+
+def found(*changes: str, recipe: str = "tiny_cpu") -> CheckResult:
+    return check(prepare(recipe, [*TWO_PHASES, *changes]), layers=("schema", "rules", "memory"))
+
+
+def codes(*changes: str, recipe: str = "tiny_cpu") -> set[str]:
+    return {p.code for p in found(*changes, recipe=recipe).problems}
+
+
+def test_equal_phases_are_fine() -> None:
+    assert found().problems == ()
+
+
+# Code of the check, changes, what Megatron says at the border; NEVER where it goes on.
+CASES = [
+    ("phase-model", ["phases.then.megatron.qk_layernorm=true"], "q_layernorm.weight from model not in state dict"),
+    ("phase-schedule", ["phases.then.megatron.weight_decay=0.2"], "start weight decay do not match"),
+    ("phase-learning-rate", ["phases.then.train.lr=0.02"], "Could not find parameter group"),
+    (
+        "phase-learning-rate",
+        ["phases.then.train.lr=0.02", "megatron.override_opt_param_scheduler=true"],
+        "Could not find parameter group",
+    ),
+    ("phase-global-batch", ["phases.then.batch.global=16"], "for warmup iterations do not match"),
+    ("phase-optimizer", [TWO, SHARDED, "phases.then.megatron.use_distributed_optimizer=null"], "not in state dict"),
+    ("phase-checkpoint-format", ["phases.then.megatron.ckpt_format=torch"], "Detected load from a distributed"),
+    ("phase-resharding", [TWO, SHARDED, "phases.then.parallel.tp=2"], r"\(TP, PP\) mismatch"),
+    (
+        "phase-resharding",
+        [TWO, SHARDED, OVERLAP, "phases.then.megatron.ddp_bucket_size=20000"],
+        "Global shape mismatch",
+    ),
+    ("phase-states", ["phases.first.megatron.no_save_optim=true"], "KeyError: 'optimizer'"),
+    ("phase-no-effect", ["phases.then.megatron.adam_beta1=0.1"], NEVER),
+    ("phase-sequence", ["phases.then.batch.sequence=32"], NEVER),
+    ("phase-data", ["phases.then.megatron.seed=4"], NEVER),
+    (None, [TWO, "phases.then.parallel.tp=2"], NEVER),
+    (None, ["phases.first.megatron.ckpt_format=torch"], NEVER),
+    (None, ["phases.then.batch.micro=1"], NEVER),
+]
+NAMES = [f"{code}-{changes[-1]}" for code, changes, _ in CASES]
+
+
+@pytest.mark.parametrize(("code", "changes", "message"), CASES, ids=NAMES)
+def test_borders(code: str | None, changes: list[str], message: str) -> None:
+    problems = [p for p in found(*changes).problems if p.code in CODES]
+    # Where a learning rate changes, the schedule is another too.
+    assert {p.code for p in problems} - ({"phase-schedule", "phase-schedule-breaks"} - {code}) == ({code} - {None})
+    stops = any(p.severity == "error" for p in problems)
+    assert stops == (message != NEVER)
+    assert all("phase then after first" in p.message for p in problems)
+
+
+def train(argv: tuple[str, ...], ranks: int, folder: Path) -> tuple[int, str]:
+    worker = str(in_job_folder() / "worker.py")
+    start = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", worker, "--")
+    environment = {**os.environ, "FP8LAUNCH_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *start, *argv],
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.train
+@pytest.mark.skipif(find_spec("torch") is None or find_spec("megatron") is None, reason="needs torch and Megatron")
+@pytest.mark.parametrize(("code", "changes", "message"), CASES, ids=NAMES)
+def test_what_a_border_rule_foretells_happens(
+    code: str | None, changes: list[str], message: str, tmp_path: Path
+) -> None:
+    prepared = prepare("tiny_cpu", [*TWO_PHASES, *changes])
+    first, then = prepared.parts
+    status, said = train(first.args.argv, first.layout.world, tmp_path)
+    assert status == 0, said[-3000:]
+    assert "exiting program at iteration 3" in said
+    status, said = train((*then.args.argv, "--load", "ckpt"), then.layout.world, tmp_path)
+    assert (status != 0) == (message != NEVER), said[-3000:]
+    if message != NEVER:
+        assert re.search(message, said), said[-3000:]
+    else:
+        assert [int(n) for n in re.findall(r"iteration +(\d+)/ +6 ", said)] == [4, 5, 6]
+
+
+def test_a_start_in_the_middle_of_another_training_is_refused(tmp_path: Path) -> None:
+    assert "phase-start" in codes(f"checkpoint.load={tmp_path}")
+    assert "phase-start" not in codes(f"checkpoint.load={tmp_path}", "megatron.finetune=true")
+    assert "phase-start" not in codes("checkpoint.load=ckpt")
+
+
+FP8 = ("train.iterations=50", "phases={first: {iterations: 3, precision: {recipe: bf16}}, then: {}}")
+
+
+def test_fp8_weights_need_states_that_fit_other_buckets() -> None:
+    """Weights in FP8 have a buffer of their own, so the states of bf16 ones lie otherwise."""
+    one = [*FP8, "precision.param_gather=true"]
+    assert "phase-resharding" in codes(*one, recipe="llama8b_fp8")
+    assert "phase-resharding" not in codes(
+        *one, "megatron.dist_ckpt_optim_fully_reshardable=true", recipe="llama8b_fp8"
+    )
+    assert "phase-resharding" not in codes(*FP8, "precision.param_gather=false", recipe="llama8b_fp8")
+
+
+def test_each_phase_is_checked_by_itself() -> None:
+    problems = found("phases.then.precision.recipe=mxfp8", recipe="llama8b_bf16").problems
+    (one,) = [p for p in problems if p.code == "mxfp8-needs-blackwell"]
+    assert one.message.startswith("phase then: ")
+
+
+def test_memory_is_that_of_the_fullest_phase() -> None:
+    problems = found("phases.then.batch.micro=16", recipe="llama8b_bf16").problems
+    (one,) = [p for p in problems if p.code == "does-not-fit"]
+    assert one.message.startswith("phase then: ")
+
+
+def test_a_warning_about_a_border_can_be_silenced() -> None:
+    result = found("phases.then.megatron.seed=4", "silence={phase-data: wanted, phase-sequence: not there}")
+    assert result.problems == ()
+    assert [s.problem.code for s in result.silenced] == ["phase-data"]
+    assert {p.code for p in found("silence={phase-model: why}").problems} == {"cannot-silence"}
+
+
+def test_megatron_s_own_verdict_is_asked_of_each(megatron: None) -> None:
+    run = prepare("tiny_cpu", [*TWO_PHASES, "phases.then.megatron.fp16=true"])
+    problems = [p for p in check(run, layers=RULES).problems if p.code not in CODES]
+    assert [p.code for p in problems] == ["megatron-validate"]
+    assert problems[0].message.startswith("phase then: ")
+
+
+def test_the_commands_know_phases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "extends: [llama8b_fp8]\nname: two\ncheckpoint: {dir: ckpt, interval: 100}\n"
+        "phases: {first: {iterations: 20, precision: {recipe: bf16}}, then: {}}\n"
+    )
+
+    def run(*words: str) -> str:
+        assert command([words[0], str(file), *words[1:]]) == 0
+        return capsys.readouterr().out
+
+    lists = json.loads(run("render", "--json"))
+    assert list(lists) == ["first", "then"]
+    assert json.loads(run("render", "--json", "--phase", "then")) == lists["then"]
+    text = run("render")
+    assert "# phase first: iterations 1-20" in text and "# phase then: iterations 21-50" in text
+    estimate = json.loads(run("estimate", "--json"))
+    assert [(p["name"], p["steps"]) for p in estimate["phases"]] == [("first", 20), ("then", 30)]
+    assert estimate["steps"] == 50
+    assert estimate["gpu_hours"] == pytest.approx(sum(p["gpu_hours"] for p in estimate["phases"]))
+    assert "phase then, iterations 21-50" in run("estimate")
