@@ -8,7 +8,7 @@
 # seconds a run (EACH); one that takes longer is ended. A line `compare TITLE NAME...` compares these runs at the end.
 #
 #   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
-#          compare.json, compare.md, TITLE.compare.json and .md, summary.txt, host.txt, text.json, submit.log
+#          compare.json, compare.md, summary.txt, host.txt, submit.log; in runs.tar.xz also TITLE.compare.json and .md
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
@@ -87,7 +87,7 @@ reap() { # wait for one run and take its GPUs back
 }
 
 if grep -q '^[^#].*{text}' "$list"; then
-    python3 "$top/tools/text_dataset.py" "$work/text" > "$out/text.json" || exit 3
+    python3 "$top/tools/text_dataset.py" "$work/text" >> "$out/host.txt" || exit 3
 fi
 
 declare -A titles=()
@@ -133,8 +133,9 @@ for title in "${!titles[@]}"; do
         [ -f "${run}manifest.json" ] && these+=("$run")
     done
     [ "${#these[@]}" -gt 1 ] || { echo "$title: fewer than two runs to compare" | tee -a "$out/summary.txt"; continue; }
-    fp compare "${these[@]}" --force --md "$out/$title.compare.md" --json > "$out/$title.compare.json" 2>> "$out/submit.log"
-    { echo "== $title"; cat "$out/$title.compare.md"; } >> "$out/summary.txt" 2>&1
+    made=$work/runs/$title.compare
+    fp compare "${these[@]}" --force --md "$made.md" --json > "$made.json" 2>> "$out/submit.log"
+    { echo "== $title"; cat "$made.md"; } >> "$out/summary.txt" 2>&1
 done
 if [ "${#folders[@]}" -gt 0 ]; then
     fp compare "${folders[@]}" --force --md "$out/compare.md" --json > "$out/compare.json" 2>> "$out/submit.log"
