@@ -27,7 +27,7 @@ from fp8launch.logs.lines import (
 )
 from fp8launch.logs.table import Collector, IterationTable
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 # A line longer than this is not Megatron's; cutting it keeps memory constant on files without newlines.
 LONGEST_LINE = 1 << 22
 
@@ -37,6 +37,8 @@ _TIMING = b"train_step_timing in s"
 _ITERATION = b"iteration"
 _DUMP = b"------------------------ arguments ------------------------"
 _SAVING = b"saving checkpoint at iteration"
+_BRACE = b"{"
+_BRACES = 100
 _BRIDGE = b"MODEL_TFLOP/s/GPU"
 
 
@@ -98,7 +100,7 @@ class Scanner:
             if number is not None:
                 self.scan.saves.append(number)
                 self.scan.save_offsets.append(base + offset)
-        for offset, line in _lines_with(data, MARKER, begin, end):
+        for offset, line in _lines_with(data, MARKER, _after_braces(data, begin, end), end):
             evidence = parse_evidence(line.decode("utf-8", "replace"), base + offset)
             if evidence:
                 self.scan.evidence.append(evidence)
@@ -151,6 +153,23 @@ class Scanner:
         peak = self.scan.peak_memory
         for name, value in memory.values.items():
             peak[name] = max(value, peak.get(name, 0.0))
+
+
+def _after_braces(data: bytes, begin: int, limit: int) -> int:
+    """From where to look for lines of JSON that begin with MARKER: `limit` where there are none.
+
+    One byte is found ten times as fast as a text, and few lines have this one; past a hundred it is no help.
+    """
+    for _ in range(_BRACES):
+        at = data.find(_BRACE, begin, limit)
+        if at < 0:
+            return limit
+        start = max(data.rfind(b"\n", begin, at) + 1, begin)
+        if data.find(MARKER, start, at) >= 0:
+            return start
+        end = data.find(b"\n", at, limit)
+        begin = limit if end < 0 else end
+    return begin
 
 
 def _lines_with(data: bytes, text: bytes, begin: int, limit: int) -> Iterator[tuple[int, bytes]]:

@@ -88,7 +88,7 @@ def summarise_run(
 # Headers of the cells below, and whether a column is of numbers.
 PHASE_COLUMNS = {
     "phase": False, "iterations": False, "status": False, "FP8": False, "step time (ms)": True, "tokens/s/GPU": True,
-    "TFLOP/s/GPU": True, "last loss": True, "lines counted": True,
+    "TFLOP/s/GPU": True, "last loss": True, "lines": True,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 LARGEST = 1e150
@@ -26,10 +26,17 @@ class Statistic:
 
 def statistic(values: Iterable[float]) -> Statistic | None:
     """The statistic of the finite values, None if there are none. Beyond LARGEST is garbage, and would overflow."""
-    finite = [v for v in values if -LARGEST < v < LARGEST]
+    finite = sorted(v for v in values if -LARGEST < v < LARGEST)
     if not finite:
         return None
-    low, _, high = statistics.quantiles(finite, n=4, method="inclusive") if len(finite) > 1 else [finite[0]] * 3
-    return Statistic(
-        statistics.median(finite), statistics.fmean(finite), min(finite), max(finite), high - low, len(finite)
-    )
+    low, middle, high = (_quantile(finite, quarter / 4) for quarter in (1, 2, 3))
+    return Statistic(middle, statistics.fmean(finite), finite[0], finite[-1], high - low, len(finite))
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """By linear interpolation, both ends included."""
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    # Between equals nothing is rounded.
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
