@@ -100,3 +100,13 @@ def test_a_run_without_them_says_nothing(tmp_path: Path) -> None:
     report = parse_paths([log(tmp_path / "log", {})])
     assert report.tensor_stats is None
     assert tensor_lines(None) == []
+
+
+def test_where_it_cannot_be_had_the_job_says_so(job: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("nvdlfw_inspect") is not None:
+        pytest.skip("nvdlfw-inspect is installed here")
+    monkeypatch.setenv("FP8LAUNCH_TENSOR_STATS", "10")
+    with pytest.raises(job.StatsProblem, match="nvdlfw-inspect"):
+        job.install()
+    monkeypatch.setenv("FP8LAUNCH_TENSOR_STATS", "")
+    job.install()

@@ -254,15 +254,17 @@ def test_the_line_of_a_large_model_fits_into_one_write() -> None:
         ([], []),
         (["launch.probe=false"], ["export FP8LAUNCH_PROBE=0"]),
         (["launch.profile_iteration=6"], ["export FP8LAUNCH_PROFILE_ITERATION=6"]),
+        (["launch.tensor_stats=100"], ["export FP8LAUNCH_TENSOR_STATS=100"]),
     ],
 )
-def test_a_recipe_turns_the_probe_off_and_the_profile_on(
+def test_a_recipe_turns_the_probe_off_the_profile_and_the_statistics_on(
     capsys: pytest.CaptureFixture[str], overrides: list[str], exported: list[str]
 ) -> None:
     options = [word for override in overrides for word in ("--set", override)]
     assert command(["render", "tiny_cpu", "--as", "sbatch", *options]) == 0
     script = capsys.readouterr().out.splitlines()
-    assert [line for line in script if line.startswith("export FP8LAUNCH_PRO")] == exported
+    ours = ("export FP8LAUNCH_PRO", "export FP8LAUNCH_TENSOR")
+    assert [line for line in script if line.startswith(ours)] == exported
 
 
 # --- Names of kernels
