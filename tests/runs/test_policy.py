@@ -45,9 +45,15 @@ def test_a_time_limit_goes_on_until_the_attempts_are_used() -> None:
     assert "5 of 5" in last.reason
 
 
-@pytest.mark.parametrize("cause", ["interrupted", "preempted", "signal"])
+@pytest.mark.parametrize("cause", ["interrupted", "preempted", "signal", "phase-end"])
 def test_what_nobody_can_help_is_not_counted(cause: str) -> None:
     assert after(cause, before=10, now=10, counted=4, stuck=1) == (True, False)
+
+
+def test_a_run_may_wait_for_its_user_between_phases() -> None:
+    decision = decide(Ended("phase-end", 0, 10), 0, 0, FIVE, merged({"phase-end": "stop"}))
+    assert not decision.go_on
+    assert decision.reason == "phase-end: stopped there, as the rules say"
 
 
 def test_two_attempts_without_a_newer_checkpoint_are_enough() -> None:

@@ -104,8 +104,9 @@ class Run:
     @property
     def phase_over(self) -> bool:
         """The newest attempt has trained its phase to the end, and another one follows."""
-        now, before = self.phase, self.attempts[-1].get("phase")
-        return now is not None and before is not None and now["name"] != before
+        its = self.attempts[-1].get("phase")
+        ends = [one["end"] for one in self.plan.get("phases", []) if one["name"] == its]
+        return bool(ends) and saved.latest(self.checkpoint) >= ends[0] and self.phase is not None
 
     def save(self) -> None:
         """All of it or nothing: a job may be killed at any moment."""

@@ -1,0 +1,222 @@
+"""Runs in phases in reports: numbers of each, never mixed, with the status and the proof of FP8 of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import OUT_OF_MEMORY, Made, write_run
+
+from fp8launch.cli import run as command
+from fp8launch.report.compare import compare
+from fp8launch.report.export import to_markdown
+from fp8launch.report.html import to_html
+from fp8launch.report.measured import from_run
+from fp8launch.report.phases import Span, spans_of, summarise_run
+from fp8launch.report.plots import available
+from fp8launch.report.throughput import read_logs
+from fp8launch.runs.folder import RunFolder
+
+VERIFY = Path(__file__).resolve().parents[2] / "benchmarks" / "h200" / "2026-11-20-verify"
+PHASES = [("warmup", 0, 10), ("body", 10, 40), ("cooldown", 40, 50)]
+LEFT = "[exiting program at iteration {end}] datetime: 2026-11-20 10:00:00 "
+
+
+def shifted(text: str, begin: int, total: int) -> str:
+    """A log whose iterations begin after `begin`, of a training of `total`."""
+
+    def line(found: re.Match[str]) -> str:
+        return f"iteration {int(found[1]) + begin:8d}/{total:8d} |"
+
+    return re.sub(r"iteration +(\d+)/ *\d+ \|", line, text)
+
+
+def phase_log(
+    begin: int, end: int, ms: float, precision: str = "bf16", told: int | None = None, ending: str | None = None
+) -> str:
+    """The log of an attempt that trained from `begin` to `end`; `told` is its phase's end where that is another."""
+    told = told or end
+    last = told == PHASES[-1][2]
+    made = Made(lambda i: ms, end - begin, precision=precision, arguments={} if last else {"exit_interval": told})
+    ending = made.end if last else ending or LEFT.format(end=end)
+    return shifted(replace(made, end=ending).text(), begin, PHASES[-1][2])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., RunFolder]:
+    """A run folder in three phases with these logs, one for each attempt."""
+
+    def write(*logs: str, name: str = "phased") -> RunFolder:
+        phases = [{"name": n, "begin": b, "end": e} for n, b, e in PHASES]
+        folder = write_run(tmp_path / name, None, phases=phases)
+        (folder / "logs").mkdir()
+        for i, text in enumerate(logs):
+            (folder / "logs" / f"1-{i}.log").write_text(text)
+        return RunFolder(folder)
+
+    return write
+
+
+WHOLE = (
+    phase_log(0, 10, 1000.0),
+    phase_log(10, 40, 500.0, "tensorwise"),
+    phase_log(40, 50, 1000.0),
+)
+
+
+def report_of(run: RunFolder) -> Any:
+    logs = read_logs([attempt.log for attempt in run.attempts()])
+    return summarise_run(logs, spans_of(run.manifest()))[0]
+
+
+def test_each_phase_has_its_own_median(run: Callable[..., RunFolder]) -> None:
+    report = report_of(run(*WHOLE))
+    assert [(p.name, p.span, p.report.step_time_ms.median) for p in report.phases] == [
+        ("warmup", "1-10", 1000.0), ("body", "11-40", 500.0), ("cooldown", "41-50", 1000.0),
+    ]  # fmt: skip
+    assert [p.report.status for p in report.phases] == ["ok", "ok", "ok"]
+
+
+def test_the_run_s_numbers_are_those_of_its_longest_phase(run: Callable[..., RunFolder]) -> None:
+    report = report_of(run(*WHOLE))
+    body = report.phases[1].report
+    assert report.step_time_ms == body.step_time_ms
+    assert (report.step_time_ms.min, report.step_time_ms.max) == (500.0, 500.0)
+    assert report.fp8["recipe"] == "tensorwise"
+    assert (report.iterations, report.iteration_last, report.status) == (50, 50, "ok")
+    assert report.loss_first == pytest.approx(10.0 / 1.01, rel=1e-5)
+    assert len(report.attempts) == 3
+    assert "speed is that of phase body, iterations 11-40" in report.notes[0]
+
+
+def test_a_phase_cut_in_two_is_one_phase(run: Callable[..., RunFolder]) -> None:
+    late = "[exiting program after 9.0 minutes] datetime: 2026-11-20 10:00:00 "
+    cut = phase_log(10, 25, 500.0, "tensorwise", told=40, ending=late)
+    rest = phase_log(25, 40, 600.0, "tensorwise")
+    report = report_of(run(WHOLE[0], cut, rest, WHOLE[2]))
+    assert [p.name for p in report.phases] == ["warmup", "body", "cooldown"]
+    assert report.phases[1].report.iterations == 30
+    assert {report.phases[1].report.step_time_ms.min, report.phases[1].report.step_time_ms.max} == {500.0, 600.0}
+
+
+def test_a_run_that_stopped_between_phases_is_not_done(run: Callable[..., RunFolder]) -> None:
+    report = report_of(run(*WHOLE[:2]))
+    assert report.status == "incomplete"
+    assert [p.report.status for p in report.phases] == ["ok", "ok"]
+
+
+def test_a_start_that_died_at_once_belongs_to_the_phase_that_it_was_told(run: Callable[..., RunFolder]) -> None:
+    died = phase_log(10, 10, 500.0, "tensorwise", told=40, ending=OUT_OF_MEMORY)
+    report = report_of(run(WHOLE[0], died))
+    assert [(p.name, p.report.status) for p in report.phases] == [("warmup", "ok"), ("body", "failed")]
+    assert report.status == "failed"
+
+
+def test_logs_alone_are_told_apart_by_precision(tmp_path: Path) -> None:
+    files = []
+    for i, text in enumerate(WHOLE):
+        files.append(tmp_path / f"{i}.log")
+        files[-1].write_text(text)
+    report, counted = summarise_run(read_logs(files))
+    assert [(p.name, p.span) for p in report.phases] == [
+        ("bf16 1", "1-10"),
+        ("tensorwise", "11-40"),
+        ("bf16 2", "41-50"),
+    ]
+    assert report.step_time_ms.median == 500.0
+    assert [log.path for log in counted] == [files[1]]
+    one, _ = summarise_run(read_logs(files[:1]))
+    assert one.phases == ()
+
+
+def real(name: str, begin: int) -> str:
+    """A real log of an H200; `asked_but_bf16` lost its FP8 without a word."""
+    return shifted((VERIFY / f"{name}.log").read_text(encoding="utf-8"), begin, 1000)
+
+
+@pytest.fixture
+def proven(tmp_path: Path) -> Callable[..., RunFolder]:
+    """Real logs of an H200, the second as if it had gone on from the first."""
+
+    def write(second: str) -> RunFolder:
+        phases = [{"name": "warmup", "begin": 0, "end": 100}, {"name": "body", "begin": 100, "end": 1000}]
+        folder = write_run(tmp_path / "proven", None, phases=phases)
+        (folder / "logs").mkdir()
+        (folder / "logs" / "1-0.log").write_text(real("bf16", 0))
+        (folder / "logs" / "1-1.log").write_text(second)
+        return RunFolder(folder)
+
+    return write
+
+
+def test_fp8_is_proven_where_it_was_asked_for(
+    proven: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = proven(real("tensorwise", 100))
+    assert command(["verify", str(run.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: one["verdict"] for name, one in found["phases"].items()} == {"warmup": "not FP8", "body": "verified"}
+    assert (found["verdict"], found["asked"]) == ("verified", True)
+    assert command(["verify", str(run.path)]) == 0
+    assert re.search(r"phase body: verified", capsys.readouterr().out)
+
+
+def test_fp8_that_did_not_run_in_its_phase_fails_the_run(
+    proven: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = proven(real("asked_but_bf16", 100))
+    assert command(["verify", str(run.path)]) == 1
+    assert "phase warmup: not FP8" in capsys.readouterr().out
+    assert command(["parse", str(run.path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["failure"]["code"]) == ("failed", "fp8-not-running")
+    assert [(p["name"], p["status"]) for p in found["phases"]] == [("warmup", "ok"), ("body", "failed")]
+
+
+def test_parse_shows_them(run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(*WHOLE)
+    assert command(["parse", str(folder.path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"body +11-40 +ok +tensorwise, requested only +500.0", shown)
+    assert command(["parse", str(folder.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(p["name"], p["begin"], p["end"], p["step_time_ms"]["median"]) for p in found["phases"]] == [
+        ("warmup", 0, 10, 1000.0), ("body", 10, 40, 500.0), ("cooldown", 40, 50, 1000.0),
+    ]  # fmt: skip
+
+
+class TestCompared:
+    def test_speed_is_of_the_longest_phase_and_losses_are_all(self, run: Callable[..., RunFolder]) -> None:
+        measured = from_run(run(*WHOLE))
+        assert {line.number for line in measured.kept} <= set(range(11, 41))
+        assert [line.number for line in measured.selection.lines] == list(range(1, 51))
+        assert measured.facts["precision"] == "tensorwise"
+
+    def test_every_format_has_the_phases(self, run: Callable[..., RunFolder], tmp_path: Path) -> None:
+        plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
+        comparison = compare([from_run(run(*WHOLE)), from_run(RunFolder(plain))])
+        assert list(comparison.as_json()["phases"]) == ["phased"]  # type: ignore[call-overload]
+        markdown, html = to_markdown(comparison), to_html(comparison)
+        assert "| phased | body | 11-40 | ok | tensorwise, requested only | 500.0 |" in markdown
+        assert "<h2>Phases</h2>" in html
+        if available():
+            # The borders in the pictures of speed and of the loss.
+            assert html.count("cooldown") > 1
+        speedup = next(e.speedup for e in comparison.entries if e.row.runs[0].name == "phased")
+        assert speedup is not None and speedup.value == pytest.approx(2.0)
+
+    def test_runs_without_phases_have_none(self, tmp_path: Path) -> None:
+        plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
+        comparison = compare([from_run(RunFolder(plain))])
+        assert comparison.as_json()["phases"] == {}
+        assert "Phases" not in to_markdown(comparison) + to_html(comparison)
+
+
+def test_spans_come_from_the_manifest() -> None:
+    assert spans_of({}) == spans_of({"phases": []}) == ()
+    assert spans_of({"phases": [{"name": "a", "begin": 0, "end": 5, "argv": []}]}) == (Span("a", 0, 5),)
