@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, Image, InstallError, why_not
+from drilling import Chain, submitted
 from launching import Site, from_weights, losses, sets, train_here
 
 HERE = Path(__file__).parent
@@ -74,6 +76,12 @@ def image(_cluster: Cluster) -> Image:
 @pytest.fixture
 def site(slurm: Cluster, tmp_path: Path) -> Site:
     return Site(slurm, tmp_path)
+
+
+@pytest.fixture
+def chain(site: Site) -> Callable[..., Chain]:
+    """Submits a run for a drill; `profile=` is its cluster profile."""
+    return functools.partial(submitted, site)
 
 
 @pytest.fixture(scope="session")

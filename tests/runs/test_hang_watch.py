@@ -1,0 +1,167 @@
+"""When a silent log is a hang, and what the stacks of its processes say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8launch.megatron.translate import MegatronArgs
+from fp8launch.runs.submit import prepare
+from fp8launch.runs.survival import hang_plan
+
+TRAIN = Path(sys.modules["fp8launch"].__path__[0]) / "train"
+sys.path.append(str(TRAIN))
+import watch  # type: ignore[import-not-found]  # noqa: E402
+
+LINE = " [2026-01-01 00:00:00] iteration {}/ 100 | consumed samples: 8 | elapsed time per iteration (ms): {} |\n"
+
+
+def plan(*choices: str) -> dict[str, Any]:
+    prepared = prepare("tiny_cpu", ["checkpoint={dir: c, interval: 5}", *choices])
+    found = hang_plan(prepared.loaded.recipe, prepared.args)
+    assert found is not None
+    return found
+
+
+def seen(*lines: tuple[int, float], silences: tuple[float, ...] = ()) -> watch.Progress:
+    progress = watch.Progress()
+    for at, (number, milliseconds) in enumerate(lines):
+        progress.silent = silences[at] if at < len(silences) else 1.0
+        progress.grown(progress.size + 100, LINE.format(number, milliseconds))
+    return progress
+
+
+def test_a_start_may_take_longer_than_an_hour() -> None:
+    assert watch.patience(seen(), plan()) > 3600
+    assert watch.patience(seen(), plan("survive.hang_after=10")) > 3600
+
+
+def test_silence_is_judged_by_what_this_training_does() -> None:
+    every = plan("megatron.log_interval=1", "megatron.eval_iters=0")
+    assert watch.patience(seen((1, 500.0), (2, 500.0)), every) == 1800
+    # 100 iterations of 20 s between two lines, and an evaluation that takes as long as 2 x 50 of them.
+    slow = plan("megatron.log_interval=100", "megatron.eval_iters=50")
+    assert watch.patience(seen((100, 20000.0)), slow) == 4 * 20 * 200
+    # A checkpoint that was written for twenty minutes will be again.
+    assert watch.patience(seen((1, 500.0), (2, 500.0), (3, 500.0), silences=(0, 0, 1200)), every) == 4800
+
+
+def test_the_users_own_number_is_taken_as_it_is() -> None:
+    assert watch.patience(seen((1, 60000.0), (2, 60000.0)), plan("survive.hang_after=300")) == 300
+
+
+def test_a_longer_time_out_of_collectives_comes_first() -> None:
+    assert plan("megatron.distributed_timeout_minutes=60")["after"] == 7200
+
+
+def test_it_can_be_switched_off() -> None:
+    prepared = prepare("tiny_cpu", ["checkpoint={dir: c, interval: 5}", "survive.hang_after=0"])
+    assert hang_plan(prepared.loaded.recipe, prepared.args) is None
+    # How long the whole validation set takes is not known.
+    args = MegatronArgs(**{**prepared.args.__dict__, "values": {**prepared.args.values, "full_validation": True}})
+    assert hang_plan(prepare("tiny_cpu").loaded.recipe, args) is None
+
+
+STACK = """\
+{label}: {rank}Stack (most recent call first):
+{label}: {rank}  File "/a/b/distributed_c10d.py", line 7 in all_reduce
+{label}: {rank}  File "/a/b/training.py", line 9 in train
+"""
+
+
+def test_the_rank_without_a_stack_is_named() -> None:
+    text = "".join(STACK.format(label=label, rank="") for label in (0, 1, 3))
+    words, tasks = watch.verdict(watch.stacks(text), 4)
+    assert words == "ranks 0, 1, 3 in all_reduce (distributed_c10d.py:7); no stack from rank 2"
+    assert tasks == [2]
+
+
+def test_ranks_of_torchrun_are_told_apart() -> None:
+    text = (
+        "".join(STACK.format(label=rank // 2, rank=f"[rank{rank}]: ") for rank in (0, 1, 2)) + "1: [rank3]: no stack\n"
+    )
+    words, tasks = watch.verdict(watch.stacks(text), 2)
+    assert words.endswith("no stack from rank 3")
+    assert tasks == [1]
+
+
+def test_the_rank_that_stands_elsewhere_comes_first() -> None:
+    text = "".join(STACK.format(label=label, rank="") for label in range(8))
+    text += STACK.format(label=8, rank="").replace("all_reduce", "get_batch")
+    words, tasks = watch.verdict(watch.stacks(text), 9)
+    assert words == "rank 8 in get_batch (distributed_c10d.py:7); 8 ranks in all_reduce (distributed_c10d.py:7)"
+    assert tasks == []
+
+
+def test_no_answer_at_all_accuses_nobody() -> None:
+    assert watch.verdict([], 4) == ("no process gave its stack", [])
+
+
+def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer adds to the log for 3 s, then to a checkpoint for 4 s, then to nothing; silence of 2 s is a hang."""
+    log, folder = tmp_path / "log", tmp_path / "ckpt" / "iter_0000005"
+    folder.mkdir(parents=True)
+    log.write_text(LINE.format(1, 10.0))
+    writer = textwrap.dedent(f"""
+        import time
+        for file, count in (({str(log)!r}, 6), ({str(folder / "part")!r}, 8)):
+            for _ in range(count):
+                with open(file, "a") as stream:
+                    stream.write("x\\n")
+                time.sleep(0.5)
+    """)
+    ended: list[float] = []
+    monkeypatch.setattr(watch, "end_hung", lambda *rest: ended.append(time.monotonic()) or True)
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", writer])
+    watch.watch(log, tmp_path / "ckpt", "1", {}, {"after": 2, "stated": True, "quiet": 1, "start": 60})
+    assert process.wait(10) == 0
+    assert 8.5 < ended[0] - began < 14
+
+
+def test_sigterm_leaves_helpers_alone_and_sigusr1_brings_the_stack(tmp_path: Path) -> None:
+    """A rank with a process that multiprocessing started afresh, and a fork: both live on after SIGTERM to all."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, os, signal, sys, time
+        sys.path.insert(0, {str(TRAIN)!r})
+
+        def waits_here(seconds):
+            time.sleep(seconds)
+
+        if __name__ == "__main__":
+            import helpers
+            helpers.outlive_sigterm()
+            helpers.outlive_sigterm()
+            helpers.answer_with_stack()
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+            queue = multiprocessing.get_context("spawn").Manager().Queue()
+            fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+            fork.start()
+            print("ready", flush=True)
+            waits_here(2)
+            waits_here(2)
+            queue.put("whole")
+            print(queue.get(), fork.is_alive(), flush=True)
+            fork.kill()
+        """)
+    )
+    rank = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert rank.stdout and rank.stdout.readline() == "ready\n"
+    for name in ("TERM", "USR1"):
+        subprocess.run(["kill", f"-{name}", "--", f"-{rank.pid}"], check=True)
+    said, told = rank.communicate(timeout=30)
+    assert said == "whole True\n"
+    assert rank.returncode == 0
+    assert told.count("Stack (most recent call first)") == 1 and "in waits_here" in told
