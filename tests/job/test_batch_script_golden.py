@@ -20,7 +20,10 @@ PLAIN = Cluster(name="plain", python="/opt/venv/bin/python")
 def job(recipe: str, cluster: Cluster, *overrides: str, nodes: int | None = None, portable: bool = False) -> Job:
     prepared = prepare(recipe, overrides, nodes)
     folder = None if portable else Path(f"/shared/runs/{prepared.loaded.recipe.name}-20260101-120000-ab12")
-    return plan(prepared.loaded, prepared.args, cluster, folder, runtime=cluster.runtime, check_paths=False)
+    return plan(
+        prepared.loaded, prepared.args, cluster, folder,
+        phases=prepared.phases, runtime=cluster.runtime, check_paths=False,
+    )  # fmt: skip
 
 
 def example(name: str) -> Cluster:
@@ -32,6 +35,10 @@ def charliecloud() -> Cluster:
     return PLAIN.model_copy(update={"runtime": "charliecloud", "images": images, "mounts": ["/shared/data:/data:ro"]})
 
 
+PHASES = (
+    "checkpoint={dir: /shared/checkpoints/tiny, interval: 5}",
+    "phases={warmup: {iterations: 5}, body: {batch: {micro: 1}, env: {LEVEL: two}}, cool-down: {iterations: 5}}",
+)
 CASES: Mapping[str, Callable[[], str]] = {
     "tiny_cpu_srun": lambda: batch_script(job("tiny_cpu", PLAIN)),
     "tiny_cpu_torchrun": lambda: batch_script(
@@ -59,6 +66,8 @@ CASES: Mapping[str, Callable[[], str]] = {
             "megatron.finetune=true",
         )
     ),
+    "tiny_cpu_phases": lambda: batch_script(job("tiny_cpu", PLAIN, *PHASES)),
+    "tiny_cpu_phases_local": lambda: local_script(job("tiny_cpu", PLAIN, *PHASES)),
     "tiny_cpu_local": lambda: local_script(job("tiny_cpu", PLAIN, "resources.gpus_per_node=2")),
 }
 

@@ -1,0 +1,133 @@
+#!/bin/bash
+# tiny_cpu: 1 process. Written by fp8launch 0.1.0.
+
+set -euo pipefail
+run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
+code=$run_folder/code
+python=/opt/venv/bin/python
+# A requeued job keeps its id, so each attempt has a log of its own.
+job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+attempt=$run_folder/logs/$job-${SLURM_RESTART_COUNT:-0}
+mkdir -p "$run_folder/logs"
+cd "$run_folder"
+
+if [ $# -eq 0 ]; then
+    for phase in warmup body cool-down; do
+        bash "$0" "$phase" || exit
+    done
+    exit 0
+fi
+phase=$1
+case "$phase" in
+warmup)
+    phase_end=5 attempt=$run_folder/logs/$job-0
+    ;;
+body)
+    phase_end=15 attempt=$run_folder/logs/$job-1
+    ;;
+cool-down)
+    phase_end=20 attempt=$run_folder/logs/$job-2
+    ;;
+esac
+# The iteration of the newest checkpoint.
+reached() {
+    cat /shared/checkpoints/tiny/latest_checkpointed_iteration.txt 2> /dev/null || echo 0
+}
+[ "$(reached)" -lt "$phase_end" ] || exit 0
+
+# Environment of the recipe and the cluster.
+export PYTHONUNBUFFERED=1
+export FP8LAUNCH_DEVICE=cpu
+export OMP_NUM_THREADS=1
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+case "$phase" in
+body)
+    export LEVEL=two
+    ;;
+esac
+
+megatron_args=(
+    --num-layers 2
+    --hidden-size 64
+    --ffn-hidden-size 128
+    --num-attention-heads 4
+    --group-query-attention
+    --num-query-groups 2
+    --max-position-embeddings 64
+    --position-embedding-type rope
+    --normalization RMSNorm
+    --swiglu
+    --disable-bias-linear
+    --untie-embeddings-and-output-weights
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+    --vocab-size 255
+    --global-batch-size 8
+    --seq-length 64
+    --train-iters 20
+    --lr 0.01
+    --min-lr 0.001
+    --lr-warmup-iters 2
+    --bf16
+    --tensor-model-parallel-size 1
+    --pipeline-model-parallel-size 1
+    --mock-data
+    --tokenizer-type NullTokenizer
+    --split '99,1,0'
+    --save /shared/checkpoints/tiny
+    --save-interval 5
+    --transformer-impl local
+    --lr-decay-style cosine
+    --weight-decay 0.1
+    --adam-beta1 0.9
+    --adam-beta2 0.95
+    --clip-grad 1.0
+    --log-interval 1
+    --log-throughput
+    --eval-iters 0
+    --eval-interval 1000
+    --no-create-attention-mask-in-dataloader
+    --num-workers 0
+    --manual-gc
+    --manual-gc-interval 100
+    --no-check-for-nan-in-loss-and-grad
+    --rerun-mode disabled
+    --distributed-backend gloo
+    --use-cpu-initialization
+    --no-rope-fusion
+    --no-gradient-accumulation-fusion
+    --no-masked-softmax-fusion
+    --no-persist-layer-norm
+    --exit-signal-handler
+)
+# And what is the phase's own.
+case "$phase" in
+warmup)
+    megatron_args+=(
+        --micro-batch-size 2
+        --exit-interval 5
+    )
+    ;;
+body)
+    megatron_args+=(
+        --micro-batch-size 1
+        --exit-interval 15
+    )
+    ;;
+cool-down)
+    megatron_args+=(
+        --micro-batch-size 2
+    )
+    ;;
+esac
+
+# From the run's own checkpoint as soon as there is one.
+if [ -s /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ]; then
+    megatron_args+=(--load /shared/checkpoints/tiny)
+fi
+
+status=0
+"$python" "$code/node.py" --nproc-per-node=1 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
+[ "$status" -ne 0 ] || [ "$(reached)" -ge "$phase_end" ] || status=75
+echo "$status" > "$attempt.exit" || true
+exit "$status"
