@@ -296,11 +296,11 @@ class Recipe(Section):
     silence: dict[RuleCode, Reason] = {}
     notes: list[str] = []
     reference: Reference | None = None
-    # One run in stretches, one after the other in this order, over one checkpoint.
-    phases: Annotated[dict[PhaseName, Phase], Field(max_length=50)] = {}
     # A study: one run for every combination of these values, on each of these numbers of nodes.
     axes: dict[AxisKey, Annotated[list[AxisValue], Field(min_length=1)]] = {}
     nodes: Annotated[list[Positive], Field(min_length=1)] | None = None
+    # One run in stretches, one after the other in this order, over one checkpoint.
+    phases: Annotated[dict[PhaseName, Phase], Field(max_length=50)] = {}
 
     @field_validator("phases", mode="before")
     @classmethod
