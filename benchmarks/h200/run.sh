@@ -1,11 +1,12 @@
 #!/bin/bash
 # Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
 #
-# LIST is a name in lists/ or a file: one run per line, `GPUS NAME RECIPE [submit options]`, where RECIPE is a file or a
-# name in recipes/. In the options {here} is this folder, and {text} a dataset made of this machine's Python library by
-# tools/text_dataset.py. GPUS is how many it takes; lines that fit beside each other run at once (their numbers are then
-# good for evidence, not for speed), unless SERIAL=1. No run starts that could not end within SECONDS (default 540) at 150
-# seconds a run (EACH); one that takes longer is ended. A line `compare TITLE NAME...` compares these runs at the end.
+# LIST is a name in lists/ or a file, or several with commas between. Each line is one run, `GPUS NAME RECIPE [submit
+# options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, and {text} a dataset made
+# of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside each other
+# run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. No run starts that could not end
+# within SECONDS (default 540) at 150 seconds a run (EACH); one that takes longer is ended. A line `compare TITLE NAME...`
+# compares these runs at the end.
 #
 #   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
 #          compare.json, compare.md, summary.txt, host.txt, submit.log; in runs.tar.xz also TITLE.compare.json and .md
@@ -14,17 +15,23 @@
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,18p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,17p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
-list=$1 limit=${2:-540} each=${EACH:-150}
-[ -f "$list" ] || list=$here/lists/$1.txt
-[ -f "$list" ] || { echo "run.sh: no list $1 in $here/lists" >&2; exit 2; }
+limit=${2:-540} each=${EACH:-150}
+lists=()
+for list in ${1//,/ }; do
+    [ -f "$list" ] || list=$here/lists/$list.txt
+    [ -f "$list" ] || { echo "run.sh: no list $(basename "$list" .txt) in $here/lists" >&2; exit 2; }
+    lists+=("$list")
+done
 out=${OUT:-h200-results}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+list=$work/list
+cat "${lists[@]}" > "$list"
 
 if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
     SITE=$work/site
@@ -50,7 +57,7 @@ fp() { python3 -m fp8launch "$@"; }
 
 {
     date -u +%FT%TZ
-    echo "list $list, limit $limit s, options: ${SET:-none}"
+    echo "lists ${lists[*]}, limit $limit s, options: ${SET:-none}"
     nvidia-smi --query-gpu=index,name,driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv 2>/dev/null
     python3 -V
     python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
