@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
@@ -80,6 +81,8 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     `args` are Megatron's arguments by attribute name, `world` the number of GPUs, `microbatches` those of a step on
     each pipeline. None for a model that is not counted, or whose layers do not divide as asked.
     """
+    # Asked for a few thousand times below; what is given and what is default may come as one mapping over another.
+    args = dict(args)
     model = architecture(args)
     if model is None:
         return None
@@ -109,7 +112,7 @@ class _Run:
     def micro_batch(self) -> int:
         return integer(self.args, "micro_batch_size") or 1
 
-    @property
+    @cached_property
     def sharding(self) -> str:
         """What FSDP divides over data parallel ranks; empty without FSDP."""
         if self.on("use_torch_fsdp2"):
