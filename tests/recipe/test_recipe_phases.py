@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from support import only, refused
 
 from fp8launch.megatron.phases import Phase
+from fp8launch.problems import UserError
+from fp8launch.recipe.schema import Phase as Section
 from fp8launch.runs.grid import Point, point_key
 from fp8launch.runs.submit import prepare
 
@@ -133,6 +137,35 @@ def test_places_are_those_of_the_phase(phases: Callable[..., tuple[Phase, ...]])
 def test_a_problem_of_all_phases_is_told_once(phases: Callable[..., tuple[Phase, ...]]) -> None:
     problem = only(refused(phases, THREE, "megatron.no_such_flag=1", exit_code=1))
     assert not problem.message.startswith("phase")
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["bf16", "delayed", "a b", "1e3"]) | st.text(max_size=5)
+)
+fields = st.sampled_from(["recipe", "iterations", "tp", "global", "micro", "lr", "kind", "exit_interval", "A", ""])
+values = (
+    scalars
+    | st.lists(scalars, max_size=2)
+    | st.dictionaries(fields, scalars | st.dictionaries(fields, scalars), max_size=3)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    phases=st.dictionaries(
+        st.text(max_size=3), st.dictionaries(st.sampled_from([*Section.model_fields, "model"]), values)
+    )
+)
+@example(phases={"a": {"iterations": 10**30}})
+@example(phases={"a": {"precision": {"recipe": {"recipe": []}}}})
+@example(phases={str(i): {"iterations": 1} for i in range(60)})
+def test_whatever_is_in_them_is_a_run_or_a_problem(phases: dict[str, object]) -> None:
+    overrides = ["checkpoint={dir: c, interval: 5}", "train.iterations=null", f"phases={json.dumps(phases)}"]
+    try:
+        found = prepare("tiny_cpu", overrides).phases
+        assert [p.name for p in found] == list(phases)
+    except UserError as exc:
+        assert exc.problems and all(str(p).encode() for p in exc.problems)
 
 
 def test_runs_that_differ_in_one_phase_are_different_runs(write: Callable[[str, str], str]) -> None:

@@ -177,7 +177,7 @@ def _ready(points: Sequence[Point], overrides: Sequence[str], profile: Cluster, 
 
 def _agree(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:
     """Ask once before what costs a lot, or before a grid."""
-    hours = sum(one.prepared.loaded.recipe.resources.gpu_hours for one in ready)
+    hours = sum(_gpu_hours(one.prepared) for one in ready)
     if not is_study and hours <= profile.ask_gpu_hours:
         return
     if is_study:
@@ -189,6 +189,11 @@ def _agree(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bo
         raise error("not-asked", "nobody is here to agree to this submission", fix="add --yes")
     if not click.confirm("Submit?", err=True):
         raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
+
+
+def _gpu_hours(one: Prepared) -> float:
+    """What a run can cost at most: each of its phases has the time limit to itself."""
+    return one.loaded.recipe.resources.gpu_hours * len(one.parts)
 
 
 def _show_dry(ready: Sequence[GridPoint], profile: Cluster, backend: Backend, place: Path, is_study: bool) -> None:
@@ -211,7 +216,7 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
                 one.point.label,
                 str(layout.global_batch),
                 need.time,
-                f"{need.gpu_hours:,.1f}",
+                f"{_gpu_hours(one.prepared):,.1f}",
             )
         )
     if len(rows) > TABLE_ROWS:
@@ -224,7 +229,8 @@ def _told(one: Prepared, run: RunFolder, backend: str) -> str:
     size = one.layout
     split = f"DP {size.dp} x TP {size.tp} x PP {size.pp}" + (f" x CP {size.cp}" if size.cp > 1 else "")
     need = one.loaded.recipe.resources
+    phases = f"\nphases {', '.join(f'{phase.name} {phase.span}' for phase in one.phases)}" if one.phases else ""
     return (
         f"submitted {one.loaded.recipe.name} as job {', '.join(job_ids(run))} ({backend}): "
-        f"{need.nodes} x {need.gpus_per_node} {need.gpu}, {split}\n{run.path}"
+        f"{need.nodes} x {need.gpus_per_node} {need.gpu}, {split}{phases}\n{run.path}"
     )

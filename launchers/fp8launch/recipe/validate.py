@@ -122,6 +122,8 @@ def _demand(kind: str, ctx: dict[str, Any]) -> str:
         return f"greater than {ctx['gt']}"
     if kind == "greater_than_equal":
         return f"at least {ctx['ge']}"
+    if kind in ("too_long", "too_short"):
+        return f"at most {ctx['max_length']} entries" if kind == "too_long" else f"at least {ctx['min_length']} entries"
     if kind == "string_pattern_mismatch":
         return PATTERNS_IN_WORDS.get(ctx["pattern"], f"text of the form {ctx['pattern']}")
     return _DEMANDS.get(kind, f"valid ({kind})")
