@@ -165,17 +165,195 @@ def test_killed_at_each_step_the_same_command_completes_a_single_run(launchers: 
     for at, after in places:
         before = set(launchers.jobs("tiny_cpu"))
         launchers.killed(at, *launchers.command(), after=after)
-        if at < len(steps):
-            done = launchers.run(*launchers.command())
-            assert done.returncode == 0, done.stderr
-        jobs = set(launchers.jobs("tiny_cpu")) - before
+        done = launchers.run(*launchers.command())
+        assert done.returncode == 0, done.stderr
+        jobs = sorted(set(launchers.jobs("tiny_cpu")) - before)
         runs = launchers.known()
-        # Killed after its job was written down, the first command was complete, and the second is another run.
-        complete = at == len(steps) or (steps[at - 1] == "os.rename runs/RUN/manifest.json" and False)
-        assert len(jobs) == len(runs) == 1, (steps[at - 1], complete, runs)
-        assert [run["jobs"] for run in runs] == [[jobs.pop()]]
+        assert [run["jobs"] for run in runs] == [jobs], steps[at - 1]
+        assert len(jobs) == 1, steps[at - 1]
         launchers.clear()
     row(f"launcher killed at {len(places)} of its {len(steps)} steps of submitting a run", "one run, one job")
+
+
+def slow_sbatch(launchers: Launchers, before: str, after: str = ":") -> dict[str, str]:
+    """The real sbatch between two commands, in front of PATH; `began` below the folder is its process id."""
+    real = launchers.slurm.run("which", "sbatch").stdout.strip()
+    wrapper = launchers.folder.parent / "bin" / "sbatch"
+    wrapper.parent.mkdir(exist_ok=True)
+    wrapper.write_text(
+        f'#!/bin/bash\n[ "$1" = --parsable ] || exec {real} "$@"\necho $$ > {launchers.folder}/began\n'
+        f'{before}\n{real} "$@"\nstatus=$?\n{after}\nexit $status\n'
+    )
+    wrapper.chmod(0o755)
+    return {"PATH": f"{wrapper.parent}:{launchers.env['PATH']}"}
+
+
+def wait_until_sbatch_began(launchers: Launchers) -> None:
+    end = time.monotonic() + 60
+    while not (launchers.folder / "began").exists() or not (launchers.folder / "began").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_ctrl_c_waits_for_the_answer_of_sbatch(launchers: Launchers) -> None:
+    env = slow_sbatch(launchers, "sleep 1")
+    process = launchers.start(*launchers.command(*grid(3), "--study", "s"), **env)
+    wait_until_sbatch_began(launchers)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in err) == (1, False), err
+    assert "interrupted" in err
+    whole(launchers, "s", 3)
+
+
+def test_an_sbatch_that_outlives_its_launcher_is_waited_for(launchers: Launchers) -> None:
+    env = slow_sbatch(launchers, "sleep 2")
+    command = launchers.command(*grid(3), "--study", "s")
+    process = launchers.start(*command, **env)
+    wait_until_sbatch_began(launchers)
+    process.kill()
+    process.communicate()
+    done = launchers.run(*command)
+    assert done.returncode == 0, done.stderr
+    whole(launchers, "s", 3)
+
+
+def test_an_sbatch_that_outlives_the_launcher_of_a_single_run(launchers: Launchers) -> None:
+    env = slow_sbatch(launchers, "sleep 2")
+    process = launchers.start(*launchers.command(), **env)
+    wait_until_sbatch_began(launchers)
+    process.kill()
+    process.communicate()
+    cut = launchers.known()
+    assert len(cut) == 1 and cut[0]["jobs"] == []
+    done = launchers.run(*launchers.command())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == cut[0]["run"]
+    assert launchers.jobs("tiny_cpu") == launchers.known()[0]["jobs"]
+
+
+def test_runs_finds_the_job_of_a_run_that_was_cut_off(launchers: Launchers) -> None:
+    env = slow_sbatch(launchers, ":", "sleep 20")
+    process = launchers.start(*launchers.command(), **env)
+    wait_until_sbatch_began(launchers)
+    while not launchers.jobs("tiny_cpu"):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    run = launchers.known()[0]
+    if not run["jobs"]:  # its sbatch, which holds the run, is in a session of its own
+        assert "being submitted" in run["detail"] or "cut off" in run["detail"]
+        time.sleep(20)
+        run = launchers.known()[0]
+    assert run["jobs"] == launchers.jobs("tiny_cpu")
+    assert launchers.run("cancel", run["run"]).returncode == 0
+    assert launchers.jobs("tiny_cpu") == []
+
+
+@pytest.mark.slow
+@pytest.mark.drill
+def test_two_launchers_racing(launchers: Launchers) -> None:
+    for count in range(3):
+        command = launchers.command(*grid(20), "--study", f"race{count}")
+        racing = [launchers.start(*command) for _ in range(2)]
+        said = [process.communicate(timeout=300)[1] for process in racing]
+        assert [process.returncode for process in racing] == [0, 0], said
+        assert sorted(text.count("20 submitted") for text in said) == [0, 1], said
+        whole(launchers, f"race{count}", 20)
+    racing = [launchers.start(*launchers.command()) for _ in range(4)]
+    names = {process.communicate(timeout=300)[0].split()[-1] for process in racing}
+    assert [process.returncode for process in racing] == [0] * 4
+    assert len(names) == 4, "each of these commands asked for a run of its own"
+    assert sorted(run["jobs"][0] for run in launchers.known(*names)) == launchers.jobs("tiny_cpu")
+    row("two launchers racing on a study of 20", "one says 20 submitted, the other 20 were there")
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(launchers: Launchers) -> Iterator[Path]:
+    """A file system of its own as the run root."""
+    root = launchers.folder / "runs"
+    root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=400,mode=755", "tmpfs", root], check=True)
+    yield root
+    subprocess.run(["umount", "-l", root], check=True)
+
+
+def remount(root: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", root], check=True)
+
+
+def test_a_disk_that_fills_while_run_folders_are_made(launchers: Launchers, small_disk: Path) -> None:
+    command = launchers.command(*grid(20), "--study", "s")
+    done = launchers.run(*command)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+    assert launchers.jobs("s") == []
+    remount(small_disk, "nr_inodes=4000")
+    assert launchers.run(*command).returncode == 0
+    whole(launchers, "s", 20)
+    assert not list(small_disk.glob("s/.making-*"))
+    row("disk full while the folders of a study are made", "No space left on device; the same command completes it")
+
+
+def test_a_disk_that_is_full_right_after_sbatch(launchers: Launchers, small_disk: Path) -> None:
+    fill = f"dd if=/dev/zero of={small_disk}/fill bs=64k status=none 2>/dev/null"
+    command = launchers.command(*grid(3), "--study", "s")
+    cut = launchers.run(*command, **slow_sbatch(launchers, ":", fill))
+    assert cut.returncode == 3, cut.stderr
+    assert "is submitted, but cannot be written down" in cut.stderr
+    assert len(launchers.jobs("s")) == 3
+    (small_disk / "fill").unlink()
+    assert launchers.run(*command).returncode == 0
+    whole(launchers, "s", 3)
+    row("disk full at the manifest, after sbatch", "job N is submitted, but cannot be written down: same command")
+
+
+def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path) -> None:
+    command = launchers.command(*grid(3), "--study", "s")
+    process = launchers.start(*command, **slow_sbatch(launchers, "sleep 60"))
+    wait_until_sbatch_began(launchers)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    os.killpg(int((launchers.folder / "began").read_text()), signal.SIGKILL)  # the sbatch, in a session of its own
+    remount(small_disk, "ro")
+    cut = launchers.run(*command)
+    assert cut.returncode == 1, cut.stderr
+    assert "cannot be written by you" in cut.stderr
+    remount(small_disk, "rw")
+    assert launchers.run(*command).returncode == 0
+    whole(launchers, "s", 3)
+    row("run root read-only in the middle", "cannot be written by you; the same command completes it")
+
+
+# --- who may write, and whose job it is -------------------------------------------------------------------------------
+
+
+def test_nothing_is_writable_for_everyone_under_any_umask(launchers: Launchers) -> None:
+    """Neither what the launcher makes nor what the job writes."""
+    submit = ["submit", "tiny_cpu", "--backend", "sbatch", "--set", "launch.python=/bin/true", "--wait"]
+    line = " ".join([*FP8LAUNCH, *submit, "--over", "megatron.seed=1,2", "--yes"])
+    done = launchers.run("-c", f"umask 000; exec {line}", program=["bash"])
+    assert done.returncode == 0, done.stderr
+    found = [launchers.folder / "runs", *(launchers.folder / "runs").rglob("*")]
+    assert len(list((launchers.folder / "runs").glob("*/*/logs/*.exit"))) == 2
+    assert [path for path in found if path.stat().st_mode & 0o002 and not path.is_symlink()] == []
+
+
+def test_another_job_with_the_number_of_ours_is_left_alone(launchers: Launchers) -> None:
+    """As after a loss of Slurm's state, when numbers begin anew."""
+    run = launchers.run(*launchers.command()).stdout.split()[-1]
+    later = ["--begin=now+10hours", "-o", "/dev/null", "--wrap", "true"]
+    other = launchers.slurm.run("sbatch", "--parsable", "-J", "mine", "--comment=fp8launch:x.s0-1", *later)
+    manifest = launchers.folder / "runs" / run / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["jobs"] = [{"id": other.stdout.strip()}]
+    manifest.write_text(json.dumps(content))
+    assert launchers.known(run)[0]["state"] == "unknown"
+    assert launchers.run("cancel", run).returncode == 0
+    assert launchers.slurm.run("squeue", "-h", "-j", other.stdout.strip(), "-o", "%T").stdout == "PENDING\n"
 
 
 def row(what: str, seen: str) -> None:
