@@ -4,9 +4,9 @@
 # LIST is a name in lists/ or a file, or several with commas between. Each line is one run, `GPUS NAME RECIPE [submit
 # options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, and {text} a dataset made
 # of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside each other
-# run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. No run starts that could not end
-# within SECONDS (default 540) at 150 seconds a run (EACH); one that takes longer is ended. A line `compare TITLE NAME...`
-# compares these runs at the end.
+# run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. A run that takes more than EACH
+# seconds (default 150), or past SECONDS (default 540), is ended, and none starts with less than NEED seconds left (default
+# EACH). A line `compare TITLE NAME...` compares these runs at the end.
 #
 #   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
 #          compare.json, compare.md, summary.txt, host.txt, submit.log; in runs.tar.xz also TITLE.compare.json and .md
@@ -19,6 +19,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
+need_s=${NEED:-$each}
 lists=()
 for list in ${1//,/ }; do
     [ -f "$list" ] || list=$here/lists/$list.txt
@@ -71,11 +72,11 @@ declare -A taken=()
 : > "$out/summary.txt"
 
 one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that runs at once do not mix
-    local name=$1 ids=$2 recipe=$3 began=$SECONDS
+    local name=$1 ids=$2 recipe=$3 began=$SECONDS most=$((limit - SECONDS < each ? limit - SECONDS : each))
     shift 3
     export FP8LAUNCH_RUNS=$work/runs/$name
     mkdir -p "$FP8LAUNCH_RUNS"
-    CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$each" \
+    CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$most" \
         python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@" > "$work/$name.out" 2>&1
     local status=$?
     # A submission that ran out of time leaves its processes: end what it started, by its folder (`latest` may be another's).
@@ -103,7 +104,7 @@ while read -r need name recipe options <&3; do
     [ "$need" = compare ] && { titles[$name]="$recipe $options"; continue; }
     [ "$need" -le "$gpus" ] || { echo "$name: skipped, needs $need GPUs of $gpus" | tee -a "$out/summary.txt"; continue; }
     while [ "${#free[@]}" -lt "$need" ] || { [ -n "${SERIAL:-}" ] && [ "${#taken[@]}" -gt 0 ]; }; do reap; done
-    if [ $((SECONDS + each)) -gt "$limit" ]; then
+    if [ $((SECONDS + need_s)) -gt "$limit" ]; then
         echo "$name: skipped, no time left" | tee -a "$out/summary.txt"
         continue
     fi
