@@ -289,7 +289,7 @@ class TestStudies:
         assert [run["status"] for run in rows[FP8, 2]["runs"]] == ["missing", "missing"]
         assert len(rows) == 4
         assert found.valid
-        assert any("3 runs of the study are missing: run05, run06, run07" in note for note in found.notes)
+        assert any("3 runs of the study missing: run05, run06, run07; the same" in note for note in found.notes)
 
     def test_points_left_out_by_the_check_say_so(self, tmp_path: Path) -> None:
         folder = write_study(tmp_path, [({"precision.recipe": "bf16"}, 1, 1, Made())])

@@ -13,7 +13,7 @@ from support import only, refused
 from fp8launch.recipe.load import load_recipe
 from fp8launch.runs.grid import Point, expand, parse_axis, parse_nodes, point_key, run_name, study_id
 from fp8launch.runs.store import find_study
-from fp8launch.runs.study import create_study
+from fp8launch.runs.study import add_points, create_study
 from fp8launch.runs.submit import prepare
 
 
@@ -113,3 +113,16 @@ def test_the_start_of_two_studies_is_told_as_such(home: Path) -> None:
     assert found is not None
     assert found.study_id == "tiny-study-aaa111"
     assert find_study("other") is None
+
+
+def test_points_that_the_check_left_out_are_remembered_until_they_pass(tmp_path: Path) -> None:
+    good = {"run": "a", "recipe": "tiny", "nodes": 1, "values": {"batch.micro": 2}, "repeat": 1}
+    bad = {"run": "micro=3", "recipe": "tiny", "nodes": 1, "values": {"batch.micro": 3}, "repeat": 1, "why": "first"}
+    study = create_study(tmp_path, "grid", {"points": [good]})
+    add_points(study, [good], [bad])
+    add_points(study, [good], [{**bad, "why": "second"}])
+    assert [point["why"] for point in study.record()["left_out"]] == ["second"]
+    assert study.missing() == ["a"]
+    add_points(study, [{**bad, "run": "b"}], [])
+    assert study.record()["left_out"] == []
+    assert [point["run"] for point in study.record()["points"]] == ["a", "b"]

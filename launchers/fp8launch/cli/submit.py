@@ -24,7 +24,7 @@ from fp8launch.cli.output import (
 )
 from fp8launch.job.cluster import Cluster, load_cluster
 from fp8launch.job.script import batch_script
-from fp8launch.problems import ANSWER_IS_NO, UserError, error
+from fp8launch.problems import ANSWER_IS_NO, Problem, UserError, error
 from fp8launch.recipe.load import load_recipe
 from fp8launch.runs.folder import RunFolder
 from fp8launch.runs.grid import Point, expand, parse_axis, parse_nodes
@@ -88,7 +88,7 @@ def submit(
     backend = backends.backend(backend_name)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
-    ready = _ready(points, overrides, profile, skip_bad)
+    ready, left_out = _ready(points, overrides, profile, skip_bad)
     if dry_run:
         _show_dry(ready, profile, backend, place, is_study)
         return 0
@@ -108,6 +108,7 @@ def submit(
             name=study,
             retry=retry_failed,
             max_running=max_running,
+            left_out=left_out,
             between=(lambda run: wait_for(run, backend)) if local else None,
             progress=with_bar,
         )
@@ -145,8 +146,10 @@ def _points(
     return sorted(found, key=lambda point: point.repeat)
 
 
-def _ready(points: Sequence[Point], overrides: Sequence[str], profile: Cluster, skip_bad: bool) -> list[GridPoint]:
-    """Points prepared and checked. Bad ones are errors, or told and left out when that is asked for."""
+def _ready(
+    points: Sequence[Point], overrides: Sequence[str], profile: Cluster, skip_bad: bool
+) -> tuple[list[GridPoint], list[tuple[Point, str]]]:
+    """Points prepared and checked. Bad ones are errors, or told and left out, with why, when that is asked for."""
     prepared: list[tuple[Point, Prepared]] = []
     refused: list[tuple[Point, UserError]] = []
     for point in with_bar(points, "reading recipes"):
@@ -160,19 +163,25 @@ def _ready(points: Sequence[Point], overrides: Sequence[str], profile: Cluster, 
         problems = dict.fromkeys(p for _, reason in refused for p in reason.problems)
         raise UserError(problems, max(reason.exit_code for _, reason in refused))
     checked = refuse_errors([one for _, one in prepared], profile, skip=skip_bad)
+    left_out = []
     for point, reason in refused:
-        say(f"left out: {point.label}")
-        complain(reason.problems)
+        left_out.append(_left_out(point, reason.problems))
     ready = []
     for (point, one), result in zip(prepared, checked, strict=True):
         if result.ok:
             ready.append(GridPoint(point, one, result.as_json()))
         else:
-            say(f"left out: {point.label}")
-            complain(result.problems)
+            left_out.append(_left_out(point, result.problems))
     if not ready:
         raise error("no-points", "every point fails the check", exit_code=ANSWER_IS_NO)
-    return ready
+    return ready, left_out
+
+
+def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
+    say(f"left out: {point.label}")
+    complain(problems)
+    codes = dict.fromkeys(problem.code for problem in problems if problem.severity == "error")
+    return point, f"fails the check: {', '.join(codes)}"
 
 
 def _agree(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:

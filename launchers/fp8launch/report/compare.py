@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fp8launch.problems import error, nearest
 from fp8launch.report.differences import Difference, Verdict, differing, facts_of_axis, kind_of, speed_verdict
-from fp8launch.report.measured import Measured
+from fp8launch.report.measured import NOT_SUBMITTED, Measured
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.rows import Measure, Row, rows_of
 from fp8launch.report.run_report import RunReport
@@ -323,10 +323,14 @@ def _notes(rows: Sequence[Row], recomputed: bool) -> list[str]:
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
-    absent = [run.name for row in rows for run in row.runs if run.absent]
+    absent = [run for row in rows for run in row.runs if run.absent]
     if absent:
-        runs = ", ".join(absent if len(absent) <= 8 else [*absent[:8], f"and {len(absent) - 8} more"])
-        notes.append(f"{len(absent)} runs of the study are missing: {runs}; the same `submit` again submits them")
+        names = [run.name for run in absent]
+        runs = ", ".join(names if len(names) <= 8 else [*names[:8], f"and {len(names) - 8} more"])
+        again = (
+            "; the same `submit` again submits what it left" if any(r.absent == NOT_SUBMITTED for r in absent) else ""
+        )
+        notes.append(f"{len(absent)} run{'s' * (len(absent) > 1)} of the study missing: {runs}{again}")
     if any(len(row.good) == 1 for row in rows):
         notes.append(
             "a variant with a single run: intervals over its iterations say nothing of run-to-run differences "

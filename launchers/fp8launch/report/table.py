@@ -189,10 +189,10 @@ def _ratio_remarks(comparison: Comparison) -> list[str]:
         one = entry.speedup
         if one and one.missing:
             lines.append(f"{entry.row.name}: no speed-up, {one.missing}")
-        if one and one.verdict.noted:
+        if one and one.verdict.noted and not one.missing:
             lines.append(f"* {entry.row.name} over {one.against} differs in {'; '.join(one.verdict.noted)}")
         scaling = entry.efficiency
-        if scaling and scaling.ratio.verdict.noted:
+        if scaling and scaling.ratio.verdict.noted and not scaling.ratio.missing:
             noted = "; ".join(scaling.ratio.verdict.noted)
             lines.append(f"* scaling of {entry.row.name} over {scaling.ratio.against} differs in {noted}")
     return lines

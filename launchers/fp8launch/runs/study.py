@@ -100,13 +100,22 @@ def locked(study: StudyFolder, wait: float = 0.0) -> Iterator[None]:
         ) from None
 
 
-def add_points(study: StudyFolder, points: list[dict[str, Any]]) -> None:
-    """Add points that a study of this name did not have when it was made."""
-    record = study.record()
-    known = {point["run"] for point in record["points"]}
-    if new := [point for point in points if point["run"] not in known]:
-        record = {**record, "points": [*record["points"], *new]}
+def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> None:
+    """Add points that a study of this name did not have when it was made, and those that the check left out of it."""
+    before = study.record()
+    known = {point["run"] for point in before["points"]}
+    every = [*before["points"], *(point for point in points if point["run"] not in known)]
+    # One that passes the check by now is a point like all others; of one left out again the last reason holds.
+    bad = {_place(point): point for point in [*before.get("left_out", []), *left_out]}
+    good = set(map(_place, every))
+    record = {**before, "points": every, "left_out": [point for place, point in bad.items() if place not in good]}
+    if record != before:
         write_atomically(study.path / STUDY, json.dumps(record, indent=2) + "\n")
+
+
+def _place(point: dict[str, Any]) -> str:
+    """Where a point stands in its grid."""
+    return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
 
 
 def _plain_name(name: object) -> bool:

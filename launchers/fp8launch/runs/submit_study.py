@@ -7,6 +7,7 @@ comment) it goes. A run with a submission and no job was cut off in between: Slu
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,11 +78,13 @@ def submit_study(
     name: str | None = None,
     retry: bool = False,
     max_running: int | None = None,
+    left_out: Sequence[tuple[Point, str]] = (),
     between: Callable[[RunFolder], object] | None = None,
     progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
 ) -> Outcome:
     """Submit every point of a grid that has no job yet; with `retry` also those whose run failed.
 
+    `left_out` are points that failed the check, with the reason: the study shows them and submits nothing of them.
     `between` is called after each submission: on this machine it waits for the run before the next one starts.
     """
     record = _record(points)
@@ -90,7 +93,7 @@ def submit_study(
     remember_root(root)
     outcome = Outcome(study)
     with locked(study, 0.0 if backend.name == "local" else HELD_SECONDS):
-        add_points(study, record["points"])
+        add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
         there = [run for one in points if ((run := study.run(one.run_name)).path / MANIFEST).is_file()]
         adopt(there, backend)
         again = _failed(there, backend) if retry else set()
@@ -121,6 +124,12 @@ def submit_study(
             if between is not None:
                 between(group[0][0])
     return outcome
+
+
+def _left_out(point: Point, why: str) -> dict[str, Any]:
+    label = re.sub(r"[^A-Za-z0-9_.=-]+", "_", point.label)
+    entry = {"run": label, "recipe": point.recipe, "nodes": point.nodes, "values": dict(point.values)}
+    return {**entry, "repeat": point.repeat, "why": why}
 
 
 def _record(points: Sequence[GridPoint]) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""A grid of real training by the backends that submit one job at a time: killed in the middle, completed, compared."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from launching import ROOT, Site, sets
+from test_nemo_run import PYTHON, NemoSite, missing
+
+NODES, RATES, REPEATS = (1, 2), ("0.01", "0.02", "0.03"), 2
+POINTS = len(NODES) * len(RATES) * REPEATS
+
+
+@pytest.fixture(params=["submitit", "nemo-run"])
+def backend(request: pytest.FixtureRequest, slurm: Cluster, tmp_path: Path) -> tuple[Site, list[str]]:
+    """The site, and what chooses the backend on it."""
+    if request.param == "submitit":
+        return Site(slurm, tmp_path), ["--backend", "submitit"]
+    if reason := missing():
+        pytest.skip(reason)
+    site = NemoSite(slurm, tmp_path, PYTHON)
+    return site, ["--backend", "nemo-run", *site.profile()]
+
+
+def wait_for(what: Callable[[], bool], seconds: float, name: str) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"never came: {name}"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.train
+def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
+    site, chosen = backend
+    sizes, rates = ",".join(map(str, NODES)), ",".join(RATES)
+    command = [
+        "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--over", f"train.lr={rates}", "--repeat", str(REPEATS),
+        "--study", "grid", "--yes", *chosen, *sets("train.iterations=8", "resources.gpus_per_node=1"),
+    ]  # fmt: skip
+
+    def known() -> set[str]:
+        """Jobs of the recipe that Slurm ever got."""
+        rows = site.slurm.run("sacct", "-X", "-n", "-P", "-a", "-o", "JobID,JobName").stdout.splitlines()
+        rows += site.slurm.run("squeue", "-a", "-h", "-t", "all", "-o", "%i|%j").stdout.splitlines()
+        return {row.partition("|")[0] for row in rows if "tiny_cpu" in row}
+
+    before = known()
+    log = site.folder / "killed.log"
+    with log.open("w") as out:
+        first = subprocess.Popen(
+            [site.python, "-m", "fp8launch", *command], env=site.env, cwd=ROOT, stdout=out, stderr=out
+        )
+        wait_for(lambda: len(known() - before) >= 3, 240, "the first jobs")
+        first.kill()
+        first.wait()
+    assert len(known() - before) < POINTS, log.read_text()
+
+    # Half of a study can be looked at.
+    site.run("compare", "grid")
+    done = site.run(*command)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: all(run["state"] == "completed" for run in site.json("runs", "grid")), 600, "the end of all runs")
+    assert len(known() - before) == POINTS
+    runs = site.json("runs", "grid")
+    assert [(len(run["jobs"]), run["attempts"]) for run in runs] == [(1, 1)] * POINTS
+
+    done = site.run("compare", "grid", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = site.json("compare", "grid")
+    assert found["comparable"]
+    rows = {(row["variant"], row["nodes"]): row for row in found["rows"]}
+    assert len(rows) == len(NODES) * len(RATES)
+    for (variant, nodes), row in rows.items():
+        assert (row["status"], len(row["runs"])) == ("ok", REPEATS), (variant, nodes, row["status_text"])
+        assert row["tokens_per_s_per_gpu"]["median"] > 0
+        # The recipe keeps its batch, and more nodes are all that differs.
+        assert (row["scaling_efficiency"]["scaling"], row["scaling_efficiency"]["noted"]) == ("strong", [])
+        assert row["speedup"]["comparable"]
+    assert {d["name"] for d in found["differences"]} <= {"lr", "world_size", "global_batch_size", "node set"}
