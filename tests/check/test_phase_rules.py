@@ -132,6 +132,13 @@ def test_fp8_weights_need_states_that_fit_other_buckets() -> None:
     assert "phase-resharding" not in codes(*FP8, "precision.param_gather=false", recipe="llama8b_fp8")
 
 
+def test_where_the_optimizer_keeps_master_weights_hangs_on_the_fp8_recipe() -> None:
+    aware = [*FP8, "precision.param_gather=false", "optimizer={exp_avg: bf16, exp_avg_sq: bf16}"]
+    assert "phase-optimizer-states" in codes(*aware, recipe="llama8b_fp8")
+    assert "phase-optimizer-states" not in codes(*aware, "phases.then.precision.recipe=delayed", recipe="llama8b_fp8")
+    assert "phase-optimizer-states" not in codes(*aware, "optimizer.main_params=fp16", recipe="llama8b_fp8")
+
+
 def test_each_phase_is_checked_by_itself() -> None:
     problems = found("phases.then.precision.recipe=mxfp8", recipe="llama8b_bf16").problems
     (one,) = [p for p in problems if p.code == "mxfp8-needs-blackwell"]

@@ -66,6 +66,12 @@ def test_common_and_own_arguments_are_each_phase_s_list(prepared: Prepared) -> N
     assert [dict(own.environment).get("SOME") for own in planned.phases] == ["outer", "the body's; $(date)", None]
 
 
+def test_every_phase_has_its_iteration_profiled(write: Callable[[str, str], str]) -> None:
+    planned = job(prepare(write("r.yaml", RECIPE + "launch: {profile_iteration: 5}\n")), Path("/r/x"))
+    found = [dict(own.environment)["FP8LAUNCH_PROFILE_ITERATION"] for own in planned.phases]
+    assert found == ["5", "15", "25"]
+
+
 def test_shells_find_nothing_to_say(prepared: Prepared, shellcheck: Callable[[str], None]) -> None:
     for runtime in ("none", "apptainer", "pyxis"):
         planned = job(prepared, Path("/r/x"), runtime)

@@ -155,12 +155,20 @@ def same_optimizer(border: Border) -> Iterator[Finding]:
         yield Finding(message, border.where(*changed), "keep one optimizer and one type of weights in all phases")
 
 
-@_rule("phase-optimizer-states", "warning", f"{_DISTRIBUTED} _set_main_param_and_optimizer_states")
+@_rule("phase-optimizer-states", "warning", f"{_DISTRIBUTED}; optimizer_config.py __post_init__")
 def same_state_types(border: Border) -> Iterator[Finding]:
     changed = border.changed(_STATE_TYPES)
+    if not changed and _in_kernel(border.before) != _in_kernel(border.after):
+        changed = ["fp8_recipe"]
     if changed:
-        message = f"{border.there}: the optimizer's states get other types ({border.words(changed)})"
+        message = f"{border.there}: the optimizer keeps its states otherwise ({border.words(changed)})"
         yield Finding(message, border.where(*changed), "try it on a short run first, or keep their types")
+
+
+def _in_kernel(run: Facts) -> bool:
+    """The precision-aware optimizer leaves master weights to Transformer Engine's kernel."""
+    kept = run.value("main_params_dtype") not in (None, "fp32") or run.on("optimizer_cpu_offload")
+    return run.on("use_precision_aware_optimizer") and (kept or run.value("fp8_recipe") in (None, "delayed"))
 
 
 @_rule("phase-states", "error", f"{_CHECKPOINTING} load_checkpoint: without them the schedule begins anew")

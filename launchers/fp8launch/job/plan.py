@@ -70,7 +70,7 @@ def plan(
     survival, argv = _survival(recipe, args, container, folder) if folder is not None else (None, args.argv)
     environment = _environment(recipe, cluster)
     if phases:
-        each = [(one, _environment(one.loaded.recipe, cluster), _always(one.args.argv)) for one in phases]
+        each = [(one, _environment(one.loaded.recipe, cluster, one.begin), _always(one.args.argv)) for one in phases]
         environment, argv, job_phases = _shared(each)
     return Job(
         name=recipe.name,
@@ -135,12 +135,13 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
     return cluster.python or sys.executable
 
 
-def _environment(recipe: Recipe, cluster: Cluster) -> tuple[tuple[str, str], ...]:
+def _environment(recipe: Recipe, cluster: Cluster, begin: int = 0) -> tuple[tuple[str, str], ...]:
+    """Variables of a run, or of its phase that begins after iteration `begin`."""
     ours = {"PYTHONUNBUFFERED": "1", "FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
     if not recipe.launch.probe:
         ours["FP8LAUNCH_PROBE"] = "0"
     if recipe.launch.profile_iteration:
-        ours["FP8LAUNCH_PROFILE_ITERATION"] = str(recipe.launch.profile_iteration)
+        ours["FP8LAUNCH_PROFILE_ITERATION"] = str(begin + recipe.launch.profile_iteration)
     if recipe.launch.tensor_stats:
         ours["FP8LAUNCH_TENSOR_STATS"] = str(recipe.launch.tensor_stats)
     site = {name: str(value) for name, value in cluster.env.items()}
