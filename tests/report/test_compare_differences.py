@@ -87,7 +87,8 @@ def test_a_gpu_as_an_axis_has_the_drivers_name_for_it_too() -> None:
     [
         ("num_layers", "unlike"), ("seq_length", "unlike"), ("gpu", "unlike"), ("world_size", "unlike"),
         ("tensor_model_parallel_size", "noted"), ("image", "noted"), ("env NCCL_ALGO", "noted"), ("optimizer", "noted"),
-        ("seed", "neutral"), ("lr", "neutral"), ("save", "neutral"), ("data_parallel_size", "neutral"), ("inprocess_active_world_size", "neutral"),
+        ("seed", "neutral"), ("lr", "neutral"), ("save", "neutral"), ("data_parallel_size", "neutral"),
+        ("inprocess_active_world_size", "neutral"),
     ],
 )  # fmt: skip
 def test_kinds(name: str, kind: str) -> None:

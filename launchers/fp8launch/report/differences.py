@@ -50,7 +50,8 @@ PARITY = _words("""
 _DERIVED = _words("""
     data_parallel_size transformer_pipeline_model_parallel_size tensor_parallel_num_weight_shards
     expert_tensor_parallel_num_weight_shards encoder_num_layers decoder_num_layers encoder_seq_length
-    stream_ckpt_dequant nodes inprocess_active_world_size use_custom_fsdp padded_vocab_size eval_global_batch_size eval_micro_batch_size
+    stream_ckpt_dequant nodes inprocess_active_world_size use_custom_fsdp padded_vocab_size eval_global_batch_size
+    eval_micro_batch_size
     bf16 fp16 params_dtype fp8 fp8_recipe fp8_param_gather fp8_param fp4 fp4_recipe fp4_param_gather fp4_param
     fp8_amax_history_len fp8_amax_compute_algo first_last_layers_bf16
     num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
