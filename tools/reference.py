@@ -58,7 +58,6 @@ MEANING = {
         "launch.script": "another training script, which gets the same arguments",
         "launch.python": "interpreter of the processes",
         "launch.health_check": "look at every node before training; a bad one ends the job with status 75",
-        "launch.config": "fields of Megatron's model configuration that its command line leaves out, by name",
         "launch.probe": "say after the first iteration what ran in FP8",
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
         "launch.config": "fields of Megatron's TransformerConfig that its command line leaves out",
