@@ -149,3 +149,37 @@ def test_offsets_and_line_numbers_are_those_of_the_file() -> None:
     for offset in read_log(path).iterations.column("offset"):
         assert b"elapsed time" in data[int(offset) :].split(b"\n", 1)[0]
         assert int(offset) == 0 or data[int(offset) - 1 : int(offset)] == b"\n"
+
+
+WRAPPED = {
+    "srun --label": "0: {}",
+    "torchrun --tee": "[default0]:{}",
+    "NeMo-Run": "train/0 [default0]:{}",
+    "time stamps": "2026-11-20T14:55:23.123Z {}",
+    "colours": "\x1b[32m{}\x1b[0m",
+    "pdsh": "10.0.0.7: {}",
+    "carriage returns": "{}\r",
+}
+
+
+@pytest.mark.parametrize("form", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_what_launchers_put_around_lines_changes_nothing(log, path: Path, form: str) -> None:
+    plain = read_log(path)
+    found = log(*(form.format(text) for text in path.read_text().split("\n")))
+    assert len(found.processes) == len(plain.processes)
+    for mine, theirs in zip(found.processes, plain.processes, strict=True):
+        assert mine.head == theirs.head
+        assert (mine.ending.finished, mine.ending.exit_line) == (theirs.ending.finished, theirs.ending.exit_line)
+        assert (mine.ending.failure and mine.ending.failure.code) == (
+            theirs.ending.failure and theirs.ending.failure.code
+        )
+        lines = [[parsed.iterations[r] for r in p.rows] for parsed, p in ((found, mine), (plain, theirs))]
+        assert [(x.number, x.values) for x in lines[0]] == [(x.number, x.values) for x in lines[1]]
+
+
+def test_two_ranks_that_print_their_arguments_at_once_are_one_process(log) -> None:
+    both = [f"{rank}: {text}" for text in dump(a=1, seq_length=8).split("\n") for rank in (0, 7)]
+    found = log(*both, line(1), line(2))
+    assert len(found.processes) == 1
+    assert found.processes[0].head.arguments == {"a": 1, "seq_length": 8}

@@ -26,6 +26,7 @@ SLACK = 1 << 20
 HEAD_LIMIT = 1 << 26
 _LAST_ROWS = 3
 
+_DUMP_END = b"- end of arguments -"
 _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on", b"padded vocab")
 _END_NEEDLES = (b"after training is done]", b"[exiting program")
 _WORLD = re.compile(r"using world size:\s*(\d{1,9})\b")
@@ -98,6 +99,7 @@ def read_log(path: Path) -> ParsedLog:
     """
     scan = scan_file(path)
     _attach_step_times(scan)
+    scan.dumps[:] = _dumps_of_processes(path, scan.dumps)
     rows, starts, duplicates = _starts(scan.table, scan.dumps)
     return ParsedLog(
         path=path,
@@ -111,6 +113,16 @@ def read_log(path: Path) -> ParsedLog:
         duplicates=duplicates,
         evidence=tuple(scan.evidence),
     )
+
+
+def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
+    """Without dumps that begin inside another one: of several ranks that print theirs at once."""
+    found: list[int] = []
+    for dump in dumps:
+        alone = not found or dump - found[-1] > SLACK or any(lines_with(path, found[-1], dump, (_DUMP_END,)))
+        if alone:
+            found.append(dump)
+    return found
 
 
 def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], list[int], int]:
@@ -222,7 +234,7 @@ def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
     arguments: dict[str, object] = {}
     for _, raw in lines(path, begin, end):
         _, line = split_prefix(clean(raw))
-        if "- end of arguments -" in line:
+        if _DUMP_END.decode() in line:
             break
         if pair := parse_argument(line):
             arguments[pair[0]] = argument_value(pair[1])

@@ -20,6 +20,7 @@ from fp8launch.logs.lines import (
     Memory,
     StepTime,
     Validation,
+    clean,
     parse_checkpoint_save,
     parse_memory,
     parse_step_time,
@@ -36,6 +37,7 @@ _ELAPSED = b"elapsed time per iteration"
 _TIMING = b"train_step_timing in s"
 _ITERATION = b"iteration"
 _DUMP = b"------------------------ arguments ------------------------"
+_TITLE = _DUMP.decode()
 _SAVING = b"saving checkpoint at iteration"
 _BRACE = b"{"
 _BRACES = 100
@@ -93,7 +95,7 @@ class Scanner:
         self._bars(data, begin, end, base)
         for offset, line in _lines_with(data, _DUMP, begin, end):
             # The dump's own title, not a line that quotes it.
-            if line.rstrip().endswith(_DUMP):
+            if clean(line.decode("utf-8", "replace")).rstrip().endswith(_TITLE):
                 self.scan.dumps.append(base + offset)
         for offset, line in _lines_with(data, _SAVING, begin, end):
             number = parse_checkpoint_save(line.decode("utf-8", "replace"))
