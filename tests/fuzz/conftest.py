@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sandbox import Sandbox
+
+from fp8launch.backends import slurm
+from fp8launch.check import site
+from fp8launch.check import slurm as ask
+from fp8launch.runs import submission
 
 HERE = Path(__file__).parent
 _sandboxes: list[Sandbox] = []
@@ -51,6 +57,22 @@ def box(_watched: Sandbox) -> Iterator[Sandbox]:
         importlib.import_module("matplotlib.font_manager")
     yield _watched
     patch.undo()
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str, str]]]:
+    """What each command answers: exit status, stdout, stderr."""
+    answers: dict[str, tuple[int, str, str]] = {}
+
+    def call(*command: str, timeout: float = 0) -> subprocess.CompletedProcess[str]:
+        status, out, err = answers.get(Path(command[0]).name, (127, "", "not there"))
+        return subprocess.CompletedProcess(command, status, out, err)
+
+    for module in (slurm, site, ask):
+        monkeypatch.setattr(module, "call", call)
+    monkeypatch.setattr(submission, "SETTLE_SECONDS", 0.0)  # nobody is late here
+    yield answers
+    site.read_site.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

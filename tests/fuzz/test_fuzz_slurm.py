@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
 from wild import damaged, share
 
-from fp8launch.backends import slurm
 from fp8launch.check import site
-from fp8launch.check import slurm as ask
-from fp8launch.runs import submission
 from fp8launch.runs.folder import RunFolder, create_run_folder
 
 ANSWERS = {
@@ -47,22 +40,6 @@ PIECES = (
     b"+",
     b"\xb2".decode("latin1").encode(),
 )
-
-
-@pytest.fixture
-def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str, str]]]:
-    """What each command answers: exit status, stdout, stderr."""
-    answers: dict[str, tuple[int, str, str]] = {}
-
-    def call(*command: str, timeout: float = 0) -> subprocess.CompletedProcess[str]:
-        status, out, err = answers.get(Path(command[0]).name, (127, "", "not there"))
-        return subprocess.CompletedProcess(command, status, out, err)
-
-    for module in (slurm, site, ask):
-        monkeypatch.setattr(module, "call", call)
-    monkeypatch.setattr(submission, "SETTLE_SECONDS", 0.0)  # nobody is late here
-    yield answers
-    site.read_site.cache_clear()
 
 
 @pytest.fixture(scope="module")

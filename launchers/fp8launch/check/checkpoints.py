@@ -63,7 +63,7 @@ def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
             text = tracker.read_text().strip()
         except (OSError, ValueError) as exc:
             return f"has a {TRACKER} that cannot be read: {exc}", "correct it"
-        if not text.isdigit() and text != "release":
+        if not re.fullmatch("[0-9]{1,18}", text) and text != "release":
             return f"has a {TRACKER} that says '{text[:40]}', which is no iteration", _advice(here)
         name = "release" if text == "release" else f"iter_{int(text):07d}"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,4 +186,4 @@ def _image_content(prepared: Prepared) -> Iterator[Problem]:
 
 def _minor(version: str) -> tuple[int, ...]:
     """The first two numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return tuple(int(part) for part in version.split(".")[:2] if re.fullmatch("[0-9]{1,9}", part))

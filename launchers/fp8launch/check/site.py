@@ -104,7 +104,7 @@ def parse_nodes(text: str) -> dict[str, list[Node]]:
             name,
             re.sub(r"[^a-z_].*", "", state.lower()),
             parse_gpus(gres),
-            int(cpus) if cpus.isdigit() else 0,
+            _number(cpus) or 0,
             frozenset(re.findall(r"[\w.=:/-]+", features)) - {"null"},
         )
         found.setdefault(partition, []).append(node)
@@ -116,7 +116,7 @@ def parse_gpus(gres: str) -> dict[str, int]:
     gpus: dict[str, int] = {}
     # What sockets and indices they are on is in parentheses, with commas of its own.
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
-        match = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+)([kKmM]?))?", part.strip())
+        match = re.fullmatch(r"gpu(?::([^:]+))??(?::([0-9]{1,18})([kKmM]?))?", part.strip())
         if match:
             scale = {"": 1, "k": 1024, "m": 1024**2}[(match[3] or "").lower()]
             kind = match[1] or ""
@@ -149,7 +149,7 @@ def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partiti
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def minutes(text: str) -> int | None:
@@ -157,7 +157,8 @@ def minutes(text: str) -> int | None:
 
     Forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    number = "([0-9]{1,18})"
+    match = re.fullmatch(rf"(?:{number}-)?{number}(?::{number})?(?::{number})?", text.strip())
     if match is None:
         return None
     days, first, second, third = (int(part) if part is not None else None for part in match.groups())

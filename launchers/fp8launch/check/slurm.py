@@ -233,7 +233,7 @@ def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
         (part.removeprefix("gpu:") for part in (options.get("gres") or "").split(",") if part.startswith("gpu:")), ""
     )
     kind, _, count = text.rpartition(":")
-    return kind or None, int(count) if count.isdigit() else 0
+    return kind or None, int(count) if re.fullmatch(r"[0-9]{1,18}", count) else 0
 
 
 def _features(constraint: str) -> set[str]:

@@ -98,7 +98,7 @@ class Expansion:
             return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
         if isinstance(value, list) and not part.index:
             value = value[0] if value else None
-        elif isinstance(value, list) and part.index.isdigit():
+        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", part.index):
             value = value[int(part.index)] if int(part.index) < len(value) else None
         if part.fallback is not None:
             return self._by_rule(part, value)

@@ -52,7 +52,12 @@ def latest(folder: Path) -> int:
         text = (folder / TRACKER).read_text().strip()
     except (OSError, ValueError):
         return 0
-    return int(text) if text.isdigit() else 0
+    return _whole_number(text) or 0
+
+
+def _whole_number(text: str) -> int | None:
+    """What Megatron writes as an iteration; a damaged file holds anything."""
+    return int(text) if re.match(r"[0-9]{1,18}\Z", text) else None
 
 
 def iterations(folder: Path) -> list[int]:
@@ -117,7 +122,7 @@ def repair(folder: Path) -> list[str]:
     text = (folder / TRACKER).read_text(errors="replace").strip()
     if text == "release":
         return []
-    named = int(text) if text.isdigit() else None
+    named = _whole_number(text)
     why = torn(place(folder, named)) if named is not None else None
     if named is not None and why is None:
         return []
