@@ -22,18 +22,22 @@ from fp8launch.runs.store import find_run
 @click.argument("names", nargs=-1, required=True, metavar="RUN|LOG|EVENTS...")
 @click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model, for MFU; a run knows its own.")
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, where a log does not say.")
+@click.option("--seq-length", type=click.IntRange(min=1), help="Tokens of a sample, where a log does not say.")
 @json_option
-def parse(names: tuple[str, ...], gpu: str | None, world_size: int | None, as_json: bool) -> int:
+def parse(
+    names: tuple[str, ...], gpu: str | None, world_size: int | None, seq_length: int | None, as_json: bool
+) -> int:
     """Report throughput. Several logs are the attempts of one run, oldest first.
 
     EVENTS is a TensorBoard event file or a folder of them, for runs whose log is gone.
     """
+    stated = {"seq_length": seq_length} if seq_length else None
     events = [file for name in names for file in event_files(Path(name))]
     if events and not (Path(names[0]) / MANIFEST).is_file():
-        run, report = None, summarise(read_events(events), gpu=gpu, world_size=world_size)
+        run, report = None, summarise(read_events(events), gpu=gpu, world_size=world_size, arguments=stated)
     elif all(Path(name).is_file() for name in names):
         logs = read_logs([Path(name) for name in names])
-        run, report = None, summarise_run(logs, gpu=gpu, world_size=world_size)[0]
+        run, report = None, summarise_run(logs, gpu=gpu, world_size=world_size, arguments=stated)[0]
     elif len(names) == 1:
         run = find_run(names[0])
         report = report_of(run, gpu)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.selection import ranges
@@ -105,6 +106,11 @@ def _facts(report: RunReport) -> list[str]:
     ]
     if any(run):
         facts.append("; ".join(filter(None, run)))
+    machines = report.machines
+    if machines.nodes:
+        driver = f", driver {', '.join(machines.drivers)}" if machines.drivers else ""
+        gpus = f": {', '.join(machines.gpus)}{driver}" if machines.gpus else ""
+        facts.append(f"on {compressed(machines.nodes)}{gpus}")
     facts += [f"left out, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
     return facts
 
