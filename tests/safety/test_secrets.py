@@ -88,7 +88,7 @@ def test_a_secret_on_the_command_line_is_written_nowhere(
 
 def test_a_secret_that_is_only_in_the_shell_stands_nowhere(say: Say, token: str, home: Path) -> None:
     for command in (("submit", "tiny_cpu", *LOCAL, "--wait"), ("runs", "--json"), ("doctor",), ("doctor", "--json")):
-        code, out, err = say(*command)
+        _, out, err = say(*command)
         assert token not in out + err
     assert list((home / "runs").glob("*/manifest.json"))
     assert holding(home, token) == []
