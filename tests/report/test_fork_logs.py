@@ -11,24 +11,26 @@ from fp8launch.cli import run as command
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.throughput import parse_paths
 
+CLEAN = " number of skipped iterations:   0 | number of nan iterations:   0 |"
+
 
 def megatron_deepspeed(i: int, ms: float) -> str:
     return (
         f"[2024-04-04 09:10:13,619] [INFO] [logging.py:96:log_dist] [Rank 0] step={i}, skipped=0, lr=[0.0003]\n"
         f"steps: {i} loss: 9.1 iter time (s): {ms / 1e3:.3f} samples/sec: 25.9\n"
         f" iteration {i:8d}/      20 | consumed samples: {32 * i:12d} | consumed tokens: {131072 * i:12d} |"
-        f" elapsed time per iteration (ms): {ms:.1f} | learning rate: 3.000E-04 | global batch size:    32 | lm loss:"
-        " 9.100000E+00 | loss scale: 1.0 | grad norm: 1.100 | actual seqlen:  4096 | number of skipped iterations:   0 | number of nan"
-        " iterations:   0 | samples per second: 25.900 | tokens per gpu per second (tgs): 13107.2 | TFLOPs: 230.40 |"
+        f" elapsed time per iteration (ms): {ms:.1f} | learning rate: 3.000E-04 | global batch size:    32 |"
+        f" lm loss: 9.100000E+00 | loss scale: 1.0 | grad norm: 1.100 | actual seqlen:  4096 |{CLEAN}"
+        " samples per second: 25.900 | tokens per gpu per second (tgs): 13107.2 | TFLOPs: 230.40 |"
     )
 
 
 def bigscience(i: int, ms: float) -> str:
     return (
-        f"[default7]: iteration {i:8d}/      20 | consumed samples: {32 * i:12d} | elapsed time per iteration (s):"
-        f" {ms / 1e3:.4f} | learning rate: 5.969E-05 | global batch size:    32 | lm loss: 9.100000E+00 | grad norm:"
-        " 1.100 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second:"
-        " 25.900 | TFLOPs: 230.40 |"
+        f"[default7]: iteration {i:8d}/      20 | consumed samples: {32 * i:12d} |"
+        f" elapsed time per iteration (s): {ms / 1e3:.4f} | learning rate: 5.969E-05 | global batch size:    32 |"
+        f" lm loss: 9.100000E+00 | grad norm: 1.100 | num zeros: 0.0 |{CLEAN} samples per second: 25.900 |"
+        " TFLOPs: 230.40 |"
     )
 
 
@@ -36,8 +38,8 @@ def neox(i: int, ms: float) -> str:
     return (
         f"10.0.0.7: [2024-04-04 09:10:13,619] [INFO] [logging.py:96:log_dist] [Rank 0] step={i}, skipped=0\n"
         f" samples/sec: 25.900 | iteration {i:8d}/      20 | elapsed time per iteration (ms): {ms:.1f} | learning rate:"
-        " 1.2E-04 | approx flops per GPU: 230.4TFLOPS | lm_loss: 9.100000E+00 | number of skipped iterations:   0 |"
-        " number of nan iterations:   0 |"
+        " 1.2E-04 | approx flops per GPU: 230.4TFLOPS | lm_loss: 9.100000E+00 |"
+        f"{CLEAN}"
     )
 
 
@@ -52,10 +54,9 @@ def nemo(i: int, ms: float) -> str:
 def bridge(i: int, ms: float) -> str:
     return (
         f"ain_fp8_mx/0 Step Time : {ms / 1e3:.2f}s GPU utilization: 230.4MODEL_TFLOP/s/GPU\n\n"
-        f"ain_fp8_mx/0  [2025-12-22 15:18:33] iteration {i:8d}/      20 | consumed samples: {32 * i:12d} | elapsed time"
-        f" per iteration (ms): {ms:.1f} | learning rate: 3.000000E-05 | global batch size:    32 | lm loss:"
-        " 9.100000E+00 | load_balancing_loss: 1.000000E+00 | loss scale: 1.0 | grad norm: 1.100 | number of skipped iterations:   0 |"
-        " number of nan iterations:   0 |"
+        f"ain_fp8_mx/0  [2025-12-22 15:18:33] iteration {i:8d}/      20 | consumed samples: {32 * i:12d} |"
+        f" elapsed time per iteration (ms): {ms:.1f} | learning rate: 3.000000E-05 | global batch size:    32 |"
+        f" lm loss: 9.100000E+00 | load_balancing_loss: 1.000000E+00 | loss scale: 1.0 | grad norm: 1.100 |{CLEAN}"
     )
 
 
