@@ -132,6 +132,11 @@ def test_fp8_weights_need_states_that_fit_other_buckets() -> None:
     assert "phase-resharding" not in codes(*FP8, "precision.param_gather=false", recipe="llama8b_fp8")
 
 
+def test_fully_sharded_and_not_are_different_checkpoints() -> None:
+    changes = [*FP8, "phases.then.parallel.fsdp=megatron", "phases.then.megatron.use_distributed_optimizer=null"]
+    assert "phase-checkpoint-format" in codes(*changes, recipe="llama8b_bf16")
+
+
 def test_where_the_optimizer_keeps_master_weights_hangs_on_the_fp8_recipe() -> None:
     aware = [*FP8, "precision.param_gather=false", "optimizer={exp_avg: bf16, exp_avg_sq: bf16}"]
     assert "phase-optimizer-states" in codes(*aware, recipe="llama8b_fp8")

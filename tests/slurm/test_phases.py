@@ -102,3 +102,41 @@ def test_a_phase_that_was_cut_goes_on_in_the_same_phase(site: Site, in_one: dict
     assert [is_body(log) for log in logs(site, run)] == [False, True, True, False]
     assert [a["after"] for a in attempts][-2:] == [40, 60]
     same_training(site, run, in_one)
+
+
+@pytest.mark.drill
+def test_time_limits_within_phases(site: Site) -> None:
+    """A body longer than a job is cut at the limit, which counts, and gone on with; then comes the cool-down."""
+    longer = sets("train.iterations=2500", "model.hidden_size=128", "checkpoint.keep=2", "checkpoint.interval=50")
+    limit = sets("resources.time=2", "survive.stop_before=30")
+    run = site.submit("--backend", "sbatch", "--attempts", "30", *MODEL, *PHASES, *longer, *limit)
+    reaches(site, run, lambda: record(site, run).get("finished") or record(site, run).get("stopped"), 1500)
+    attempts = record(site, run)["attempts"]
+    causes = [(a["phase"], a["cause"], a["counts"]) for a in attempts]
+    assert causes[0] == ("warmup", "phase-end", False)
+    assert ("body", "time-limit", True) in causes
+    assert causes[-2:] == [("body", "phase-end", False), ("cooldown", "finished", True)]
+    report = site.json("parse", run)
+    assert (report["status"], report["iterations"], report["iteration_last"]) == ("ok", 2500, 2500)
+    assert [(p["name"], p["iterations"]) for p in report["phases"]] == [
+        ("warmup", 20),
+        ("body", 2460),
+        ("cooldown", 20),
+    ]
+
+
+def test_a_run_may_wait_between_phases(site: Site) -> None:
+    """`phase-end: stop` leaves the next phase to the user, who says `resume`."""
+    one_pause = sets(
+        "phases={first: {iterations: 20}, then: {}}", "train.iterations=40", "survive.rules={phase-end: stop}"
+    )
+    run = site.submit("--backend", "sbatch", *MODEL, *one_pause)
+    state = over(site, run)
+    assert "phase-end: stopped there" in state["survival"]["stopped"]
+    assert record(site, run)["attempts"][-1]["after"] == 20
+    assert site.json("parse", run)["status"] == "incomplete"
+    resumed = site.run("resume", run, "--wait")
+    assert resumed.returncode == 0, resumed.stderr
+    assert [(a["phase"], a["cause"]) for a in record(site, run)["attempts"]] == [
+        ("first", "phase-end"), ("then", "finished"),
+    ]  # fmt: skip
