@@ -15,7 +15,8 @@ from support import only, refused
 from fp8launch.job.cluster import Cluster
 from fp8launch.job.job import Job
 from fp8launch.job.plan import plan
-from fp8launch.job.script import batch_script, flags_of, local_script
+from fp8launch.job.script import batch_script, local_script
+from fp8launch.job.words import flags_of
 from fp8launch.runs.submit import Prepared, prepare
 
 RECIPE = """

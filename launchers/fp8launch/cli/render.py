@@ -11,7 +11,8 @@ import click
 from fp8launch.cli.output import json_option, recipe_options, show_json, with_options
 from fp8launch.job.cluster import Runtime, load_cluster
 from fp8launch.job.plan import plan
-from fp8launch.job.script import batch_script, flag_lines
+from fp8launch.job.script import batch_script
+from fp8launch.job.words import flag_lines
 from fp8launch.problems import error
 from fp8launch.runs.submit import Prepared, phase_entry, prepare, resolved_yaml, run_root
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from fp8launch.job.cluster import Cluster, Runtime
 from fp8launch.job.images import image_for, local_path
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
-from fp8launch.job.script import flags_of
 from fp8launch.job.variables import refuse_reserved
+from fp8launch.job.words import flags_of
 from fp8launch.megatron.phases import Phase
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem, UserError, error

@@ -1,15 +1,16 @@
-"""The text of a batch script. One pure function, one place that quotes."""
+"""The text of a batch script: one pure function."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from fp8launch import __version__
-from fp8launch.job.job import Job, JobPhase, Survival
+from fp8launch.job.job import Job
+from fp8launch.job.phase_script import one_by_one, own_arguments, phase_cases, short_of_its_end, tracker
+from fp8launch.job.words import INDENT, Expansion, Word, flag_lines, quote
 
-INDENT = "    "
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
 UNHEALTHY = 75
 AUTHOR = f"Written by fp8launch {__version__}."
@@ -24,24 +25,6 @@ BASH_VARIABLES = {
     "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME",
     "GROUPS", "HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """A piece of shell written by this module, never by a recipe: the only text that is not quoted."""
-
-    text: str
-
-
-Word = str | Expansion
-
-
-def quote(word: Word) -> str:
-    """A word as the shell must read it. Every value from outside passes here."""
-    if isinstance(word, Expansion):
-        return word.text
-    # Bash needs no quotes around a comma, but in an array readers and shellcheck take it for a separator.
-    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
 
 
 def batch_script(job: Job) -> str:
@@ -82,11 +65,11 @@ def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
     head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {AUTHOR}"]
     command = [*_container(job), *process_command(replace(job, mode="torchrun"))]
-    step = _with_status(command, '>> "$attempt.log" 2>&1', _short_of_its_end(job))
+    step = _with_status(command, '>> "$attempt.log" 2>&1', short_of_its_end(job))
     blocks = [
         head,
         _places(job),
-        _one_by_one(job),
+        one_by_one(job),
         _setup(job),
         _environment(job),
         _container_environment(job),
@@ -96,41 +79,6 @@ def local_script(job: Job) -> str:
         step,
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def _one_by_one(job: Job) -> list[str]:
-    """Phases without Slurm: the script runs itself once for each, so that none inherits anything of the one before."""
-    if not job.phases or job.survival is None:
-        return []
-    cases = _phase_cases(
-        job, lambda one: [f"phase_end={one.end} attempt=$run_folder/logs/$job-{job.phases.index(one)}"]
-    )
-    return [
-        "if [ $# -eq 0 ]; then",
-        f"{INDENT}for phase in {' '.join(quote(one.name) for one in job.phases)}; do",
-        f'{INDENT * 2}bash "$0" "$phase" || exit',
-        f"{INDENT}done",
-        f"{INDENT}exit 0",
-        "fi",
-        "phase=$1",
-        *cases,
-        "# The iteration of the newest checkpoint.",
-        "reached() {",
-        f"{INDENT}cat {quote(_tracker(job.survival))} 2> /dev/null || echo 0",
-        "}",
-        '[ "$(reached)" -lt "$phase_end" ] || exit 0',
-    ]
-
-
-def _short_of_its_end(job: Job) -> list[str]:
-    """The next phase must not begin where this one was asked to leave early."""
-    if not job.phases:
-        return []
-    return [f'[ "$status" -ne 0 ] || [ "$(reached)" -ge "$phase_end" ] || status={UNHEALTHY}']
-
-
-def _tracker(survival: Survival) -> str:
-    return survival.checkpoint + "/latest_checkpointed_iteration.txt"
 
 
 def _count(number: int, what: str) -> str:
@@ -226,7 +174,7 @@ def _start(job: Job) -> list[str]:
         return []
     lines = [
         "# From the run's own checkpoint as soon as there is one.",
-        f"if [ -s {quote(_tracker(job.survival))} ]; then",
+        f"if [ -s {quote(tracker(job.survival))} ]; then",
         f"{INDENT}megatron_args+=(--load {quote(job.survival.save)})",
     ]
     if job.survival.first:
@@ -243,17 +191,8 @@ def _environment(job: Job) -> list[str]:
     lines = [f"export {name}={quote(value)}" for name, value in job.environment]
     for name in job.secrets:
         lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
-    lines += _phase_cases(job, lambda one: [f"export {name}={quote(value)}" for name, value in one.environment])
+    lines += phase_cases(job, lambda one: [f"export {name}={quote(value)}" for name, value in one.environment])
     return ["# Environment of the recipe and the cluster.", *lines] if lines else []
-
-
-def _phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
-    """What only the attempts of one phase do; nothing where no phase has anything to itself."""
-    cases: list[str] = []
-    for one in job.phases:
-        if own := lines_of(one):
-            cases += [f"{quote(one.name)})", *(INDENT + line for line in own), f"{INDENT};;"]
-    return ['case "$phase" in', *cases, "esac"] if cases else []
 
 
 def _container_environment(job: Job, *rendezvous: str) -> list[str]:
@@ -264,7 +203,7 @@ def _container_environment(job: Job, *rendezvous: str) -> list[str]:
     return [
         "# An image's own environment wins over the host's, unless a variable has this prefix.",
         *(f'export APPTAINERENV_{name}="${name}"' for name in names),
-        *_phase_cases(job, lambda one: [f'export APPTAINERENV_{name}="${name}"' for name, _ in one.environment]),
+        *phase_cases(job, lambda one: [f'export APPTAINERENV_{name}="${name}"' for name, _ in one.environment]),
     ]
 
 
@@ -293,35 +232,13 @@ def _health(job: Job, *options: str) -> list[str]:
 def _arguments(job: Job) -> list[str]:
     lines = ["megatron_args=(", *(INDENT + line for line in flag_lines(job.megatron_args)), ")"]
     if job.phases:
-        lines += ["# And what is the phase's own.", *_phase_cases(job, _own_arguments)]
+        lines += ["# And what is the phase's own.", *phase_cases(job, own_arguments)]
     if job.folder is None:
         lines += [
             "# What follows the script's name on sbatch's command line goes to Megatron too, and wins.",
             'megatron_args+=("$@")',
         ]
     return lines
-
-
-def _own_arguments(one: JobPhase) -> list[str]:
-    lines = flag_lines(one.megatron_args)
-    return ["megatron_args+=(", *(INDENT + line for line in lines), ")"] if lines else []
-
-
-def flag_lines(argv: Sequence[str]) -> list[str]:
-    """One line a flag with its values, quoted for a shell."""
-    return [" ".join(map(quote, flag)) for flag in flags_of(argv)]
-
-
-def flags_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
-    """An argument list as flags, each with its values."""
-    flags: list[tuple[str, ...]] = []
-    for word in argv:
-        # A value such as -1 belongs to the flag before it.
-        if word.startswith("--") or not flags:
-            flags.append((word,))
-        else:
-            flags[-1] += (word,)
-    return flags
 
 
 def _step(job: Job) -> list[str]:
