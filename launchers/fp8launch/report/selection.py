@@ -14,6 +14,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from fp8launch.logs import Iteration, ParsedLog, Process
 
@@ -28,9 +30,11 @@ RULE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One iteration line and where it stands: the attempt that printed it, its number and time."""
+class Line(NamedTuple):
+    """One iteration line and where it stands: the attempt that printed it, its number and time.
+
+    A tuple, because a million of them are made.
+    """
 
     attempt: int
     log: ParsedLog
@@ -60,14 +64,15 @@ class Selection:
         return len(self.dropped.get("process start", ())) + len(self.dropped.get("warm-up", ()))
 
 
+_LOG = attrgetter("log")
+
+
 def select(attempts: Sequence[tuple[ParsedLog, Process]]) -> Selection:
     by_attempt = [_lines(i, log, process) for i, (log, process) in enumerate(attempts)]
     reasons: dict[tuple[int, int], str] = {}
     for lines, (log, process) in zip(by_attempt, attempts, strict=True):
         reasons.update(_reasons(lines, log, process))
-    last = {line.number: line for lines in by_attempt for line in lines}
-    chosen = tuple(last[n] for n in sorted(last))
-    superseded = [x.number for lines in by_attempt for x in lines if last[x.number] is not x]
+    chosen, superseded = _newest(by_attempt)
     final_batch = chosen[-1].global_batch_size if chosen else math.nan
     dropped: dict[str, list[int]] = {}
     apart: list[Line] = []
@@ -94,9 +99,23 @@ def select(attempts: Sequence[tuple[ParsedLog, Process]]) -> Selection:
     return Selection(chosen, tuple(kept), {k: tuple(v) for k, v in dropped.items()}, tuple(notes))
 
 
+def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], list[int]]:
+    """The last line of each iteration, in order, and the iterations of those that a later one repeats."""
+    if len(by_attempt) == 1:
+        # Numbers rise within a process, or it would be two.
+        return tuple(by_attempt[0]), []
+    last = {line.number: line for lines in by_attempt for line in lines}
+    superseded = [x.number for lines in by_attempt for x in lines if last[x.number] is not x]
+    return tuple(last[n] for n in sorted(last)), superseded
+
+
 def values(lines: Sequence[Line], name: str) -> list[float]:
     """A field of many lines, NaN where a line does not have it."""
-    columns = {id(log): log.iterations.column(name) for log in {id(x.log): x.log for x in lines}.values()}
+    logs = {id(log): log for log in map(_LOG, lines)}
+    columns = {key: log.iterations.column(name) for key, log in logs.items()}
+    if len(columns) == 1:
+        (column,) = columns.values()
+        return [column[x.row] for x in lines]
     return [columns[id(x.log)][x.row] for x in lines]
 
 
@@ -119,13 +138,12 @@ def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tu
             if line.step_time_ms <= limit:
                 break
             found[line.attempt, line.row] = "warm-up"
-    profiled = _profiled(log, process)
+    profiled, disturbed = _profiled(log, process), log.disturbed_rows
     for line in rest:
-        reason = log.disturbed_rows.get(line.row)
-        if not _usable(line):
-            reason = "no usable time"
-        elif line.number in profiled:
-            reason = "profiled"
+        if not 0 < line.step_time_ms < math.inf:
+            reason: str | None = "no usable time"
+        else:
+            reason = "profiled" if line.number in profiled else disturbed.get(line.row)
         if reason:
             found.setdefault((line.attempt, line.row), reason)
     return found

@@ -26,7 +26,7 @@ class Statistic:
 
 def statistic(values: Iterable[float]) -> Statistic | None:
     """The statistic of the finite values, None if there are none. Beyond LARGEST is garbage, and would overflow."""
-    finite = sorted(v for v in values if -LARGEST < v < LARGEST)
+    finite = sorted([v for v in values if -LARGEST < v < LARGEST])
     if not finite:
         return None
     low, middle, high = (_quantile(finite, quarter / 4) for quarter in (1, 2, 3))
