@@ -14,7 +14,7 @@ from fp8launch.megatron.phases import Phase
 from fp8launch.problems import UserError
 from fp8launch.recipe.schema import Phase as Section
 from fp8launch.runs.grid import Point, point_key
-from fp8launch.runs.submit import prepare
+from fp8launch.runs.submit import prepare, resolved_yaml
 
 SAVED = "checkpoint: {dir: ckpt, interval: 10}\n"
 THREE = """
@@ -82,6 +82,15 @@ def test_values_are_laid_on_the_recipe_s_for_that_phase_alone(phases: Callable[.
     # Text for the environment, as it was written.
     assert body.loaded.recipe.environment["LEVEL"] == "3.10"
     assert "LEVEL" not in warmup.loaded.recipe.environment
+
+
+def test_the_resolved_recipe_is_the_same_run(write: Callable[[str, str], str]) -> None:
+    one = prepare(write("r.yaml", "extends: [tiny_cpu]\nname: r\n" + SAVED + THREE), ["phases.body.env.B=1e3"])
+    again = prepare(write("again.yaml", resolved_yaml(one)))
+    assert [p.args.argv for p in again.phases] == [p.args.argv for p in one.phases]
+    environments = [p.loaded.recipe.environment for p in again.phases]
+    assert environments == [p.loaded.recipe.environment for p in one.phases]
+    assert (environments[1]["LEVEL"], environments[1]["B"]) == ("3.10", "1e3")
 
 
 def test_another_precision_brings_its_part(phases: Callable[..., tuple[Phase, ...]]) -> None:

@@ -44,10 +44,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     entries = dict(_entries(tree))
     entries.pop("extends", None)
     entries.setdefault("name", Node(path.stem, str(path)))
-    if "env" in entries:
-        entries["env"] = numbers_as_written(entries["env"])
-    tree = Node(entries, tree.where)
+    tree = _variables_as_written(Node(entries, tree.where))
+    phases = entries.get("phases")
+    if phases is not None and isinstance(phases.value, dict):
+        written = {name: _variables_as_written(phase) for name, phase in phases.value.items()}
+        tree = Node({**_entries(tree), "phases": Node(written, phases.where)}, tree.where)
     return LoadedRecipe(validate(Recipe, tree), tree, tuple(files))
+
+
+def _variables_as_written(tree: Node) -> Node:
+    """A recipe's tree, or a phase's, with the environment as text."""
+    if not isinstance(tree.value, dict) or "env" not in tree.value:
+        return tree
+    return Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
 
 
 def find_recipe(name: str) -> Path:

@@ -14,7 +14,7 @@ from fp8launch.megatron.schema import normalize
 from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, merge, switch_precision
 from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.source import Node, numbers_as_written
+from fp8launch.recipe.source import Node
 from fp8launch.recipe.validate import validate
 
 # What a recipe has for the whole run only.
@@ -110,8 +110,6 @@ def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
     if choice := _entries(own.get("precision", Node({}, place))).get("recipe"):
         tree = switch_precision(tree, choice)
     over = {key: node for key, node in own.items() if key != "iterations" and node.value is not None}
-    if "env" in over:
-        over["env"] = numbers_as_written(over["env"])
     tree = merge(tree, Node(over, place))
     for flag, node in _entries(tree.find(("megatron",)) if "megatron" in _entries(tree) else Node({}, place)).items():
         if normalize(flag) in _ENDS and node.value is not None:
