@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +44,18 @@ def disk(site: Site) -> Iterator[Disk]:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "drill", str(folder)], check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        # A node has the mounts that there were when it was started.
-        site.slurm.kill_node(1)
-        site.slurm.start_node(1)
+        _reboot(site)
         yield Disk(folder)
     finally:
-        site.slurm.kill_node(1)
         subprocess.run(["umount", "-l", str(folder)], check=False)
-        site.slurm.start_node(1)
+        _reboot(site)
+
+
+def _reboot(site: Site) -> None:
+    """A node has the mounts that there were when it was started."""
+    site.slurm.kill_node(1)
+    time.sleep(1.1)  # Slurm tells its start in whole seconds
+    site.slurm.start_node(1)
 
 
 NODE = "nodelist: node1\n"

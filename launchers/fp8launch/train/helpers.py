@@ -9,7 +9,9 @@ checkpoint's writers report, for one, and the save that was asked for fails. SIG
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -40,9 +42,18 @@ def outlive_sigterm() -> None:
 
     blocking.blocks_sigterm = True  # type: ignore[attr-defined]
     util.spawnv_passfds = blocking  # type: ignore[assignment]
+    atexit.register(_end_daemons)  # runs before multiprocessing's own, which was registered before
     # Python ends daemonic children at its own exit by SIGTERM, and waits for them.
     for popen in (popen_spawn_posix.Popen, popen_forkserver.Popen):
         popen.terminate = popen_fork.Popen.kill  # type: ignore[method-assign]
+
+
+def _end_daemons() -> None:
+    """A rank that fails must not wait for its data loader, which takes note of SIGTERM and goes on for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each as a failure of its own
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def answer_with_stack() -> None:
