@@ -127,41 +127,47 @@ def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
     assert 8.5 < ended[0] - began < 14
 
 
-def test_sigterm_leaves_helpers_alone_and_sigusr1_brings_the_stack(tmp_path: Path) -> None:
-    """A rank with a process that multiprocessing started afresh, and a fork: both live on after SIGTERM to all."""
+RANK = """
+import multiprocessing, signal, sys, time
+sys.path.insert(0, TRAIN)
+
+def data_loader():
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # as Megatron's does
+    while True:
+        time.sleep(60)
+
+def waits_here(seconds):
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    import helpers
+    helpers.outlive_sigterm()
+    helpers.outlive_sigterm()
+    helpers.answer_with_stack()
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    queue = multiprocessing.get_context("spawn").Manager().Queue()
+    fork = multiprocessing.get_context("fork").Process(target=data_loader, daemon=True)
+    fork.start()
+    print("ready", flush=True)
+    for _ in range(4):
+        waits_here(1)
+    queue.put("whole")
+    print(queue.get(), fork.is_alive(), flush=True)
+    sys.exit("failed")
+"""
+
+
+def test_helpers_outlive_sigterm_and_end_with_their_rank(tmp_path: Path) -> None:
+    """SIGTERM and SIGUSR1 to a rank, to a process that multiprocessing started afresh, and to a fork."""
     script = tmp_path / "rank.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import multiprocessing, os, signal, sys, time
-        sys.path.insert(0, {str(TRAIN)!r})
-
-        def waits_here(seconds):
-            time.sleep(seconds)
-
-        if __name__ == "__main__":
-            import helpers
-            helpers.outlive_sigterm()
-            helpers.outlive_sigterm()
-            helpers.answer_with_stack()
-            signal.signal(signal.SIGTERM, lambda number, frame: None)
-            queue = multiprocessing.get_context("spawn").Manager().Queue()
-            fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
-            fork.start()
-            print("ready", flush=True)
-            waits_here(2)
-            waits_here(2)
-            queue.put("whole")
-            print(queue.get(), fork.is_alive(), flush=True)
-            fork.kill()
-        """)
-    )
-    rank = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    script.write_text(RANK.replace("TRAIN", repr(str(TRAIN))))
+    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    rank = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **out)
     assert rank.stdout and rank.stdout.readline() == "ready\n"
+    time.sleep(0.5)
     for name in ("TERM", "USR1"):
         subprocess.run(["kill", f"-{name}", "--", f"-{rank.pid}"], check=True)
     said, told = rank.communicate(timeout=30)
     assert said == "whole True\n"
-    assert rank.returncode == 0
+    assert rank.returncode == 1
     assert told.count("Stack (most recent call first)") == 1 and "in waits_here" in told

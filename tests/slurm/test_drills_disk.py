@@ -23,12 +23,11 @@ class Disk:
     folder: Path
 
     def fill(self) -> None:
-        with (self.folder / "ballast").open("wb") as file:
+        with (self.folder / "ballast").open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 while True:
                     try:
                         file.write(b"x" * size)
-                        file.flush()
                     except OSError:
                         break
         assert os.statvfs(self.folder).f_bavail == 0
