@@ -5,6 +5,7 @@ Standard library only, on any Python from 3.7: this runs on a compute node's own
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ PAUSES = (0, 5, 10, 20, 40, 60, 120)  # seconds before each try
 
 
 def say(*words: str) -> None:
-    print("fp8launch:", *words, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk
+        print("fp8launch:", *words, file=sys.stderr, flush=True)
 
 
 def tail(path: Path, start: int = 0) -> str:

@@ -101,21 +101,28 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
     ]
     if not steps:
         return False
+    try:
+        _append(log, f"fp8launch: nothing for {seen.silent:.0f} s: asking all processes for their stacks\n")
+    except OSError as problem:  # the very reason why it does not grow
+        say(f"the log cannot grow, so nobody can say whether the training does: {os.strerror(problem.errno or 0)}")
+        seen.silent = 0.0
+        return False
     where = f"since iteration {seen.iteration}" if seen.iteration is not None else "and there was no iteration yet"
     told = f"hang: the log has not grown for {seen.silent:.0f} s {where}"
-    say(f"{told}: asking all processes for their stacks")
     slurm("scancel", f"--signal={ASK}", *steps)
     time.sleep(ANSWERS_WITHIN)
     words, tasks = verdict(stacks(tail(log, seen.size)), int(env.get("SLURM_NTASKS") or 0))
     nodes = nodes_of(tasks, env)
     line = f"fp8launch: {told}; {words}" + (f" on {','.join(nodes)}" if nodes else "")
-    try:
-        with log.open("a") as file:
-            file.write(line + "\n")
-    except OSError as problem:  # the very reason why it does not grow, perhaps
-        say(f"{log}: {os.strerror(problem.errno or 0)}")
+    with contextlib.suppress(OSError):
+        _append(log, line + "\n")
     say(line.partition(" ")[2])
     return slurm("scancel", *steps) is not None
+
+
+def _append(log: Path, text: str) -> None:
+    with log.open("a") as file:  # srun appends too
+        file.write(text)
 
 
 @dataclass(frozen=True)
