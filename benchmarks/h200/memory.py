@@ -32,6 +32,7 @@ arguments for the fullest GPU. Made by `memory.py`; a test keeps it in step, and
 """
 NOTES = {
     "op_fuser": "the operation fuser keeps less for backward, which the estimate does not know",
+    "te_cross_entropy": "Transformer Engine's loss, which Megatron refuses, was set behind the arguments' back",
     "asked_but_bf16": "FP8 was taken away by a precision file; the estimate is of what was asked for",
 }
 

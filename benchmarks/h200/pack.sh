@@ -15,6 +15,6 @@ python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3
 [ $# = 2 ] || [ "$3" -ef "$folder/torchao-peers.tar.xz" ] || cp "$3" "$folder/torchao-peers.tar.xz"
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
 git -C "$top" archive HEAD pyproject.toml launchers recipes clusters containers tools/text_dataset.py benchmarks/peers \
-    benchmarks/h200/{run.sh,lists,recipes} |
+    benchmarks/h200/{run.sh,ceiling.py,lists,recipes} |
     xz -T0 > "$folder/code.tar.xz"
 du -sh "$folder"

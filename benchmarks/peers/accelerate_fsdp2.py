@@ -215,7 +215,7 @@ def precision_of(args: argparse.Namespace, model: torch.nn.Module) -> dict[str, 
     kept = len(inside) - len(fp8)
     asked = {"fp8": args.fp8_format, "fp8_recipe": args.fp8_recipe, "num_layers": args.num_layers}
     groups = [{"modules": "linears of the layers", "n": len(fp8), "role": "linear", "class": "Float8Linear",
-               "ran_fp8": True}] if fp8 else []  # fmt: skip
+               "ran_fp8": True, "recipe": "torchao.tensorwise"}] if fp8 else []  # fmt: skip
     if kept:
         why = "Accelerate keeps the first linear in bf16" if fp8 else "FP8 is not asked for"
         groups.append({"modules": "other linears of the layers", "n": kept, "role": "linear", "class": "Linear",

@@ -19,7 +19,7 @@ Kind = Literal["kernels", "modules", "arguments"]
 # Transformer Engine's recipe class for each of Megatron's recipe names.
 RECIPES = {
     "delayed": ("DelayedScaling", "TEDelayedScaling"),
-    "tensorwise": ("Float8CurrentScaling",),
+    "tensorwise": ("Float8CurrentScaling", "torchao.tensorwise"),
     "blockwise": ("Float8BlockScaling",),
     "mxfp8": ("MXFP8BlockScaling",),
     "nvfp4": ("NVFP4BlockScaling",),
