@@ -32,7 +32,7 @@ def originals() -> tuple[bytes, ...]:
     return (*texts, *(text.replace(b" --", b" \\\n  --") for text in texts))
 
 
-@share(0.1)
+@share(0.09)
 @given(data=st.data())
 def test_launch_scripts(box: Sandbox, data: st.DataObject) -> None:
     content = data.draw(damaged(originals(), PIECES)).replace(b"CANARY", str(box.canary).encode())
@@ -43,7 +43,7 @@ def test_launch_scripts(box: Sandbox, data: st.DataObject) -> None:
         box("render", "made.yaml")
 
 
-@share(0.04)
+@share(0.05)
 @given(words=st.lists(texts, max_size=8), data=st.data())
 def test_argument_lists(box: Sandbox, words: list[str], data: st.DataObject) -> None:
     flags = ("--num-layers", "--fp8-format", "--lr", "--data-path", "--tensor-model-parallel-size", "--bf16", "--save")

@@ -38,7 +38,7 @@ def _iterations(text: bytes) -> bytes:
     return b"".join(line for line in text.splitlines(keepends=True) if b"iteration " in line)
 
 
-@share(0.2)
+@share(0.1)
 @given(data=st.data(), verb=st.sampled_from(VERBS))
 def test_logs(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     names = []
@@ -49,7 +49,7 @@ def test_logs(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     box(verb[0], *names, *verb[1:])
 
 
-@share(0.02)
+@share(0.002)
 @given(data=st.data())
 def test_reports_as_html(box: Sandbox, data: st.DataObject) -> None:
     (box.work / "1.log").write_bytes(data.draw(damaged(real_logs(), PIECES)))
@@ -57,7 +57,7 @@ def test_reports_as_html(box: Sandbox, data: st.DataObject) -> None:
     assert b"<script>alert" not in (box.work / "o.html").read_bytes() if (box.work / "o.html").exists() else True
 
 
-@share(0.02)
+@share(0.03)
 @given(content=st.binary(max_size=300))
 def test_event_files(box: Sandbox, content: bytes) -> None:
     (box.work / "events.out.tfevents.1.x").write_bytes(content)

@@ -49,14 +49,14 @@ VERBS = (
 )  # fmt: skip
 
 
-@share(0.2)
+@share(0.18)
 @given(data=st.data(), verb=st.sampled_from(VERBS))
 def test_recipes(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     tree = filled(data.draw(mutated(shipped(), tuple(Recipe.model_fields))), box.canary)
     box(verb[0], recipe_file(box, as_yaml(tree)), *verb[1:])
 
 
-@share(0.03)
+@share(0.003)
 @given(data=st.data())
 def test_checks_of_recipes(box: Sandbox, data: st.DataObject) -> None:
     """With Megatron's own validators, which run in a Python of their own."""
@@ -64,7 +64,7 @@ def test_checks_of_recipes(box: Sandbox, data: st.DataObject) -> None:
     box("check", recipe_file(box, as_yaml(tree)), "--json")
 
 
-@share(0.06)
+@share(0.15)
 @given(data=st.data())
 def test_yaml(box: Sandbox, data: st.DataObject) -> None:
     """Text that is nearly a recipe, and text that is none."""
@@ -86,7 +86,7 @@ def test_yaml(box: Sandbox, data: st.DataObject) -> None:
     box("render", recipe_file(box, content))
 
 
-@share(0.1)
+@share(0.15)
 @given(data=st.data(), verb=st.sampled_from(VERBS[:7]))
 def test_overrides(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     recipe = data.draw(st.sampled_from(SHIPPED[:3]))
@@ -107,7 +107,7 @@ def _ways(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [way for key, value in tree.items() for way in [(*path, key), *_ways(value, (*path, key))]]
 
 
-@share(0.04)
+@share(0.005)
 @given(data=st.data())
 def test_grids(box: Sandbox, data: st.DataObject) -> None:
     words = []
@@ -137,7 +137,7 @@ def profiles() -> tuple[Any, ...]:
     return (*examples, more, {**more, "ssh": {"host": "login", "user": "u", "port": 22}})
 
 
-@share(0.08)
+@share(0.1)
 @given(data=st.data(), verb=st.sampled_from(VERBS[1:5] + VERBS[9:]))
 def test_cluster_profiles(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     file = box.work / "c.yaml"
@@ -157,7 +157,7 @@ def test_a_resolved_recipe_is_the_same_recipe(box: Sandbox, data: st.DataObject)
         return
     first = prepare(file)
     again = prepare(recipe_file(box, resolved_yaml(first)))
-    assert again.args == first.args
+    assert (again.args.version, again.args.argv) == (first.args.version, first.args.argv)
     assert again.loaded.recipe.environment == first.loaded.recipe.environment
 
 

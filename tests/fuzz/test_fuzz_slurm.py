@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sandbox import Sandbox
 from wild import damaged, share
 
+from fp8launch.backends import slurm
 from fp8launch.check import site
 from fp8launch.runs.folder import RunFolder, create_run_folder
 
@@ -60,7 +61,7 @@ VERBS = (
 WEIGHTS = (*VERBS[:6] * 4, *VERBS[6:])
 
 
-@share(0.14)
+@share(0.01)
 @given(data=st.data(), verb=st.sampled_from(WEIGHTS))
 def test_answers_of_slurm(
     box: Sandbox, run: RunFolder, talk: dict[str, tuple[int, str, str]], data: st.DataObject, verb: tuple[str, ...]
@@ -72,3 +73,29 @@ def test_answers_of_slurm(
         status = data.draw(st.sampled_from((0, 0, 0, 1, 124)))
         talk[name] = (status, text, text if status else "")
     box(*verb)
+
+
+@pytest.fixture(scope="module")
+def runs(box: Sandbox) -> list[RunFolder]:
+    made = []
+    for name, job in (("r-1", "12"), ("r-2", "13_2"), ("r-3", "14"), ("r-4", "99")):
+        manifest = {"name": "tiny_cpu", "jobs": [{"id": job}], "study": {"name": "s"}}
+        made.append(create_run_folder(box.root / "asked", name, {}, manifest))
+    return made
+
+
+@share(0.1)
+@given(data=st.data())
+def test_states(
+    box: Sandbox, runs: list[RunFolder], talk: dict[str, tuple[int, str, str]], data: st.DataObject
+) -> None:
+    """The text alone, without a command around it: many more of them in the same time."""
+    for name in ("squeue", "sacct", "scontrol", "sinfo"):
+        text = data.draw(damaged([ANSWERS[name]], PIECES)).decode("utf-8", "replace")
+        talk[name] = (data.draw(st.sampled_from((0, 0, 1))), text, "")
+    box.cases += 1
+    assert len(slurm.states(runs)) == len(runs)
+    assert slurm.array_limit() >= 1
+    nodes = site.parse_nodes(talk["sinfo"][1])
+    for partition in site.parse_partitions(talk["scontrol"][1], nodes):
+        assert all(count >= 0 for node in partition.in_service for count in node.gpus.values())
