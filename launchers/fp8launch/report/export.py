@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fp8launch.problems import printable
 from fp8launch.report.compare import Comparison
 from fp8launch.report.table import Table, differences_table, main_table, phases_table, remarks
 
@@ -35,7 +36,9 @@ def to_markdown(comparison: Comparison) -> str:
         parts.append("### Loss parity\n\n" + "\n".join(f"- {_escaped(p.says())}" for p in comparison.parities))
     commands = dict.fromkeys(run.command for e in comparison.entries for run in e.row.runs if run.command)
     if commands:
-        parts.append("### Commands\n\n```\n" + "\n".join(commands) + "\n```")
+        parts.append(
+            "### Commands\n\n```\n" + "\n".join(printable(c).replace("```", "` ` `") for c in commands) + "\n```"
+        )
     parts.append(f"Warm-up rule: {_escaped(comparison.rule)}.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -60,43 +63,47 @@ def to_csv(comparison: Comparison) -> str:
         row, speedup, efficiency = e.row, e.speedup, e.efficiency
         interval = speedup.interval if speedup else None
         step = e.step_time
-        writer.writerow(
-            {
-                "variant": row.label,
-                "nodes": row.nodes,
-                "gpus": row.world,
-                "status": row.status,
-                "runs_ok": len(row.good),
-                "runs": len(row.runs),
-                "tokens_per_s_per_gpu": e.tokens and e.tokens.median,
-                "tokens_per_s_per_gpu_iqr": e.tokens and e.tokens.iqr,
-                "step_time_ms": step and step.median,
-                "step_time_ms_iqr": step and step.iqr,
-                "step_time_ms_run_min": step and min(step.runs),
-                "step_time_ms_run_max": step and max(step.runs),
-                "iteration_lines": step and step.n,
-                "tflops_per_gpu": e.tflops and e.tflops.median,
-                "mfu": e.mfu and e.mfu.median,
-                "mfu_denominator_tflops": e.peak_tflops,
-                "peak_memory_mib": e.peak_memory_mib,
-                "speedup": speedup and speedup.value,
-                "speedup_low": interval and interval.low,
-                "speedup_high": interval and interval.high,
-                "speedup_covers": interval and interval.covers,
-                "speedup_against": speedup and speedup.against,
-                "comparable": speedup and speedup.verdict.comparable,
-                "unlike": speedup and "; ".join(speedup.verdict.unlike),
-                "noted": speedup and "; ".join(speedup.verdict.noted),
-                "scaling": efficiency and efficiency.mode,
-                "scaling_efficiency": efficiency and efficiency.ratio.value,
-                "tokens_per_s": e.tokens_total,
-                "energy_j_per_token": e.energy_per_token,
-                "cost_per_million_tokens": e.cost_per_million_tokens,
-                "published_tokens_per_s_per_gpu": e.published and e.published.tokens_per_s_per_gpu,
-                "published_ratio": e.published and e.published.ratio,
-            }
-        )
+        cells: dict[str, object] = {
+            "variant": row.label,
+            "nodes": row.nodes,
+            "gpus": row.world,
+            "status": row.status,
+            "runs_ok": len(row.good),
+            "runs": len(row.runs),
+            "tokens_per_s_per_gpu": e.tokens and e.tokens.median,
+            "tokens_per_s_per_gpu_iqr": e.tokens and e.tokens.iqr,
+            "step_time_ms": step and step.median,
+            "step_time_ms_iqr": step and step.iqr,
+            "step_time_ms_run_min": step and min(step.runs),
+            "step_time_ms_run_max": step and max(step.runs),
+            "iteration_lines": step and step.n,
+            "tflops_per_gpu": e.tflops and e.tflops.median,
+            "mfu": e.mfu and e.mfu.median,
+            "mfu_denominator_tflops": e.peak_tflops,
+            "peak_memory_mib": e.peak_memory_mib,
+            "speedup": speedup and speedup.value,
+            "speedup_low": interval and interval.low,
+            "speedup_high": interval and interval.high,
+            "speedup_covers": interval and interval.covers,
+            "speedup_against": speedup and speedup.against,
+            "comparable": speedup and speedup.verdict.comparable,
+            "unlike": speedup and "; ".join(speedup.verdict.unlike),
+            "noted": speedup and "; ".join(speedup.verdict.noted),
+            "scaling": efficiency and efficiency.mode,
+            "scaling_efficiency": efficiency and efficiency.ratio.value,
+            "tokens_per_s": e.tokens_total,
+            "energy_j_per_token": e.energy_per_token,
+            "cost_per_million_tokens": e.cost_per_million_tokens,
+            "published_tokens_per_s_per_gpu": e.published and e.published.tokens_per_s_per_gpu,
+            "published_ratio": e.published and e.published.ratio,
+        }
+        writer.writerow({name: _cell(value) for name, value in cells.items()})
     return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A spreadsheet takes a text that begins so for a formula, and some formulas run programs."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def to_terminal(comparison: Comparison) -> RenderableType:
