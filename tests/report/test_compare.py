@@ -14,7 +14,8 @@ from tests.support import only, refused
 
 from fp8launch.cli import run as command
 from fp8launch.cli.compare import measure_all
-from fp8launch.report.compare import Comparison, compare
+from fp8launch.report.compare import compare
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.export import to_csv, to_markdown
 from fp8launch.report.measured import arguments_of, precision_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8launch.report.compare import Comparison
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import (
     PARITY,
     UNLIKE,

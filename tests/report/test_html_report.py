@@ -12,7 +12,8 @@ import pytest
 from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
 
 from fp8launch.cli.compare import measure_all
-from fp8launch.report.compare import Comparison, compare
+from fp8launch.report.compare import compare
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.html import to_html
 from fp8launch.report.plots import available
 

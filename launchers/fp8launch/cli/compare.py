@@ -11,8 +11,8 @@ from fp8launch.cli.output import console, json_option, say, show_json, with_opti
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.problems import ANSWER_IS_NO, error
 from fp8launch.recipe.source import is_file
-from fp8launch.report.compare import Comparison
 from fp8launch.report.compare import compare as side_by_side
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.measured import Measured, from_events, from_logs, from_run, from_study
 from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.tensorboard import event_files

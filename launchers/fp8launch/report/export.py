@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fp8launch.problems import printable
-from fp8launch.report.compare import Comparison
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.table import Table, differences_table, main_table, phases_table, remarks
 
 _CSV = (

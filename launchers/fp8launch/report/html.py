@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from fp8launch import __version__
-from fp8launch.report.compare import Comparison
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.plot_style import INK, Picture
 from fp8launch.report.plots import available, figure_of, pictures
 from fp8launch.report.table import LEGEND, Table, differences_table, main_table, phases_table, remarks

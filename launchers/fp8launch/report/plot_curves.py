@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fp8launch.report.compare import Comparison, Entry
+from fp8launch.report.comparison import Comparison, Entry
 from fp8launch.report.measured import Measured
 from fp8launch.report.parity import losses, smooth
 from fp8launch.report.plot_style import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fp8launch.report.compare import Entry
+from fp8launch.report.comparison import Entry
 from fp8launch.report.plot_style import (
     INK,
     MOST_LINES,

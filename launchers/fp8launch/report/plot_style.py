@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8launch.report.compare import Comparison, Entry
+from fp8launch.report.comparison import Comparison, Entry
 
 # Okabe and Ito's palette without yellow and black; sky blue stands in for what a dark page would swallow.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.problems import MACHINE_LACKS, error
-from fp8launch.report.compare import Comparison
+from fp8launch.report.comparison import Comparison
 from fp8launch.report.parity import losses
 from fp8launch.report.plot_curves import loss_curves, loss_difference, over_iterations
 from fp8launch.report.plot_rows import bars, efficiency, over_sequence, scaling

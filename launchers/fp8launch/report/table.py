@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fp8launch.report.compare import Comparison, Entry
+from fp8launch.report.comparison import Comparison, Entry
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.rows import Measure
 from fp8launch.report.scaling import Ratio
