@@ -407,6 +407,9 @@ def main(words: list[str]) -> int:
     try:
         return begin(run) if what == "begin" else end(run, int(words[3]))
     except OSError as problem:  # a full disk, say
+        if run.done:
+            say(f"the training is done, but {problem.filename or folder} cannot be written: {problem.strerror}")
+            return int(words[3]) if what == "end" else 0
         say(f"the run stops here: {problem.filename or folder}: {problem.strerror}")
         return GIVEN_UP if what == "begin" else int(words[3]) or GIVEN_UP
 
