@@ -24,9 +24,9 @@ from fp8launch.runs.submit import prepare
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted((ROOT / "tests/recipe/data/published").glob("*.args"))
 
-# Sets that combine published parts, but that nobody published a run of: with every layer's activations kept and the
-# native fused loss, 8B does not fit 80 GB. NVIDIA recomputes five layers, or splits the context in two.
-NEVER_PUBLISHED = {"common_base", "llama3_8b_h100_fp8_ds", "llama3_8b_h100_fp8_sc"}
+# Combines published parts, but nobody published a run of it: with every layer's activations kept, 8B blockwise misses
+# 80 GB by a fifth. NVIDIA recomputes five layers in tensorwise FP8 and splits the context in two in bf16.
+NEVER_PUBLISHED = {"llama3_8b_h100_fp8_sc"}
 
 RECIPE = """
 extends: [models/llama3_8b, parts/pretrain, parts/distributed_optimizer, precision/tensorwise, hardware/h200]
@@ -57,10 +57,16 @@ def test_a_run_that_fits_has_no_problem(recipe: str) -> None:
 
 
 def test_a_run_that_cannot_fit_is_an_error_that_says_what_helps(recipe: str) -> None:
+    _, [(code, text)] = told(recipe, "batch.micro=4")
+    assert code == "does-not-fit" and "will not fit" in text
+    assert "140.4 GiB" in text and "activations" in text and "parallel.tp: 2" in text
+    assert "--set batch.micro=4" in text
+
+
+def test_a_run_beyond_the_limit_by_less_than_the_estimate_promises_is_a_warning(recipe: str) -> None:
+    """Measured: this one ended out of memory on H200, with 4 % more predicted than there is."""
     _, [(code, text)] = told(recipe, "batch.micro=2")
-    assert code == "does-not-fit"
-    assert "140.4 GiB" in text and "activations" in text and "batch.micro: 1" in text
-    assert "--set batch.micro=2" in text
+    assert code == "tight-memory" and "will probably not fit" in text and "batch.micro: 1" in text
 
 
 def test_remedies_are_estimates_of_the_same_model(recipe: str) -> None:
@@ -104,7 +110,7 @@ def published(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_what_nvidia_published_is_no_error(path: Path, write: Callable[[str, str], str]) -> None:
-    """They all ran. The three sets that nobody ran are errors: see NEVER_PUBLISHED."""
+    """They all ran, but for one: see NEVER_PUBLISHED."""
     codes = {code for code, _ in told(write(f"{path.stem}.yaml", write_yaml(published(path))))[1]}
     assert ("does-not-fit" in codes) == (path.stem in NEVER_PUBLISHED)
 
