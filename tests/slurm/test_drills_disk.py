@@ -47,14 +47,14 @@ def disk(site: Site) -> Iterator[Disk]:
         yield Disk(folder)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
-        _reboot(site)
+        _reboot(site, wait=False)  # the cluster is healed after each test
 
 
-def _reboot(site: Site) -> None:
+def _reboot(site: Site, wait: bool = True) -> None:
     """A node has the mounts that there were when it was started."""
     site.slurm.kill_node(1)
     time.sleep(1.1)  # Slurm tells its start in whole seconds
-    site.slurm.start_node(1)
+    site.slurm.start_node(1, wait)
 
 
 NODE = "nodelist: node1\n"
