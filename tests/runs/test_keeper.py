@@ -137,6 +137,7 @@ OOM = "1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 XID = "2: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 HANG = "fp8launch: hang: the log has not grown for 99 s; rank 0 in wait (x.py:1); no stack from rank 3 on node2\n"
 MISSED = "".join(f"{rank}: [rank{rank}]: RuntimeError: [gloo/x.cc:1] Timed out waiting\n" for rank in (0, 1, 2))
+STEP_ENDED = "0: slurmstepd-node1: error: *** STEP 5.0 ON node1 CANCELLED AT 2026-11-21T15:58:21 ***\n"
 BOTH_MISSED = "".join(f"{rank}: RuntimeError: [gloo/x.cc:1] Connection closed by peer\n" for rank in (0, 2))
 
 
@@ -151,6 +152,9 @@ BOTH_MISSED = "".join(f"{rank}: RuntimeError: [gloo/x.cc:1] Connection closed by
         (137, HANG, "hang", "node2", True),
         (1, MISSED, "network", "node2", True),
         (1, BOTH_MISSED, "network", None, True),
+        (1, OOM + STEP_ENDED, "out-of-memory", "node1", False),
+        (1, BOTH_MISSED + STEP_ENDED, "network", None, True),
+        (1, STEP_ENDED + BOTH_MISSED, "cancelled", "node1", False),
         (1, "0: nothing that anybody knows\n", "unknown", None, False),
     ],
 )

@@ -41,6 +41,8 @@ OF_PEERS = ("nccl", "network")  # told by those that miss somebody
 _EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
 _UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
 _LABEL = re.compile(r"^\s*(\d+): ?")
+# srun ends the other tasks of a step that failed in the words of a cancellation.
+_STEP_ENDED = re.compile(r"\*\*\* STEP .*CANCELLED AT (?!.*DUE TO)")
 # srun's own lines (its errors are those of the batch script) name the node of the first process that failed.
 _NODE_FAILED = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (?!Terminated)")
 
@@ -341,6 +343,8 @@ def find_cause(text: str, plan: Mapping[str, Any]) -> tuple[str, str] | None:
     """Code and line of the deepest cause: the earliest line of the lowest depth, as for `fp8launch parse`."""
     best: tuple[int, str, str] | None = None
     for depth, code, line in meanings(text, plan):
+        if best is not None and _STEP_ENDED.search(line):
+            continue
         if best is None or depth < best[0]:
             best = (depth, code, line)
     return (best[1], best[2]) if best else None
