@@ -133,6 +133,7 @@ def test_training_that_reached_its_end_is_done(job: Callable[..., Job]) -> None:
 
 LEFT = "0: [exiting program after 58.0 minutes] datetime: now\n"
 TERM = "0: [exiting program after receiving SIGTERM.] datetime: now\n"
+STEP = "0: slurmstepd-node1: error: *** STEP 5.0 ON node1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
 OOM = "1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 XID = "2: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 HANG = "fp8launch: hang: the log has not grown for 99 s; rank 0 in wait (x.py:1); no stack from rank 3 on node2\n"
@@ -145,6 +146,8 @@ BOTH_MISSED = "".join(f"{rank}: RuntimeError: [gloo/x.cc:1] Connection closed by
     ("status", "log", "cause", "node", "goes_on"),
     [
         (0, LEFT, "time-limit", None, True),
+        (143, LEFT + STEP, "time-limit", None, True),
+        (143, STEP, "cancelled", "node1", False),
         (0, TERM, "signal", None, True),
         (0, "", "unknown", None, False),
         (1, OOM, "out-of-memory", "node1", False),
@@ -185,6 +188,14 @@ def test_preemption_is_known_in_its_grace_time(job: Callable[..., Job]) -> None:
     one.end(0, TERM, SHOWN="JobState=RUNNING PreemptTime=2026-01-01T12:00:00")
     [attempt] = one.record["attempts"]
     assert (attempt["cause"], attempt["counts"]) == ("preempted", False)
+
+
+def test_a_start_that_the_last_signal_cut_off_is_a_time_limit(job: Callable[..., Job]) -> None:
+    one = job("survive.attempts=3", "resources.time=1")
+    soon = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + s)) for s in (0, 50)]
+    one.begin(TIMES=" ".join(soon))
+    one.end(143, STEP)
+    assert one.record["attempts"][0]["cause"] == "time-limit"
 
 
 def test_what_slurm_ends_is_left_to_slurm(job: Callable[..., Job]) -> None:

@@ -197,7 +197,7 @@ def end(run: Run, status: int) -> int:
         say(words)
     prune(run)
     cause, node, line = cause_of_end(run, status, shown)
-    if status == 0 and run.phase_over:
+    if run.phase_over and (status == 0 or cause == "finished"):
         cause = PHASE_END
     elif cause == "finished" and run.phase is not None:
         cause = "unknown"  # it left at its phase's last iteration, and no checkpoint of that is there
@@ -207,7 +207,7 @@ def end(run: Run, status: int) -> int:
         run.save()
         drop_waiting(run)
         say(f"the training is done, at iteration {saved.latest(run.checkpoint)}")
-        return status
+        return 0 if run.done else status
     if line:
         run.attempts[-1]["line"] = line.strip()[:300]
     verdict = run.close(cause, node)
@@ -315,28 +315,34 @@ def cause_of_end(run: Run, status: int, shown: str) -> Cause:
     hung = watch.HUNG.search(log)
     if hung is not None:
         return Cause("hang", hung.group(1), hung.group(0))
-    if status == 0:
-        left = _EXITING.search(log)
-        if left is None:
-            return Cause("unknown")
+    left = _EXITING.search(log)
+    if left is not None:
+        # It has saved by then. A last SIGTERM may still hit it on its way out, and the exit status says nothing.
         if left.group(1) == "at iteration":
             return Cause("finished")  # as far as it was asked to go
-        if left.group(1) != "after receiving":
-            return Cause("time-limit")
-        # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
-        if re.search(r"PreemptTime=\d", shown):
-            return Cause("preempted")
-        near = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
-        return Cause("time-limit" if near else "signal")
+        return Cause(who_asked(run, shown) if left.group(1) == "after receiving" else "time-limit")
+    if status == 0:
+        return Cause("unknown")
     # Slurm appends the words of a job that it starts again.
     batch = tail(run.batch_output, run.attempts[-1].get("said", 0))
     found = find_cause(log, run.plan) or find_cause(batch, run.plan)
     if found is None:
         return Cause("unknown")
     cause, line = found
+    if cause == "cancelled" and who_asked(run, shown) != "signal":
+        return Cause(who_asked(run, shown), None, line)  # the step was, before it could answer; the job runs
     if cause == "unhealthy-node":
         return Cause(cause, ",".join(_UNHEALTHY.findall(log)) or None, line)
     return Cause(cause, node_of_silence(log, run) if cause in OF_PEERS else node_of(line, batch, run.env), line)
+
+
+def who_asked(run: Run, shown: str) -> str:
+    """Why Slurm has sent SIGTERM to the training while the job runs on."""
+    # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
+    if re.search(r"PreemptTime=\d", shown):
+        return "preempted"
+    near = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
+    return "time-limit" if near else "signal"
 
 
 def find_cause(text: str, plan: Mapping[str, Any]) -> tuple[str, str] | None:
