@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support import only, refused
 
 from fp8launch.megatron.schema import load_schema, supported_versions
-from fp8launch.megatron.translate import MegatronArgs, layout, relative_data_paths, translate
+from fp8launch.megatron.translate import MegatronArgs, layout, translate
 from fp8launch.problems import ANSWER_IS_NO
 from fp8launch.recipe.load import load_recipe
 
@@ -304,9 +303,3 @@ def test_what_does_not_divide(write: Write, text: str, code: str, line: int, say
     assert problem.code == code
     assert says in problem.message
     assert str(problem.where).endswith(f"r.yaml:{line}")
-
-
-def test_relative_paths_of_a_blend(write: Write) -> None:
-    recipe = load_recipe(write("r.yaml", "name: r\ndata: {kind: indexed, blend: [0.5, a/b, '0.5', /c]}\n")).recipe
-    assert recipe.data is not None
-    assert relative_data_paths(recipe.data) == [Path("a/b")]

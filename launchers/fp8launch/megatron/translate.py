@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from fp8launch.job.images import software_in
 from fp8launch.megatron.argv import check_values, emit_argv
@@ -288,17 +287,3 @@ def _fp8_on_cpu(recipe: Recipe, values: Mapping[str, FlagValue], places: Mapping
                 places[flag],
                 "use `precision: {recipe: bf16}` on CPUs, or name the GPU",
             )
-
-
-def relative_data_paths(data: Data) -> list[Path]:
-    """The paths in a blend that are not absolute; a blend may interleave weights with paths."""
-    paths = [Path(part) for part in data.blend or [] if isinstance(part, str) and not _is_number(part)]
-    return [path for path in paths if not path.is_absolute()]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
