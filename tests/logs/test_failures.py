@@ -131,6 +131,15 @@ def test_a_step_that_reached_its_limit_while_ranks_complained_reached_its_limit(
     assert cause(CASCADE[0], CASCADE[-1].replace(" ***", " DUE TO TIME LIMIT ***")) == "time-limit"
 
 
+@pytest.mark.parametrize(
+    "left", ["[exiting program after 58.0 minutes] datetime: now", "[after training is done] datetime: now"]
+)
+def test_what_ends_the_step_of_a_program_that_has_left_is_no_failure(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join([dump(a=1), line(1), line(2), line(3), left, CASCADE[-1]]) + "\n")
+    assert read_log(path).processes[0].ending.failure is None
+
+
 def test_a_broken_gpu_is_the_cause_of_the_watchdog_on_the_other_ranks() -> None:
     xid = "[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
     assert cause(CASCADE[0], xid, *CASCADE[1:]) == "gpu-failure"

@@ -49,11 +49,13 @@ class Failure:
 class FailureFinder:
     """Fed with the lines of one process in order, or with those that hold one of `NEEDLES`; `found` is the cause.
 
-    State is kept per rank, as far as lines carry one, because tracebacks of several ranks come interleaved.
+    State is kept per rank, as far as lines carry one, because tracebacks of several ranks come interleaved. `left` is
+    to be set once the program has said that it leaves: what ends its step then is no failure.
     """
 
     def __init__(self) -> None:
         self.found: Failure | None = None
+        self.left = False
         self._last_frame: dict[int | None, str] = {}
         self._in_traceback: set[int | None] = set()
 
@@ -83,7 +85,7 @@ class FailureFinder:
 
     def _line(self, offset: int, line: str) -> None:
         pattern = next((p for p in PATTERNS if p.expression.search(line)), None)
-        if pattern and not (self.found and _STEP_CANCELLED.search(line)):
+        if pattern and not ((self.found or self.left) and _STEP_CANCELLED.search(line)):
             self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset))
 
     def _take(self, failure: Failure) -> None:

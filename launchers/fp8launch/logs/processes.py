@@ -251,8 +251,10 @@ def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int]) ->
             continue
         if "after training is done]" in raw:
             finished, finder = True, FailureFinder()
+            finder.left = True
         elif found := _EXITING.search(raw):
             exit_line = found[1].strip()
+            finder.left = True
         else:
             finder.feed(offset, raw)
     failure = finder.found
