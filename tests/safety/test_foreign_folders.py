@@ -250,3 +250,29 @@ def on_a_terminal(*arguments: str) -> bytes:
     assert child.wait() == 0
     os.close(terminal)
     return shown
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"left_out": None},
+        {"left_out": [{}]},
+        {"left_out": [7]},
+        {"points": None},
+        {"points": [{"run": "r-1", "repeat": "x"}]},
+    ],
+)
+def test_a_study_that_nobody_wrote(say: Say, home: Path, record: dict[str, Any]) -> None:
+    study = create_study(home / "runs", "s", {"points": []})
+    (study.path / "study.json").write_text(json.dumps({"points": [], **record}))
+    for verb in ("runs", "compare"):
+        code, _, err = say(verb, "s")
+        assert (code, "[bad-study]" in err) == (2, True)
+
+
+@pytest.mark.parametrize("entry", [{"study": {"repeat": "x"}}, {"layout": {"world": "x"}}, {"megatron": {"argv": 7}}])
+def test_a_manifest_whose_parts_nobody_wrote(say: Say, make: Callable[..., RunFolder], entry: dict[str, Any]) -> None:
+    run = make(**entry)
+    for verb in ("compare", "parse", "cancel"):
+        code, _, err = say(verb, str(run.path))
+        assert (code, "[bad-manifest]" in err) == (2, True)

@@ -37,8 +37,11 @@ _SHAPES: dict[str, type] = {
     "jobs": list, "command": list, "recipe": dict, "megatron": dict, "layout": dict, "environment": dict,
     "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict,
 }  # fmt: skip
-# A job of Slurm, a task of an array, or a process of this machine with its start time: never an option of scancel.
+_PARTS: dict[str, dict[str, type]] = {
+    "study": {"name": str, "point": dict, "repeat": int}, "layout": {"world": int}, "megatron": {"argv": list},
+}  # fmt: skip
 _MAY_BE_NULL = ("study", "submission", "git", "image")
+# A job of Slurm, a task of an array, or a process of this machine with its start time: never an option of scancel.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|:[0-9]*)?")
 
 
@@ -123,6 +126,7 @@ def create_run_folder(
             for name, text in files.items():
                 write_atomically(making / name, text)
             write_atomically(making / MANIFEST, json.dumps(dict(manifest), indent=2) + "\n")
+            sync_folder(making)
             if replace and path.exists():
                 path.rename(root / f".making-{run_id}.{secrets.token_hex(4)}")
             making.rename(path)
@@ -164,6 +168,10 @@ def _wrong_in(manifest: object) -> str | None:
         value = manifest.get(name, shape())
         if not isinstance(value, shape) and not (value is None and name in _MAY_BE_NULL):
             return f"'{name}' is no {'mapping' if shape is dict else 'list'}"
+    for name, parts in _PARTS.items():
+        for part, shape in parts.items():
+            if not isinstance((manifest.get(name) or {}).get(part), (shape, type(None))):
+                return f"'{name}.{part}' is no {shape.__name__}"
     for job in manifest.get("jobs", []):
         if not isinstance(job, dict) or not _JOB_ID.fullmatch(str(job.get("id"))):
             return f"{str(job)[:80]!r} is no job"

@@ -38,8 +38,8 @@ class StudyFolder:
             record = read_json(file)
         except (OSError, ValueError) as exc:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
-        points = record.get("points") if isinstance(record, dict) else None
-        if not isinstance(points, list) or not all(isinstance(p, dict) and _plain_name(p.get("run")) for p in points):
+        lists = [record.get("points"), record.get("left_out", [])] if isinstance(record, dict) else [None]
+        if not all(isinstance(points, list) and all(map(_is_point, points)) for points in lists):
             raise error("bad-study", "does not hold the points of a study", str(file))
         found: dict[str, Any] = record
         return found
@@ -116,6 +116,13 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
 def _place(point: dict[str, Any]) -> str:
     """Where a point stands in its grid."""
     return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
+
+
+def _is_point(point: object) -> bool:
+    if not isinstance(point, dict) or not _plain_name(point.get("run")):
+        return False
+    shapes = {"nodes": int, "repeat": int, "recipe": str, "values": dict}
+    return all(isinstance(point.get(key), (shape, type(None))) for key, shape in shapes.items())
 
 
 def _plain_name(name: object) -> bool:

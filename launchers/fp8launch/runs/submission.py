@@ -23,7 +23,7 @@ from fp8launch.backends.base import Backend
 from fp8launch.job.job import Job
 from fp8launch.job.plan import submission_comment
 from fp8launch.problems import UserError, error
-from fp8launch.runs.disk import Busy, held, start_of, uninterrupted
+from fp8launch.runs.disk import Busy, held, start_of, sync_folder, uninterrupted
 from fp8launch.runs.folder import MANIFEST, RunFolder
 from fp8launch.runs.store import job_ids
 from fp8launch.secrecy import redacted
@@ -76,6 +76,7 @@ def begin(runs: Sequence[RunFolder], key: str) -> None:
     """Write down under which key these runs are being submitted, as tasks of an array when they are several."""
     for index, run in enumerate(runs):
         run.update(submission=opening(key, index if len(runs) > 1 else None))
+        sync_folder(run.path)  # a power cut must not undo what sbatch is about to make true
 
 
 def opening(key: str, index: int | None = None) -> dict[str, Any]:
