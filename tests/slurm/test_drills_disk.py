@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cluster.processes import until
 from drilling import ITERATIONS, MODEL, Chain, row
 from launching import Site, sets
 
@@ -44,17 +44,18 @@ def disk(site: Site) -> Iterator[Disk]:
         pytest.skip("needs the right to mount a tmpfs")
     try:
         _reboot(site)
+        assert until(lambda: site.slurm.node_state(1) == "idle", 90)
         yield Disk(folder)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
-        _reboot(site, wait=False)  # the cluster is healed after each test
+        _reboot(site)  # the cluster is healed after each test
 
 
-def _reboot(site: Site, wait: bool = True) -> None:
+def _reboot(site: Site) -> None:
     """A node has the mounts that there were when it was started."""
     site.slurm.kill_node(1)
-    time.sleep(1.1)  # Slurm tells its start in whole seconds
-    site.slurm.start_node(1, wait)
+    assert until(lambda: "down" in site.slurm.node_state(1), 60)  # before, idle says nothing
+    site.slurm.start_node(1, wait=False)
 
 
 NODE = "nodelist: node1\n"

@@ -76,7 +76,7 @@ def test_controller_killed_during_a_run_and_during_runs(chain: Callable[..., Cha
     shown = " ".join((looked.stdout + looked.stderr).split())
     assert "running" in shown or "unknown" in shown, shown  # by the accounting, where there is one
     resumed = one.site.run("resume", one.run)
-    assert resumed.returncode == 3, resumed.stderr
+    assert resumed.returncode in (1, 3), resumed.stderr  # it is running, or nobody can say
     time.sleep(OUTAGE)
     one.site.slurm.start_controller()
     state = one.over(240)

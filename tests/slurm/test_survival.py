@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.drill]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of the same recipe without any interruption."""
-    return losses(train_here(tmp_path_factory.mktemp("undisturbed"), *MODEL))
+    return losses(train_here(tmp_path_factory.mktemp("undisturbed"), *MODEL, timeout=600))
 
 
 @pytest.mark.parametrize("way", ["requeue", "dependency"])
