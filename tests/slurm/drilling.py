@@ -61,7 +61,7 @@ class Chain:
     def logs(self) -> list[Path]:
         return sorted((self.folder / "logs").glob("*-*.log"), key=lambda p: p.stat().st_mtime)
 
-    def reaches(self, condition: Callable[[], object], seconds: float = 120) -> None:
+    def reaches(self, condition: Callable[[], object], seconds: float = 240) -> None:
         end = time.monotonic() + seconds
         while not condition():
             said = "".join(p.read_text() for p in (self.folder / "logs").glob("slurm-*.out"))
@@ -74,7 +74,7 @@ class Chain:
     def over(self, seconds: float = 180) -> dict[str, Any]:
         """Wait until the run is over by its own word, and return what `runs` says then."""
         self.reaches(lambda: self.record.get("finished") or self.record.get("stopped"), seconds)
-        self.reaches(lambda: self.site.state(self.run)["state"] not in ("running", "pending"), 30)
+        self.reaches(lambda: self.site.state(self.run)["state"] not in ("running", "pending"), 60)
         return self.site.state(self.run)
 
     def past_the_checkpoint(self) -> int:

@@ -82,13 +82,13 @@ def test_disk_full_at_the_manifest(site: Site, disk: Disk) -> None:
 
 def test_disk_full_at_the_log(site: Site, disk: Disk, chain: Callable[..., Chain]) -> None:
     """Run root full, checkpoints elsewhere: a log that cannot grow is no hang, and the training reaches its end."""
-    elsewhere = sets(f"checkpoint.dir={site.folder}/ckpt", "survive.hang_after=15")
+    elsewhere = sets(f"checkpoint.dir={site.folder}/ckpt", "survive.hang_after=60")
     site.runs = disk.folder / "runs"
     site.env["FP8LAUNCH_RUNS"] = str(site.runs)
     one = chain("--attempts", "3", *elsewhere, profile=NODE)
     one.trained(40)
     disk.fill()
-    one.reaches(lambda: site.slurm.run("squeue", "-h").stdout == "", 240)
+    one.reaches(lambda: site.slurm.run("squeue", "-h").stdout == "", 400)
     assert one.checkpoint == ITERATIONS
     disk.make_room()
     assert site.state(one.run)["state"] == "completed"
