@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 BELOW = os.environ["KILL_BELOW"]
@@ -28,7 +29,7 @@ lines: list[str] = []
 def kind(event: str, arguments: tuple[Any, ...]) -> str | None:
     """The side effect in words that are the same for every run of a study; None for what is none."""
     if event == "subprocess.Popen":
-        program = os.path.basename(str(arguments[0]))
+        program = Path(str(arguments[0])).name
         return f"command {program}" if program in ("sbatch", "scancel", "bash") else None
     if event == "open":
         path, mode, flags = arguments
@@ -37,7 +38,7 @@ def kind(event: str, arguments: tuple[Any, ...]) -> str | None:
     elif event not in TOUCHES:
         return None
     # A path in a folder that is open may come as its last part alone, as shutil.rmtree has it.
-    path = os.path.abspath(os.fsdecode(arguments[1] if event == "os.rename" else arguments[0]))
+    path = os.path.abspath(os.fsdecode(arguments[1] if event == "os.rename" else arguments[0]))  # noqa: PTH100 (resolves nothing)
     if not path.startswith(BELOW):
         return None
     short = re.sub(r"(\.making-)?tiny_cpu[\w.-]*(?=/|$)", "RUN", path[len(BELOW) :])
@@ -73,6 +74,5 @@ from fp8launch.cli import run  # noqa: E402 (what it imports may count too)
 
 status = run(sys.argv[1:])
 if LOG:
-    with open(LOG, "w") as file:
-        file.write("\n".join(lines) + "\n")
+    Path(LOG).write_text("\n".join(lines) + "\n")
 sys.exit(status)

@@ -13,14 +13,14 @@ LEAST_HIDDEN = 1024
 @rule(
     "fp8-small-batch",
     "warning",
-    source="benchmark of FP8 against BF16 on B200 (2025), with torchao: plateaus at batch 2 or less; not seen again with "
-    "Megatron on H200, benchmarks/h200/NOTES.md",
+    source="benchmark of torchao's FP8 on B200 (2025): plateaus at batch 2 or less; benchmarks/h200/NOTES.md: Megatron on "
+    "H200 does not",
 )
 def one_gpu_has_a_batch(run: Facts) -> Iterator[Finding]:
     if run.quantized and run.layout.world == 1 and run.layout.global_batch <= 2:
         message = (
-            f"{run.precision} on one GPU with a global batch of {run.layout.global_batch}: a benchmark of torchao's FP8 "
-            "saw such runs stop learning; on an H200 Megatron's learned as bf16 did"
+            f"{run.precision} on one GPU with a global batch of {run.layout.global_batch}: a benchmark of torchao's "
+            "FP8 saw such runs stop learning; on an H200 Megatron's learned as bf16 did"
         )
         fix = "nothing, if bf16 learns as well on your data; `silence: {fp8-small-batch: reason}` ends this warning"
         yield Finding(message, run.where("global_batch_size", "micro_batch_size"), fix)
