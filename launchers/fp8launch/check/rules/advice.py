@@ -13,8 +13,8 @@ LEAST_HIDDEN = 1024
 @rule(
     "fp8-small-batch",
     "warning",
-    source="benchmark of torchao's FP8 on B200 (2025): plateaus at batch 2 or less; benchmarks/h200/NOTES.md: Megatron on "
-    "H200 does not",
+    source="benchmark of torchao's FP8 on B200 (2025): plateaus at batch 2 or less; Megatron on H200 does not "
+    "(benchmarks/h200/NOTES.md)",
 )
 def one_gpu_has_a_batch(run: Facts) -> Iterator[Finding]:
     if run.quantized and run.layout.world == 1 and run.layout.global_batch <= 2:
