@@ -343,6 +343,6 @@ NEEDLES: tuple[bytes, ...] = tuple(
         "ddress already", "pyxis", "enroot", "FATAL", "spank", "Permission denied", "Xid", "uncorrectable",
         "NCCL WARN", "Watchdog", "ProcessGroupNCCL", "gloo", "Gloo", "by peer", "client socket", "Broken pipe",
         "TCPStore", "Segmentation", "SIG", "ignal ", "exitcode", "exit code", "Aborted", "core dumped", "Killed",
-        "Terminated", "KeyboardInterrupt", "death signal",
+        "Terminated", "KeyboardInterrupt", "death signal", "No dot product attention",
     )
 )  # fmt: skip

@@ -38,8 +38,12 @@ class StudyFolder:
             record = read_json(file)
         except (OSError, ValueError) as exc:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
-        lists = [record.get("points"), record.get("left_out", [])] if isinstance(record, dict) else [None]
-        if not all(isinstance(points, list) and all(map(_is_point, points)) for points in lists):
+        points, left_out = (
+            (record.get("points"), record.get("left_out", [])) if isinstance(record, dict) else (None, [])
+        )
+        # Points that were left out have no folder; what stands for its name is a label.
+        folders = isinstance(points, list) and all(_is_point(p) and _plain_name(p.get("run")) for p in points)
+        if not (folders and isinstance(left_out, list) and all(_is_point(p) for p in left_out)):
             raise error("bad-study", "does not hold the points of a study", str(file))
         found: dict[str, Any] = record
         return found
@@ -119,7 +123,7 @@ def _place(point: dict[str, Any]) -> str:
 
 
 def _is_point(point: object) -> bool:
-    if not isinstance(point, dict) or not _plain_name(point.get("run")):
+    if not isinstance(point, dict) or not isinstance(point.get("run"), str):
         return False
     shapes = {"nodes": int, "repeat": int, "recipe": str, "values": dict}
     return all(isinstance(point.get(key), (shape, type(None))) for key, shape in shapes.items())
