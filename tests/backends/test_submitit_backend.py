@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import only, refused
 
-from fp8launch.backends.submitit import RunScript, SubmititBackend, _executor
+from fp8launch.backends.submitit import RunScript, SubmititBackend, _executor, finish_submission
 from fp8launch.job.script import batch_script
 from fp8launch.runs.folder import RunFolder
 
@@ -95,3 +95,13 @@ def test_the_job_ends_with_the_scripts_exit_status(
 def test_what_is_pickled_is_a_path_and_nothing_else() -> None:
     assert vars(RunScript("/a")) == {"script": "/a"}
     assert sys.modules[RunScript.__module__].__name__ == "fp8launch.backends.submitit"
+
+
+def test_a_submission_that_was_cut_off_after_sbatch_gets_its_pickle(tmp_path: Path) -> None:
+    """As submitit leaves it when its process is killed before it learns the job's id."""
+    unnamed = tmp_path / "f3f620a7412e443db8c3ce8f80ff21a5.pkl"
+    unnamed.write_bytes(b"what runs")
+    finish_submission(tmp_path, "51")
+    assert (tmp_path / "51_submitted.pkl").read_bytes() == b"what runs" and not unnamed.exists()
+    finish_submission(tmp_path, "51")
+    assert [file.name for file in tmp_path.iterdir()] == ["51_submitted.pkl"]

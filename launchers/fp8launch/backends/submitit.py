@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -34,6 +35,17 @@ class RunScript:
         if status:
             # SystemExit passes submitit's own handling of errors, which would make every failure a 1.
             raise SystemExit(status if status > 0 else 128 - status)
+
+
+def finish_submission(folder: Path, job: str) -> None:
+    """Give the job its pickle, where the launcher was killed after sbatch and before submitit named it by the job's id.
+
+    Without it the job waits for a minute and fails.
+    """
+    wanted = folder / f"{job}_submitted.pkl"
+    unnamed = [file for file in folder.glob("*.pkl") if re.fullmatch(r"[0-9a-f]{32}", file.stem)]
+    if len(unnamed) == 1 and not wanted.exists():
+        unnamed[0].rename(wanted)
 
 
 class SubmititBackend:

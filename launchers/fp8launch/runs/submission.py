@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8launch.backends import slurm
 from fp8launch.backends.base import Backend
+from fp8launch.backends.submitit import finish_submission
 from fp8launch.job.job import Job
 from fp8launch.job.plan import submission_comment
 from fp8launch.problems import UserError, error
@@ -198,6 +199,8 @@ def _adopt(runs: Sequence[RunFolder], backend: Backend) -> list[RunFolder]:
         job = job if job is None or index is None else f"{job}_{index}"
         job = job or (_started_here(run) if backend.name == "local" else _that_logged(run, known, index))
         if job is not None and job not in known:
+            if backend.name == "submitit":
+                finish_submission(run.path / "submitit", job)
             record_job(run, job)
             adopted.append(run)
     return adopted
