@@ -23,7 +23,7 @@ from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
 from fp8launch.backends.submitit import environment_of_a_shell
 from fp8launch.job.job import Job
-from fp8launch.job.plan import submission_comment
+from fp8launch.job.plan import submission_key
 from fp8launch.job.script import batch_script
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
@@ -84,7 +84,7 @@ class NemoRunBackend:
         except UnexpectedExit as exc:
             # An sbatch that gives up waiting may have submitted all the same.
             late = "timed out" in exc.result.stderr.lower()
-            key = str(dict(job.slurm).get("comment", "")).removeprefix(submission_comment(""))
+            key = submission_key(dict(job.slurm).get("comment")) or run.run_id
             if late and (known := slurm.find_jobs([key])):
                 return known[key]
             raise slurm.refused(exc.result.stderr, run.script) from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8launch.backends.base import FINAL, JobState, Status
-from fp8launch.job.plan import submission_comment
+from fp8launch.job.plan import submission_comment, submission_key
 from fp8launch.problems import error
 from fp8launch.runs.attempts import attempts_of, forbid_more
 from fp8launch.runs.folder import RunFolder
@@ -265,10 +265,8 @@ class _Row:
 
 def _is_of(row: _Row, run: RunFolder) -> bool:
     """The job is one of this run's, and not another that got its number since (numbers begin anew with a database)."""
-    ours = submission_comment("")
     manifest = run.manifest()
-    if row.comment.startswith(ours):
-        key = row.comment.removeprefix(ours)
+    if (key := submission_key(row.comment)) is not None:
         study = (manifest.get("study") or {}).get("name")
         serial = r"\.[a-z]?[0-9]+(-[0-9a-f]+)?"
         own = re.fullmatch(rf"{re.escape(run.run_id)}({serial})?", key)

@@ -30,6 +30,9 @@ _FIRST_START = {
 # One submission is one job, whose id sbatch prints at once.
 _OUR_OPTIONS = {"array", "export-file", "parsable", "test-only", "wait", "wrap"}
 
+# How the comment of every job of ours begins.
+_SUBMITTED = "fp8launch:"
+
 # Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
 
@@ -97,7 +100,13 @@ def plan(
 
 def submission_comment(key: str) -> str:
     """What a job carries in Slurm, so that it can be found again when the answer to sbatch was lost."""
-    return f"fp8launch:{key}"
+    return f"{_SUBMITTED}{key}"
+
+
+def submission_key(comment: object) -> str | None:
+    """The key in a job's comment; None for a comment that is not ours."""
+    text = str(comment)
+    return text.removeprefix(_SUBMITTED) if text.startswith(_SUBMITTED) else None
 
 
 def probe_runtime(cluster: Cluster, environment: dict[str, str]) -> Runtime:
