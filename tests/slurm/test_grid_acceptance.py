@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from cluster.processes import until
 from launching import ROOT, Site, sets
 from test_nemo_run import PYTHON, NemoSite, missing
 
@@ -25,13 +24,6 @@ def backend(request: pytest.FixtureRequest, slurm: Cluster, tmp_path: Path) -> t
         pytest.skip(reason)
     site = NemoSite(slurm, tmp_path, PYTHON)
     return site, ["--backend", "nemo-run", *site.profile()]
-
-
-def wait_for(what: Callable[[], bool], seconds: float, name: str) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"never came: {name}"
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -56,7 +48,7 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
         first = subprocess.Popen(
             [site.python, "-m", "fp8launch", *command], env=site.env, cwd=ROOT, stdout=out, stderr=out
         )
-        wait_for(lambda: len(known() - before) >= 3, 240, "the first jobs")
+        assert until(lambda: len(known() - before) >= 3, 240, every=0.2), "the first jobs never came"
         first.kill()
         first.wait()
     # On a quick machine the launcher may have been done: then the second finds all that there is to submit.
@@ -66,7 +58,8 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
     site.run("compare", "grid")
     done = site.run(*command)
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: all(run["state"] == "completed" for run in site.json("runs", "grid")), 600, "the end of all runs")
+    ended = until(lambda: all(run["state"] == "completed" for run in site.json("runs", "grid")), 600, every=0.5)
+    assert ended, site.json("runs", "grid")
     assert len(known() - before) == POINTS
     runs = site.json("runs", "grid")
     assert [(len(run["jobs"]), run["attempts"]) for run in runs] == [(1, 1)] * POINTS

@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster, Image
+from cluster.processes import until
 from launching import ROOT, TWO_BY_TWO, Site, from_weights, losses, sets
 
 PYTHON = ROOT / ".cache" / "nemo_run" / "bin" / "python"
@@ -159,7 +159,7 @@ def test_a_requeued_job_begins_another_log(site: NemoSite) -> None:
     )
     job = site.job(run)
     first, second = (site.runs / run / "logs" / f"{job}-{n}.log" for n in (0, 1))
-    wait_for(lambda: first.exists() and "attempt 0" in first.read_text())
+    assert until(lambda: first.exists() and "attempt 0" in first.read_text(), 60, every=0.2)
     site.slurm.run("scontrol", "requeue", job)
     site.slurm.wait_state(job, "COMPLETED", timeout=90)
     assert "attempt 0" in first.read_text() and "attempt 1" in second.read_text()
@@ -171,7 +171,9 @@ def test_whether_a_job_is_requeued_is_the_profiles_word(site: NemoSite, wish: bo
     run = site.submit(
         *site.profile(requeue=wish), *site.program("import time\nprint('up', flush=True)\ntime.sleep(99)")
     )
-    wait_for(lambda: any("up" in log.read_text() for log in (site.runs / run / "logs").glob("*-0.log")))
+    assert until(
+        lambda: any("up" in log.read_text() for log in (site.runs / run / "logs").glob("*-0.log")), 60, every=0.2
+    )
     assert site.field(site.job(run), "Requeue") == found
 
 
@@ -259,7 +261,7 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
         return site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
 
     before = len(jobs())
-    wait_for(lambda: len(jobs()) >= before + 2)  # squeue still shows what other tests ran
+    assert until(lambda: len(jobs()) >= before + 2, 60, every=0.2)  # squeue still shows what other tests ran
     killed.kill()
     killed.wait()
     done = site.run(*command)
@@ -272,9 +274,3 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
     # A job carries its run's name and which submission of it this is.
     of_runs = [re.sub(r"\.s\d+-[0-9a-f]+$", "", word.removeprefix("fp8launch:")) for word in jobs()]
     assert sorted(name for name in of_runs if name in mine) == mine
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    from cluster.processes import until
-
-    assert until(condition, seconds, every=0.2)

@@ -11,8 +11,7 @@ from pathlib import Path
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
 from fp8launch.megatron.translate import MegatronArgs
 from fp8launch.problems import Problem
-
-TRACKER = "latest_checkpointed_iteration.txt"
+from fp8launch.train.saved import TRACKER, whole_number
 
 
 def load_problems(args: MegatronArgs, paths: JobPaths) -> Iterator[Problem]:
@@ -63,9 +62,10 @@ def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
             text = tracker.read_text().strip()
         except (OSError, ValueError) as exc:
             return f"has a {TRACKER} that cannot be read: {exc}", "correct it"
-        if not re.fullmatch("[0-9]{1,18}", text) and text != "release":
+        number = whole_number(text)
+        if number is None and text != "release":
             return f"has a {TRACKER} that says '{text[:40]}', which is no iteration", _advice(here)
-        name = "release" if text == "release" else f"iter_{int(text):07d}"
+        name = "release" if text == "release" else f"iter_{number:07d}"
     else:
         name = f"iter_{step:07d}"
     if kind_of(here / name) == "missing":

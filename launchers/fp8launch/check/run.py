@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -83,11 +84,14 @@ def check_all(
     """
     site = cluster or Cluster()
     parts = [part for run in runs for part in run.parts]
-    results = iter(_check_parts(parts, site, os.environ if environment is None else environment, say, layers))
-    return [_together(run, [next(results) for _ in run.parts], layers) for run in runs]
+    seen = [facts(part, {name: str(value) for name, value in site.env.items()}) for part in parts]
+    results = _check_parts(seen, parts, site, os.environ if environment is None else environment, say, layers)
+    both = iter(zip(seen, results, strict=True))
+    return [_together(run, list(islice(both, len(run.parts))), layers) for run in runs]
 
 
 def _check_parts(
+    seen: Sequence[Facts],
     runs: Sequence[Prepared],
     site: Cluster,
     environment: Mapping[str, str],
@@ -95,7 +99,6 @@ def _check_parts(
     layers: Collection[str],
 ) -> list[CheckResult]:
     """Each run, or phase of one, by itself."""
-    seen = [facts(prepared, {name: str(value) for name, value in site.env.items()}) for prepared in runs]
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(verdict_problems, seen if "megatron" in layers else [], say)
         found = [_look(run, prepared, site, environment, layers) for run, prepared in zip(seen, runs, strict=True)]
@@ -108,12 +111,13 @@ def _check_parts(
     ]
 
 
-def _together(run: Prepared, results: Sequence[CheckResult], layers: Collection[str]) -> CheckResult:
+def _together(run: Prepared, parts: Sequence[tuple[Facts, CheckResult]], layers: Collection[str]) -> CheckResult:
     """The result of a run from those of its phases; a run without any is one part."""
+    seen, results = zip(*parts, strict=True)
     if not run.phases:
-        return results[0]
+        only: CheckResult = results[0]
+        return only
     names = [one.name for one in run.phases]
-    seen = [facts(part) for part in run.parts]
     ran = {name: next((r.layers[name] for r in results if r.layers[name] != "ran"), "ran") for name in LAYERS}
     borders = silence(seen[0], phases.problems(run.phases, seen) if "rules" in layers else (), ran)
     found = told_by_phase([(n, r.problems) for n, r in zip(names, results, strict=True)], len(names))

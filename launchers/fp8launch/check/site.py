@@ -104,7 +104,7 @@ def parse_nodes(text: str) -> dict[str, list[Node]]:
             name,
             re.sub(r"[^a-z_].*", "", state.lower()),
             parse_gpus(gres),
-            _number(cpus) or 0,
+            number(cpus) or 0,
             frozenset(re.findall(r"[\w.=:/-]+", features)) - {"null"},
         )
         found.setdefault(partition, []).append(node)
@@ -139,16 +139,17 @@ def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partiti
                 words.get("State", "UP"),
                 words.get("Default") == "YES",
                 minutes(words.get("MaxTime", "")),
-                _number(words.get("MaxNodes")),
-                _number(words.get("MinNodes")) or 0,
-                _number(words.get("TotalNodes")) or len(own),
+                number(words.get("MaxNodes")),
+                number(words.get("MinNodes")) or 0,
+                number(words.get("TotalNodes")) or len(own),
                 own,
             )
         )
     return found
 
 
-def _number(text: str | None) -> int | None:
+def number(text: str | None) -> int | None:
+    """A whole number that Slurm printed; None for anything else."""
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
@@ -157,8 +158,8 @@ def minutes(text: str) -> int | None:
 
     Forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
     """
-    number = "([0-9]{1,18})"
-    match = re.fullmatch(rf"(?:{number}-)?{number}(?::{number})?(?::{number})?", text.strip())
+    digits = "([0-9]{1,18})"
+    match = re.fullmatch(rf"(?:{digits}-)?{digits}(?::{digits})?(?::{digits})?", text.strip())
     if match is None:
         return None
     days, first, second, third = (int(part) if part is not None else None for part in match.groups())

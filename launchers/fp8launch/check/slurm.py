@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch.backends.slurm import call
-from fp8launch.check.site import TIMEOUT, Node, Partition, Silent, Site, minutes, read_site
+from fp8launch.check.site import TIMEOUT, Node, Partition, Silent, Site, minutes, number, read_site
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.cluster import Cluster
 from fp8launch.job.job import Job
@@ -233,7 +233,7 @@ def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
         (part.removeprefix("gpu:") for part in (options.get("gres") or "").split(",") if part.startswith("gpu:")), ""
     )
     kind, _, count = text.rpartition(":")
-    return kind or None, int(count) if re.fullmatch(r"[0-9]{1,18}", count) else 0
+    return kind or None, number(count) or 0
 
 
 def _features(constraint: str) -> set[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -63,14 +62,14 @@ def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], 
     for recipe in _recipes(context):
         loaded = load_recipe(recipe, context.params.get("overrides", ()))
         file = f"{len(files)}-{loaded.recipe.name}.yaml"
-        files[file] = _yaml(load_recipe(recipe).tree.plain())
+        files[file] = write_yaml(load_recipe(recipe).tree.plain())
         words[words.index(recipe)] = file
         secrets |= {name: os.environ[name] for name in loaded.recipe.secrets if os.environ.get(name)}
     known = {name for parameter in command.params for name in parameter.opts}
     if "--cluster" in known:
         if context.params.get("cluster"):
             raise click.UsageError("--at names the cluster already: leave --cluster out")
-        files["cluster.yaml"] = _yaml(profile.model_dump(exclude={"ssh"}, exclude_defaults=True))
+        files["cluster.yaml"] = write_yaml(profile.model_dump(exclude={"ssh"}, exclude_defaults=True))
         words = ["--cluster", "cluster.yaml", *words]
     if verb == "submit":
         chosen = context.params.get("backend_name")
@@ -93,10 +92,6 @@ def _recipes(context: click.Context) -> list[str]:
         value = context.params.get(name)
         found += [value] if isinstance(value, str) else list(value or ())
     return found
-
-
-def _yaml(tree: dict[str, Any]) -> str:
-    return write_yaml(tree)
 
 
 def _told(login: Login, verb: str, status: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fp8launch.job.job import Job, JobPhase, Survival
 from fp8launch.job.words import INDENT, flag_lines, quote
+from fp8launch.train.saved import TRACKER
 
 # EX_TEMPFAIL of sysexits.h: the same may well work another time.
 LEFT_EARLY = 75
@@ -55,4 +56,4 @@ def short_of_its_end(job: Job) -> list[str]:
 
 
 def tracker(survival: Survival) -> str:
-    return survival.checkpoint + "/latest_checkpointed_iteration.txt"
+    return f"{survival.checkpoint}/{TRACKER}"

@@ -35,18 +35,16 @@ class StudyFolder:
         """What `study.json` says. Raises UserError when it is missing or damaged."""
         file = self.path / STUDY
         try:
-            record = read_json(file)
+            found = read_json(file)
         except (OSError, ValueError) as exc:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
-        points, left_out = (
-            (record.get("points"), record.get("left_out", [])) if isinstance(record, dict) else (None, [])
-        )
+        record: dict[str, Any] = found if isinstance(found, dict) else {}
+        points, left_out = record.get("points"), record.get("left_out", [])
         # Points that were left out have no folder; what stands for its name is a label.
         folders = isinstance(points, list) and all(_is_point(p) and _plain_name(p.get("run")) for p in points)
         if not (folders and isinstance(left_out, list) and all(_is_point(p) for p in left_out)):
             raise error("bad-study", "does not hold the points of a study", str(file))
-        found: dict[str, Any] = record
-        return found
+        return record
 
     @property
     def is_mine(self) -> bool:

@@ -52,10 +52,10 @@ def latest(folder: Path) -> int:
         text = (folder / TRACKER).read_text().strip()
     except (OSError, ValueError):
         return 0
-    return _whole_number(text) or 0
+    return whole_number(text) or 0
 
 
-def _whole_number(text: str) -> int | None:
+def whole_number(text: str) -> int | None:
     """What Megatron writes as an iteration; a damaged file holds anything."""
     return int(text) if re.match(r"[0-9]{1,18}\Z", text) else None
 
@@ -122,7 +122,7 @@ def repair(folder: Path) -> list[str]:
     text = (folder / TRACKER).read_text(errors="replace").strip()
     if text == "release":
         return []
-    named = _whole_number(text)
+    named = whole_number(text)
     why = torn(place(folder, named)) if named is not None else None
     if named is not None and why is None:
         return []

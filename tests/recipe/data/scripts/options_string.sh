@@ -17,5 +17,5 @@ if [[ ! -n "$options" ]]; then options="--num-layers 1"; fi
 
 options+=" --micro-batch-size 2 --bf16 --use-precision-aware-optimizer --exp-avg-dtype bf16 --main-grads-dtype bf16"
 run_cmd="NCCL_DEBUG=INFO python -m torch.distributed.run --nnodes=$SLURM_NNODES --nproc-per-node=4 \
-   /work/my_pretrain.py ${options}"
+   /opt/train/my_pretrain.py ${options}"
 srun -l --container-image nvcr.io/nvidia/nemo:26.04 sh -c "cd /opt/megatron; ${run_cmd}"
