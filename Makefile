@@ -4,7 +4,7 @@
 
 SHELL := /bin/bash
 VENV := .venv
-# All cores; the tests on the real Slurm share one cluster and one worker.
+# All cores; the tests on the real Slurm share two clusters and two workers.
 PYTEST_ARGS ?= -n auto --dist loadgroup -m "not drill"
 BIN := $(VENV)/bin
 

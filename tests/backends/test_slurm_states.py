@@ -222,7 +222,7 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
     fake_slurm.program("sbatch", answer)
     run = a_run(job_sbatch="#!/bin/bash\n")
     assert SbatchBackend().submit(a_job, run) == "4242"
-    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:two words {run.path}/job.sbatch"]
+    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:{run.run_id} {run.path}/job.sbatch"]
     seen = fake_slurm.environment("sbatch")
     assert not {"SLURM_NTASKS", "SBATCH_PARTITION", "MASTER_ADDR"} & set(seen)
     assert seen["X_MINE"] == "kept"

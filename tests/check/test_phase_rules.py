@@ -3,21 +3,21 @@ are held to what Megatron does with the checkpoint."""
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import re
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from sets import RULES
+from train_jobs import train
 
 from fp8launch.check.phases import CODES
 from fp8launch.check.run import CheckResult, check
 from fp8launch.cli import run as command
-from fp8launch.pack import in_job_folder
 from fp8launch.runs.submit import prepare
 
 TWO_PHASES = (
@@ -82,15 +82,18 @@ def test_borders(code: str | None, changes: list[str], message: str) -> None:
     assert all("phase then after first" in p.message for p in problems)
 
 
-def train(argv: tuple[str, ...], ranks: int, folder: Path) -> tuple[int, str]:
-    worker = str(in_job_folder() / "worker.py")
-    start = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", worker, "--")
-    environment = {**os.environ, "FP8LAUNCH_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *start, *argv],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture(scope="session")
+def first_phase(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...], int], Path]:
+    """The folder that a first phase leaves, trained once for the borders that share it; to be copied."""
+
+    @functools.cache
+    def trained(argv: tuple[str, ...], processes: int) -> Path:
+        folder = tmp_path_factory.mktemp("first")
+        said = train(argv, processes, folder, OMP_NUM_THREADS="1").succeeded().output
+        assert "exiting program at iteration 3" in said
+        return folder
+
+    return trained
 
 
 @pytest.mark.slow
@@ -98,15 +101,18 @@ def train(argv: tuple[str, ...], ranks: int, folder: Path) -> tuple[int, str]:
 @pytest.mark.skipif(find_spec("torch") is None or find_spec("megatron") is None, reason="needs torch and Megatron")
 @pytest.mark.parametrize(("code", "changes", "message"), CASES, ids=NAMES)
 def test_what_a_border_rule_foretells_happens(
-    code: str | None, changes: list[str], message: str, tmp_path: Path
+    code: str | None,
+    changes: list[str],
+    message: str,
+    tmp_path: Path,
+    first_phase: Callable[[tuple[str, ...], int], Path],
 ) -> None:
     prepared = prepare("tiny_cpu", [*TWO_PHASES, *changes])
     first, then = prepared.parts
-    status, said = train(first.args.argv, first.layout.world, tmp_path)
-    assert status == 0, said[-3000:]
-    assert "exiting program at iteration 3" in said
-    status, said = train((*then.args.argv, "--load", "ckpt"), then.layout.world, tmp_path)
-    assert (status != 0) == (message != NEVER), said[-3000:]
+    shutil.copytree(first_phase(first.args.argv, first.layout.world), tmp_path, dirs_exist_ok=True)
+    run = train((*then.args.argv, "--load", "ckpt"), then.layout.world, tmp_path, OMP_NUM_THREADS="1")
+    said = run.output
+    assert (run.codes != [0]) == (message != NEVER), said[-3000:]
     if message != NEVER:
         assert re.search(message, said), said[-3000:]
     else:

@@ -3,18 +3,15 @@ with the error that the rule foretells."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from sets import RULES
+from train_jobs import train
 
 from fp8launch.check.run import check
-from fp8launch.pack import in_job_folder
 from fp8launch.runs.submit import prepare
 
 SHORT = ("train.iterations=2", "train.warmup=0")
@@ -56,14 +53,8 @@ def test_what_a_rule_foretells_happens(code: str, changes: list[str], message: s
     result = check(prepared, layers=RULES)
     assert [p.code for p in result.problems] == [code]
     assert result.layers["megatron"] == "ran"
-    worker = str(in_job_folder() / "worker.py")
-    start = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={prepared.layout.world}", worker, "--")
-    environment = {**os.environ, **prepared.loaded.recipe.environment, "FP8LAUNCH_DEVICE": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *start, *prepared.args.argv],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode != 0
+    run = train(prepared.args.argv, prepared.layout.world, tmp_path, **prepared.loaded.recipe.environment)
+    said = run.output
+    assert run.codes != [0]
     assert re.search(message, said), said[-3000:]
     assert not re.search(r"iteration +2/ +2", said)

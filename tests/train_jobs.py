@@ -8,12 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CODE = ROOT / "launchers" / "fp8launch" / "train"
 OLDER = ROOT / ".cache" / "megatron"
 
@@ -61,9 +62,12 @@ def job_environment(**extra: str) -> dict[str, str]:
     return {**kept, "FP8LAUNCH_DEVICE": "cpu", **extra}
 
 
-def start(script: str, arguments: list[str], python: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+def start(
+    script: str, arguments: Sequence[str], python: tuple[str, ...] = (), folder: Path | None = None, **env: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *python, str(CODE / script), *arguments],
+        cwd=folder,
         env=job_environment(**env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,14 +86,27 @@ def finish(processes: list[subprocess.Popen[str]]) -> Run:
     return Run([process.returncode for process in processes], "\n".join(outputs))
 
 
-def worker(argv: list[str], own: tuple[str, ...] = (), python: tuple[str, ...] = (), **env: str) -> Run:
+def worker(
+    argv: Sequence[str],
+    own: tuple[str, ...] = (),
+    python: tuple[str, ...] = (),
+    folder: Path | None = None,
+    **env: str,
+) -> Run:
     """One process alone."""
-    return finish([start("worker.py", [*own, "--", *argv], python, **env)])
+    return finish([start("worker.py", [*own, "--", *argv], python, folder, **env)])
 
 
-def torchrun(processes: int, argv: list[str], **env: str) -> Run:
+def torchrun(processes: int, argv: Sequence[str], folder: Path | None = None, **env: str) -> Run:
     """One node's processes under torchrun."""
-    return finish([start("node.py", ["--nproc-per-node", str(processes), "--", *argv], **env)])
+    return finish([start("node.py", ["--nproc-per-node", str(processes), "--", *argv], (), folder, **env)])
+
+
+def train(argv: Sequence[str], processes: int, folder: Path, **env: str) -> Run:
+    """The processes of one node, in this folder; under torchrun only when they are several, which takes longer."""
+    if processes > 1:
+        return torchrun(processes, argv, folder, **env)
+    return worker(argv, folder=folder, **env)
 
 
 def srun(processes: int, argv: list[str], **env: str) -> Run:
