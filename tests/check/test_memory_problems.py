@@ -132,6 +132,9 @@ def test_json_has_every_term(recipe: str, capsys: pytest.CaptureFixture[str]) ->
     assert found["flop_per_token"] == pytest.approx(5.147e10, rel=1e-3)
     assert found["tokens"] == 20 * 32 * 8192
     assert found["gpu_hours_at_most"] == 4 * 1.5
+    again = ("survive.attempts=3", "checkpoint.dir=c", "checkpoint.interval=10")
+    found = json.loads(output(capsys, recipe, "--json", *(word for one in again for word in ("--set", one))))
+    assert found["gpu_hours_at_most"] == 3 * 4 * 1.5
 
 
 def test_gpu_hours_rest_on_what_is_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

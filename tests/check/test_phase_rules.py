@@ -195,5 +195,6 @@ def test_the_commands_know_phases(capsys: pytest.CaptureFixture[str], tmp_path: 
     estimate = json.loads(run("estimate", "--json"))
     assert [(p["name"], p["steps"]) for p in estimate["phases"]] == [("first", 20), ("then", 30)]
     assert estimate["steps"] == 50
+    assert estimate["gpu_hours_at_most"] == 2 * estimate["phases"][0]["gpu_hours_at_most"] > 0
     assert estimate["gpu_hours"] == pytest.approx(sum(p["gpu_hours"] for p in estimate["phases"]))
     assert "phase then, iterations 21-50" in run("estimate")

@@ -59,6 +59,7 @@ def _all_as_json(prepared: Prepared, each: list[dict[str, Any]]) -> dict[str, An
         name: None if None in (parts := [one[name] for one in each]) else sum(parts)
         for name in ("steps", "tokens", "gpu_hours")
     }
+    sums["gpu_hours_at_most"] = prepared.gpu_hours_at_most
     names = [{"name": one.name, "begin": one.begin, "end": one.end} for one in prepared.phases]
     return {**fullest, **sums, "phases": [{**name, **one} for name, one in zip(names, each, strict=True)]}
 
@@ -102,7 +103,6 @@ def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -
 def _as_json(
     prepared: Prepared, run: Facts, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
 ) -> dict[str, Any]:
-    resources = prepared.loaded.recipe.resources
     return {
         "recipe": prepared.loaded.recipe.name,
         "gpu": run.gpu.name,
@@ -140,7 +140,7 @@ def _as_json(
         },
         "step_time_ms": None if costs.step_time_s is None else costs.step_time_s * 1000,
         "gpu_hours": costs.gpu_hours,
-        "gpu_hours_at_most": resources.gpu_hours,
+        "gpu_hours_at_most": prepared.gpu_hours_at_most,
     }
 
 
@@ -211,10 +211,10 @@ def _show_cost(prepared: Prepared, run: Facts, costs: Cost) -> None:
         rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {costs.gpus} GPUs"))
     if costs.gpu_hours is not None:
         rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "of the steps alone"))
-    resources = prepared.loaded.recipe.resources
-    if resources.gpu_hours:
-        limit = f"{costs.gpus} GPUs for the time limit of {resources.time}"
-        rows.append(("GPU-hours at most", f"{resources.gpu_hours:,.2f}", limit))
+    if prepared.gpu_hours_at_most:
+        times = f"{prepared.jobs_at_most} times " if prepared.jobs_at_most > 1 else ""
+        limit = f"{costs.gpus} GPUs for {times}the time limit of {prepared.loaded.recipe.resources.time}"
+        rows.append(("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", limit))
     show_table(("cost", "(value)", "rests on"), rows)
 
 

@@ -186,23 +186,19 @@ def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
 
 def _agree(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:
     """Ask once before what costs a lot, or before a grid."""
-    hours = sum(_gpu_hours(one.prepared) for one in ready)
+    hours = sum(one.prepared.gpu_hours_at_most for one in ready)
     if not is_study and hours <= profile.ask_gpu_hours:
         return
     if is_study:
         _show_points(ready)
-    say(f"{len(ready)} run{'s' * (len(ready) > 1)}, at most {hours:,.0f} GPU-hours (time limits x GPUs)")
+    several = " x attempts and phases" if any(one.prepared.jobs_at_most > 1 for one in ready) else ""
+    say(f"{len(ready)} run{'s' * (len(ready) > 1)}, at most {hours:,.0f} GPU-hours (time limits x GPUs{several})")
     if yes:
         return
     if not sys.stdin.isatty():
         raise error("not-asked", "nobody is here to agree to this submission", fix="add --yes")
     if not click.confirm("Submit?", err=True):
         raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
-
-
-def _gpu_hours(one: Prepared) -> float:
-    """What a run can cost at most: each of its phases has the time limit to itself."""
-    return one.loaded.recipe.resources.gpu_hours * len(one.parts)
 
 
 def _show_dry(ready: Sequence[GridPoint], profile: Cluster, backend: Backend, place: Path, is_study: bool) -> None:
@@ -225,7 +221,7 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
                 one.point.label,
                 str(layout.global_batch),
                 need.time,
-                f"{_gpu_hours(one.prepared):,.1f}",
+                f"{one.prepared.gpu_hours_at_most:,.1f}",
             )
         )
     if len(rows) > TABLE_ROWS:

@@ -204,7 +204,7 @@ class Resources(Section):
 
     @property
     def gpu_hours(self) -> float:
-        """What the run can cost at most: its GPUs for its whole time limit."""
+        """What one attempt can cost at most: its GPUs for the whole time limit."""
         return 0.0 if self.gpu == "cpu" else self.world_size * self.hours
 
 

@@ -58,6 +58,16 @@ class Prepared:
         """What is checked and reckoned by itself: each phase, or the one that there is."""
         return tuple(Prepared(one.loaded, one.args, one.layout) for one in self.phases) or (self,)
 
+    @property
+    def jobs_at_most(self) -> int:
+        """Time limits that the run may use: its attempts, and one more for each phase after the first."""
+        return self.loaded.recipe.survive.attempts + len(self.parts) - 1
+
+    @property
+    def gpu_hours_at_most(self) -> float:
+        """What the run can cost: its GPUs for every time limit that it may use; attempts that do not count aside."""
+        return self.loaded.recipe.resources.gpu_hours * self.jobs_at_most
+
 
 def prepare(name: str, overrides: Sequence[str] = (), nodes: int | None = None) -> Prepared:
     """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem."""
