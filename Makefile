@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 VENV := .venv
 # All cores; the tests on the real Slurm share two clusters and two workers.
-PYTEST_ARGS ?= -n auto --dist loadgroup -m "not drill"
+PYTEST_ARGS ?= -n auto -m "not drill"
 BIN := $(VENV)/bin
 
 .PHONY: demo test drills clean

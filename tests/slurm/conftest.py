@@ -16,8 +16,6 @@ from launching import Site, from_weights, losses, sets, train_here
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-# Half of the time that these tests take together.
-SECOND_CLUSTER = {"test_nemo_run", "test_phases", "test_grid_acceptance", "test_cluster", "test_login_node"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -28,11 +26,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # A cluster of daemons beside training on two cores: what fails twice is a failure, and a rerun is reported.
             if config.pluginmanager.hasplugin("rerunfailures"):
                 item.add_marker(pytest.mark.flaky(reruns=1))
-            # Two clusters; without `--dist loadgroup` each worker has its own, and they do not collide.
-            if config.pluginmanager.hasplugin("xdist"):
-                item.add_marker(pytest.mark.xdist_group("slurm b" if item.path.stem in SECOND_CLUSTER else "slurm a"))
-    # They mostly wait, so they begin first, beside what only computes.
-    items.sort(key=lambda item: HERE not in item.path.parents)
 
 
 def unavailable(reason: str) -> None:
