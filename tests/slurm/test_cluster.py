@@ -115,7 +115,9 @@ def test_a_container_has_its_own_root_and_our_python_on_two_nodes(slurm: Cluster
 
 @pytest.mark.slow
 def test_a_power_cut_is_noticed_and_the_node_comes_back(slurm: Cluster) -> None:
-    job = slurm.run("sbatch", "--parsable", "-N2", "--no-requeue", "--wrap", "srun sleep 100").stdout.strip()
+    # The batch script outlives its step, whose srun may notice first that a node is gone: the job would be FAILED.
+    steps = "srun sleep 100; sleep 100"
+    job = slurm.run("sbatch", "--parsable", "-N2", "--no-requeue", "--wrap", steps).stdout.strip()
     slurm.wait_state(job, "RUNNING")
     slurm.kill_node(2)
     assert slurm.processes("node2") == []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import gc
 import importlib
 import inspect
 import io
@@ -280,9 +281,12 @@ def main(site: str, real_torch: bool) -> None:
         standin.install()
     standin.modernize_typing()
     logging.lastResort = None
+    gc.disable()  # looking for garbage takes an eighth of the import, and all of it stays
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         megatron = Megatron()
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         print(json.dumps(verdict(megatron, json.loads(line))), file=answers, flush=True)
 

@@ -61,7 +61,7 @@ def over_iterations(ax: Any, runs: Sequence[tuple[Entry, Measured]], colours: di
         beyond += len(over)
         if over:
             ax.plot([p[0] for p in over], [top * 0.985] * len(over), "^", color=colour, alpha=0.6, markersize=4)
-    ax.set_ylim(0, top)
+    ax.set_ylim(0, top or 1)
     _borders(ax, [run for _, run in runs])
     ax.set_xlabel("iteration (× not counted" + (f", ▲ {beyond} beyond the frame)" if beyond else ")"))
     ax.set_ylabel("ms" if what == "step" else "tokens/s/GPU")
