@@ -16,8 +16,9 @@ from hypothesis import settings
 settings.register_profile("fp8launch", deadline=None)
 settings.load_profile("fp8launch")
 
-# Slurm's and torchrun's variables of a surrounding job would reach what the tests start.
-for name in [n for n in os.environ if n.startswith(("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE"))]:
+# Variables of a surrounding job, and of a user's own folders, would reach what the tests start.
+OTHERS = ("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
+for name in [n for n in os.environ if n.startswith(OTHERS)]:
     del os.environ[name]
 
 

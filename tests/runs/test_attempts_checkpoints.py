@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("real")
     checkpoint = [f"checkpoint.dir={root}/ckpt", "checkpoint.interval=2", "train.iterations=6"]
     sets = [word for one in checkpoint for word in ("--set", one)]
-    command = [sys.executable, "-m", "fp8launch", "submit", "tiny_cpu", "--backend", "local", "--wait"]
-    subprocess.run([*command, "--run-root", str(root / "runs"), *sets], check=True, timeout=120, capture_output=True)
+    command = [sys.executable, "-m", "fp8launch", "submit", "tiny_cpu", "--backend", "local", "--wait", *sets]
+    env = {**os.environ, "HOME": str(root), "FP8LAUNCH_RUNS": str(root / "runs")}
+    subprocess.run(command, env=env, check=True, timeout=120, capture_output=True)
     return root / "ckpt"
 
 
