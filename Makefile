@@ -4,7 +4,7 @@
 
 SHELL := /bin/bash
 VENV := .venv
-# All cores; the tests on the real Slurm share two clusters and two workers.
+# All cores; the tests on the real Slurm share one cluster and one worker.
 PYTEST_ARGS ?= -n auto -m "not drill"
 BIN := $(VENV)/bin
 

@@ -26,19 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files, do not compare with them")
 
 
-# Half of the time that the tests on Slurm take together.
-SECOND_CLUSTER = ("nemo_run", "phases", "grid_acceptance", "cluster", "login_node")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: the tests on Slurm mostly wait."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests on Slurm in two lots, which begin first, with a cluster each; every other test goes to who is free.
+    """The tests on Slurm go to one worker and share its cluster, first of all; every other test goes to who is free.
 
     xdist's own groups (a mark) are not looked at under pytest 9.2: its node ids no longer take a suffix.
     """
@@ -46,10 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if not file.startswith("tests/slurm/"):
-                return nodeid
-            return "second cluster" if file[len("tests/slurm/test_") : -len(".py")] in SECOND_CLUSTER else "cluster"
+            return "slurm" if nodeid.startswith("tests/slurm/") else nodeid
 
     return Scheduling(config, log)
 
