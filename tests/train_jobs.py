@@ -31,7 +31,7 @@ TINY = shlex.split("""
 """)
 MOCK = [*TINY, "--mock-data"]
 ITERATION = re.compile(r"iteration +(\d+)/ +\d+ .*?\| lm loss: (\S+) \|")
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 @dataclass(frozen=True)

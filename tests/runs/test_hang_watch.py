@@ -167,7 +167,7 @@ def test_helpers_outlive_sigterm_and_end_with_their_rank(tmp_path: Path) -> None
     time.sleep(0.5)
     for name in ("TERM", "USR1"):
         subprocess.run(["kill", f"-{name}", "--", f"-{rank.pid}"], check=True)
-    said, told = rank.communicate(timeout=30)
+    said, told = rank.communicate(timeout=120)
     assert said == "whole True\n"
     assert rank.returncode == 1
     assert told.count("Stack (most recent call first)") == 1 and "in waits_here" in told

@@ -59,7 +59,7 @@ class Job:
         return subprocess.run(
             [sys.executable, str(KEEPER), what, str(self.run), str(self.run / "logs" / name), *rest],
             env={"PATH": f"{self.bin}:{os.environ['PATH']}", **slurm, **env},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
 
     def begin(self, name: str = "5-0", **env: str) -> subprocess.CompletedProcess[str]:

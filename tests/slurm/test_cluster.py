@@ -63,7 +63,7 @@ def test_sacct_knows_the_exit_code_and_the_account(slurm: Cluster) -> None:
     job = slurm.run("sbatch", "--parsable", "--wrap", "exit 3", cwd=slurm.root).stdout.strip()
     assert finished(slurm, job) == ["FAILED|3:0"]
     owner = [f"{slurm.site.user}|{ACCOUNT}|normal"]  # the QOS of a fresh job is Unknown at first
-    assert until(lambda: slurm.history(job, "user,account,qos") == owner, 10, every=0.2)
+    assert until(lambda: slurm.history(job, "user,account,qos") == owner, 60, every=0.2)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_job_runs_on_through_the_death_of_both_daemons(slurm: Cluster) -> None
     slurm.settle()
     slurm.stop_controller()
     slurm.stop_dbd()
-    assert slurm.run("squeue", check=False, timeout=90).returncode != 0
+    assert slurm.run("squeue", check=False, timeout=180).returncode != 0
     slurm.start_dbd()
     slurm.start_controller()
     slurm.wait_state(job, "COMPLETED")
@@ -121,7 +121,7 @@ def test_a_power_cut_is_noticed_and_the_node_comes_back(slurm: Cluster) -> None:
     slurm.wait_state(job, "RUNNING")
     slurm.kill_node(2)
     assert slurm.processes("node2") == []
-    slurm.wait_state(job, "NODE_FAIL", timeout=60)
+    slurm.wait_state(job, "NODE_FAIL", timeout=180)
     assert finished(slurm, job)[-1].startswith("NODE_FAIL|")
     assert slurm.node_state(2) == "down*"
     slurm.start_node(2)
@@ -160,7 +160,7 @@ def test_down_leaves_nothing(slurm: Cluster, shared: bool) -> None:
     with Cluster.up(Settings(nodes=2, gpus=0, accounting=False, shared=shared)) as second:
         job = second.run("sbatch", "--parsable", "-N2", "--wrap", "srun sleep 100").stdout.strip()
         second.wait_state(job, "RUNNING")
-        assert until(lambda: any(_argv(process) == ["sleep", "100"] for process in second.processes()), 10)
+        assert until(lambda: any(_argv(process) == ["sleep", "100"] for process in second.processes()), 60)
         left = second.processes()
     assert [process for process in left if process.alive] == []
     assert not second.root.exists()
@@ -182,8 +182,8 @@ def test_a_cluster_goes_with_the_process_that_started_it(slurm: Cluster, number:
         left = orphan.processes()
         owner.send_signal(number)
     assert len(left) > 3
-    assert until(lambda: not orphan.root.exists(), 10)
-    assert until(lambda: not any(process.alive for process in left), 5)
+    assert until(lambda: not orphan.root.exists(), 60)
+    assert until(lambda: not any(process.alive for process in left), 30)
     assert orphan.site.bridge not in _links()
 
 

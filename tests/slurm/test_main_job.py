@@ -125,7 +125,7 @@ def test_the_shipped_script_runs_by_plain_sbatch(site: Site) -> None:
         env={"FP8LAUNCH_PYTHON": sys.executable, "FP8LAUNCH_RUNS": str(site.runs), "FP8LAUNCH_HOME": str(ROOT)},
     )
     job = done.stdout.strip()
-    site.slurm.wait_state(job, "COMPLETED", timeout=90)
+    site.slurm.wait_state(job, "COMPLETED", timeout=180)
     log = site.runs / f"tiny_cpu-{job}" / "logs" / f"{job}-0.log"
     report = json.loads(site.run("parse", str(log), "--json").stdout)
     assert (report["status"], report["iterations"]) == ("ok", 20)

@@ -159,9 +159,9 @@ def test_a_requeued_job_begins_another_log(site: NemoSite) -> None:
     )
     job = site.job(run)
     first, second = (site.runs / run / "logs" / f"{job}-{n}.log" for n in (0, 1))
-    assert until(lambda: first.exists() and "attempt 0" in first.read_text(), 60, every=0.2)
+    assert until(lambda: first.exists() and "attempt 0" in first.read_text(), 180, every=0.2)
     site.slurm.run("scontrol", "requeue", job)
-    site.slurm.wait_state(job, "COMPLETED", timeout=90)
+    site.slurm.wait_state(job, "COMPLETED", timeout=180)
     assert "attempt 0" in first.read_text() and "attempt 1" in second.read_text()
     assert (site.state(run)["state"], site.state(run)["attempts"]) == ("completed", 2)
 
@@ -204,7 +204,7 @@ def test_nemo_run_itself_knows_the_run(site: NemoSite) -> None:
 
     def nemo(*arguments: str) -> str:
         command = [str(PYTHON.with_name("nemo")), "experiment", *arguments]
-        done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -226,7 +226,7 @@ def test_a_refusal_is_told_in_slurms_words(site: NemoSite) -> None:
         "except UserError as exc:\n    print(exc.exit_code, *exc.problems)\n"
     )
     done = subprocess.run(
-        [PYTHON, program, site.runs], env=site.env, capture_output=True, text=True, timeout=60, check=False
+        [PYTHON, program, site.runs], env=site.env, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.stdout.startswith("3 "), done.stderr
     assert "invalid partition specified: nonesuch" in done.stdout
@@ -261,7 +261,7 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
         return site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
 
     before = len(jobs())
-    assert until(lambda: len(jobs()) >= before + 2, 60, every=0.2)  # squeue still shows what other tests ran
+    assert until(lambda: len(jobs()) >= before + 2, 180, every=0.2)  # squeue still shows what other tests ran
     killed.kill()
     killed.wait()
     done = site.run(*command)

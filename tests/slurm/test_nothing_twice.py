@@ -200,7 +200,7 @@ def test_ctrl_c_waits_for_the_answer_of_sbatch(launchers: Launchers) -> None:
     process = launchers.start(*launchers.command(*grid(3), "--study", "s"), **env)
     wait_until_sbatch_began(launchers)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert (process.returncode, "Traceback" in err) == (1, False), err
     assert "interrupted" in err
     whole(launchers, "s", 3)

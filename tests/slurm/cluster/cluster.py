@@ -100,7 +100,7 @@ class Cluster:
         self,
         *argv: str,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = 180,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         input: str = "",
@@ -119,7 +119,7 @@ class Cluster:
             raise ClusterError(f"{' '.join(argv)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
-    def wait_state(self, job: str, *states: str, timeout: float = 60) -> str:
+    def wait_state(self, job: str, *states: str, timeout: float = 180) -> str:
         """Waits until squeue shows the job in one of ``states`` (it shows finished jobs too, for ten minutes)."""
         state = ""
 
