@@ -83,7 +83,7 @@ def test_what_a_site_would_refuse_is_refused(slurm: Cluster, flags: list[str], m
 
 
 def test_cancel(slurm: Cluster) -> None:
-    job = slurm.run("sbatch", "--parsable", "-N2", "--wrap", "srun sleep 100").stdout.strip()
+    job = slurm.run("sbatch", "--parsable", "-w", "node[1-2]", "--wrap", "srun sleep 100").stdout.strip()
     slurm.wait_state(job, "RUNNING")
     slurm.run("scancel", job)
     slurm.wait_state(job, "CANCELLED")
@@ -110,14 +110,14 @@ def test_a_container_has_its_own_root_and_our_python_on_two_nodes(slurm: Cluster
     expected = [f'NAME="{NAME}" {name} {sys.prefix}' for name in names]
     for root in (image.folder, image.squash()):
         argv = ["ch-run", *image.binds, str(root), "--", sys.executable, "-c", code]
-        assert sorted(slurm.run("srun", "-N2", *argv).stdout.splitlines()) == expected
+        assert sorted(slurm.run("srun", "-w", "node[1-2]", *argv).stdout.splitlines()) == expected
 
 
 @pytest.mark.slow
 def test_a_power_cut_is_noticed_and_the_node_comes_back(slurm: Cluster) -> None:
     # The batch script outlives its step, whose srun may notice first that a node is gone: the job would be FAILED.
     steps = "srun sleep 100; sleep 100"
-    job = slurm.run("sbatch", "--parsable", "-N2", "--no-requeue", "--wrap", steps).stdout.strip()
+    job = slurm.run("sbatch", "--parsable", "-w", "node[1-2]", "--no-requeue", "--wrap", steps).stdout.strip()
     slurm.wait_state(job, "RUNNING")
     slurm.kill_node(2)
     assert slurm.processes("node2") == []
@@ -150,7 +150,7 @@ def test_torch_processes_on_two_nodes_find_each_other(slurm: Cluster, tmp_path: 
         "print(os.environ['SLURMD_NODENAME'], int(total))\n"
     )
     env = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    out = slurm.run("srun", "-N2", "--ntasks-per-node=2", sys.executable, str(script), env=env).stdout
+    out = slurm.run("srun", "-w", "node[1-2]", "--ntasks-per-node=2", sys.executable, str(script), env=env).stdout
     assert sorted(out.splitlines()) == ["node1 10", "node1 10", "node2 10", "node2 10"]
 
 
