@@ -26,8 +26,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 def test_two_time_limits(chain: Callable[..., Chain], way: str) -> None:
     """About a minute of training in each job: Slurm looks twice a minute, and Megatron counts whole minutes."""
     limit = sets("resources.time=2", "survive.stop_before=30", f"train.iterations={LONG}", "checkpoint.keep=2")
-    one = chain("--attempts", "9", *limit, profile=f"continue_by: {way}\n")
-    state = one.over(900)
+    one = chain("--attempts", "40", *limit, profile=f"continue_by: {way}\n")
+    state = one.over(1800)
     assert state["state"] == "completed"
     causes = [a["cause"] for a in one.record["attempts"]]
     assert causes[-1] == "finished" and set(causes[:-1]) == {"time-limit"} and len(causes) > 2
