@@ -32,6 +32,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     xdist's own groups (a mark) are not looked at under pytest 9.2: its node ids no longer take a suffix.
     """
+    if config.getvalue("dist") != "load":
+        return None  # asked for otherwise
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

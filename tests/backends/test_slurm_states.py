@@ -12,6 +12,7 @@ from support import only, refused
 from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
 from fp8launch.runs.folder import RunFolder
+from fp8launch.runs.submission import keyed
 
 DISABLED = "Slurm accounting storage is disabled"
 SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -221,8 +222,8 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
     monkeypatch.setenv("X_MINE", "kept")
     fake_slurm.program("sbatch", answer)
     run = a_run(job_sbatch="#!/bin/bash\n")
-    assert SbatchBackend().submit(a_job, run) == "4242"
-    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:{run.run_id} {run.path}/job.sbatch"]
+    assert SbatchBackend().submit(keyed(a_job, "two words"), run) == "4242"
+    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:two words {run.path}/job.sbatch"]
     seen = fake_slurm.environment("sbatch")
     assert not {"SLURM_NTASKS", "SBATCH_PARTITION", "MASTER_ADDR"} & set(seen)
     assert seen["X_MINE"] == "kept"

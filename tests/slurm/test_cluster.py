@@ -63,7 +63,7 @@ def test_sacct_knows_the_exit_code_and_the_account(slurm: Cluster) -> None:
     job = slurm.run("sbatch", "--parsable", "--wrap", "exit 3", cwd=slurm.root).stdout.strip()
     assert finished(slurm, job) == ["FAILED|3:0"]
     owner = [f"{slurm.site.user}|{ACCOUNT}|normal"]  # the QOS of a fresh job is Unknown at first
-    assert until(lambda: slurm.history(job, "user,account,qos") == owner, 60, every=0.2)
+    assert until(lambda: slurm.history(job, "user,account,qos") == owner, 10, every=0.2)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_a_site_would_refuse_is_refused(slurm: Cluster, flags: list[str], m
 
 
 def test_cancel(slurm: Cluster) -> None:
-    job = slurm.run("sbatch", "--parsable", "-w", "node[1-2]", "--wrap", "srun sleep 100").stdout.strip()
+    job = slurm.run("sbatch", "--parsable", "-N2", "--wrap", "srun sleep 100").stdout.strip()
     slurm.wait_state(job, "RUNNING")
     slurm.run("scancel", job)
     slurm.wait_state(job, "CANCELLED")
@@ -160,7 +160,7 @@ def test_down_leaves_nothing(slurm: Cluster, shared: bool) -> None:
     with Cluster.up(Settings(nodes=2, gpus=0, accounting=False, shared=shared)) as second:
         job = second.run("sbatch", "--parsable", "-N2", "--wrap", "srun sleep 100").stdout.strip()
         second.wait_state(job, "RUNNING")
-        assert until(lambda: any(_argv(process) == ["sleep", "100"] for process in second.processes()), 60)
+        assert until(lambda: any(_argv(process) == ["sleep", "100"] for process in second.processes()), 10)
         left = second.processes()
     assert [process for process in left if process.alive] == []
     assert not second.root.exists()
@@ -182,8 +182,8 @@ def test_a_cluster_goes_with_the_process_that_started_it(slurm: Cluster, number:
         left = orphan.processes()
         owner.send_signal(number)
     assert len(left) > 3
-    assert until(lambda: not orphan.root.exists(), 60)
-    assert until(lambda: not any(process.alive for process in left), 30)
+    assert until(lambda: not orphan.root.exists(), 10)
+    assert until(lambda: not any(process.alive for process in left), 5)
     assert orphan.site.bridge not in _links()
 
 

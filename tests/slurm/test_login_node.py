@@ -82,7 +82,7 @@ def test_a_failure_and_a_cancellation_come_back(laptop: Laptop, backend: str) ->
     assert laptop.state(failing.stdout.split()[-1])["exit_code"] == 7
     run = laptop.submit_at("--backend", backend, *laptop.program("import time\ntime.sleep(300)"))
     assert laptop.at("cancel", run).returncode == 0
-    assert until(lambda: laptop.state(run)["state"] == "cancelled", 120, every=0.5)
+    assert until(lambda: laptop.state(run)["state"] == "cancelled", 30, every=0.5)
 
 
 def test_values_arrive_byte_for_byte_and_nothing_is_executed(laptop: Laptop) -> None:
@@ -175,7 +175,7 @@ def test_a_dropped_connection_ends_the_command_and_not_the_run(laptop: Laptop) -
     _, complaint = following.communicate(timeout=120)
     assert following.returncode == 3
     assert b"ssh-failed" in complaint and b"Traceback" not in complaint
-    assert until(lambda: laptop.state(run)["state"] == "completed", 180, every=1)
+    assert until(lambda: laptop.state(run)["state"] == "completed", 60, every=1)
     assert "end" in laptop.at("logs", run).stdout
 
 

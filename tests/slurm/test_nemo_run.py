@@ -159,7 +159,7 @@ def test_a_requeued_job_begins_another_log(site: NemoSite) -> None:
     )
     job = site.job(run)
     first, second = (site.runs / run / "logs" / f"{job}-{n}.log" for n in (0, 1))
-    assert until(lambda: first.exists() and "attempt 0" in first.read_text(), 180, every=0.2)
+    assert until(lambda: first.exists() and "attempt 0" in first.read_text(), 60, every=0.2)
     site.slurm.run("scontrol", "requeue", job)
     site.slurm.wait_state(job, "COMPLETED", timeout=180)
     assert "attempt 0" in first.read_text() and "attempt 1" in second.read_text()
@@ -261,7 +261,7 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
         return site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
 
     before = len(jobs())
-    assert until(lambda: len(jobs()) >= before + 2, 180, every=0.2)  # squeue still shows what other tests ran
+    assert until(lambda: len(jobs()) >= before + 2, 60, every=0.2)  # squeue still shows what other tests ran
     killed.kill()
     killed.wait()
     done = site.run(*command)

@@ -23,7 +23,6 @@ from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
 from fp8launch.backends.submitit import environment_of_a_shell
 from fp8launch.job.job import Job
-from fp8launch.job.plan import submission_key
 from fp8launch.job.script import batch_script
 from fp8launch.problems import error
 from fp8launch.runs.folder import RunFolder
@@ -84,7 +83,7 @@ class NemoRunBackend:
         except UnexpectedExit as exc:
             # An sbatch that gives up waiting may have submitted all the same.
             late = "timed out" in exc.result.stderr.lower()
-            key = submission_key(dict(job.slurm).get("comment")) or run.run_id
+            key = slurm.key_of(job, run)
             if late and (known := slurm.find_jobs([key])):
                 return known[key]
             raise slurm.refused(exc.result.stderr, run.script) from None

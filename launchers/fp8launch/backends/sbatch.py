@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fp8launch.backends import slurm
 from fp8launch.backends.base import JobState
 from fp8launch.job.job import Job
-from fp8launch.job.plan import submission_key
 from fp8launch.job.script import batch_script
 from fp8launch.runs.folder import RunFolder
 
@@ -19,7 +18,7 @@ class SbatchBackend:
         return "job.sbatch", batch_script(job)
 
     def submit(self, job: Job, run: RunFolder) -> str:
-        return slurm.sbatch(run.script, submission_key(dict(job.slurm).get("comment")) or run.run_id)
+        return slurm.sbatch(run.script, slurm.key_of(job, run))
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
         return slurm.states(runs)

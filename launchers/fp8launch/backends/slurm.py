@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8launch.backends.base import FINAL, JobState, Status
+from fp8launch.job.job import Job
 from fp8launch.job.plan import submission_comment, submission_key
 from fp8launch.problems import error
 from fp8launch.runs.attempts import attempts_of, forbid_more
@@ -136,6 +137,11 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
         live[job] if state.final and job in live and not live[job].final else state
         for state, job in zip(states, following, strict=True)
     ]
+
+
+def key_of(job: Job, run: RunFolder) -> str:
+    """By what a submission of this job is found again: the key in its comment, the run's name where it has none."""
+    return submission_key(dict(job.slurm).get("comment")) or run.run_id
 
 
 def find_jobs(keys: Sequence[str]) -> dict[str, str]:

@@ -113,10 +113,9 @@ def _check_parts(
 
 def _together(run: Prepared, parts: Sequence[tuple[Facts, CheckResult]], layers: Collection[str]) -> CheckResult:
     """The result of a run from those of its phases; a run without any is one part."""
-    seen, results = zip(*parts, strict=True)
     if not run.phases:
-        only: CheckResult = results[0]
-        return only
+        return parts[0][1]
+    seen, results = zip(*parts, strict=True)
     names = [one.name for one in run.phases]
     ran = {name: next((r.layers[name] for r in results if r.layers[name] != "ran"), "ran") for name in LAYERS}
     borders = silence(seen[0], phases.problems(run.phases, seen) if "rules" in layers else (), ran)
