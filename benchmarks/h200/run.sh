@@ -13,9 +13,10 @@
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
+#   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,17p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,18p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
@@ -66,7 +67,7 @@ fp() { python3 -m fp8launch "$@"; }
 } > "$out/host.txt" 2>&1
 
 gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}
-free=($(seq 0 $((gpus - 1))))
+free=($(for _ in $(seq "${SHARE:-1}"); do seq 0 $((gpus - 1)); done))
 declare -A taken=()
 : > "$out/submit.log"
 : > "$out/summary.txt"
