@@ -220,6 +220,9 @@ BUILDING |= {
 }
 # What only the GPU or Transformer Engine tells.
 RUNNING = {
+    "FSDP that averages in its collectives": Set(
+        {**FSDP, "ddp_average_in_collective": True}, "fsdp-average", env=OPEN
+    ),
     "mxfp8 on Hopper": Set(MXFP8, "mxfp8-needs-blackwell"),
     "mxfp8 on H200": Set(MXFP8, "mxfp8-needs-blackwell", gpu="h200"),
     "nvfp4 on Hopper": Set(NVFP4, "nvfp4-needs-blackwell"),

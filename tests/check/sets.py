@@ -36,6 +36,7 @@ FSDP = {
     "data_parallel_sharding_strategy": "optim_grads_params",
     "ckpt_format": "fsdp_dtensor",
     "no_gradient_accumulation_fusion": True,
+    "ddp_average_in_collective": None,
 }
 LLAMA_70B = {"num_layers": 80, "hidden_size": 8192, "ffn_hidden_size": 28672, "num_attention_heads": 64}
 LLAMA_405B = {"num_layers": 126, "hidden_size": 16384, "ffn_hidden_size": 53248, "num_attention_heads": 128}

@@ -17,7 +17,7 @@ from fp8launch.runs.submit import prepare
 PUBLISHED = sorted((TESTS / "recipe/data/published").glob("*.args"))
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
 # What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: 61 layers in 16 stages;
-# experts whole on each rank; the biases of GPT-OSS unfused.
+# experts whole on each rank; the biases of GPT-OSS unfused; no average in the collectives of Megatron-FSDP.
 COMPLETED: dict[str, dict[str, object]] = {
     "deepseek_v3_b200_fp8_mx": {
         "num_virtual_stages_per_pipeline_rank": None,
@@ -25,6 +25,7 @@ COMPLETED: dict[str, dict[str, object]] = {
     },
     "qwen3_235b_a22b_h100_fp8_cs": {"expert_tensor_parallel_size": 1},
     "gpt_oss_120b_h100_bf16": {"no_bias_dropout_fusion": True},
+    "llama3_8b_h100_fp8_cs_fsdp": {"ddp_average_in_collective": None},
 }
 
 

@@ -168,6 +168,21 @@ class TestGuard:
         noted = of(a, b, gpu=None).entries[1].speedup.verdict.noted
         assert [text.split(" ")[0] for text in noted] == ["env", "image"]
 
+    def test_what_only_one_run_sets_makes_it_no_repeat_of_the_other(self, tmp_path: Path) -> None:
+        a = write_run(tmp_path / "a", Made(), environment={"N": "1"})
+        b = write_run(tmp_path / "b", Made(), environment={"N": "1", "NCCL_ALGO": "Tree"})
+        c = write_run(tmp_path / "c", Made(), environment={"N": "1", "FP8LAUNCH_CONFIG": '{"fused_rope": true}'})
+        d = write_run(tmp_path / "d", Made(), environment={"N": "1"}, recipe={"launch": {"script": "/x/peer.py"}})
+        again = write_run(tmp_path / "again", Made(), environment={"N": "1"})
+        found = of(a, b, c, d, again, gpu=None)
+        labels = [entry.row.label for entry in found.entries]
+        assert labels == ["bf16", "bf16, NCCL_ALGO=Tree", "bf16, fused_rope=True", "peer"]
+        assert [len(entry.row.runs) for entry in found.entries] == [2, 1, 1, 1]
+        noted = [entry.speedup.verdict.noted for entry in found.entries[1:]]
+        assert noted[0] == ("env NCCL_ALGO Tree against unset",)
+        assert noted[1] == ("config fused_rope on against unset",)
+        assert noted[2] == ("script peer.py against fp8launch's entry",)
+
     def test_logs_that_do_not_say_what_they_were_started_with(self, tmp_path: Path) -> None:
         text = (
             " iteration {}/9 | elapsed time per iteration (ms): {} | tokens/sec/gpu: {} | global batch size: 8 |"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fp8launch.problems import error, nearest
 from fp8launch.report.comparison import Comparison, Entry, Published
 from fp8launch.report.differences import Difference, Verdict, differing, facts_of_axis, kind_of, speed_verdict
-from fp8launch.report.measured import NOT_SUBMITTED, Measured
+from fp8launch.report.measured import NOT_SUBMITTED, Measured, with_unset
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.rows import Measure, Row, rows_of
 from fp8launch.report.run_report import RunReport
@@ -27,6 +27,7 @@ def compare(
     force: bool = False,
 ) -> Comparison:
     """Everything side by side. Raises UserError for a baseline that no row has."""
+    runs = with_unset(runs)
     rows = rows_of(runs)
     axes = _axes(runs)
     bases = _baseline_rows(rows, baseline)

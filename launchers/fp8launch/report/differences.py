@@ -174,6 +174,8 @@ def facts_of_axis(key: str) -> set[str]:
         return {"precision"}
     if section == "env":
         return {f"env {name}"}
+    if section == "launch.config":
+        return {f"config {name}"}
     if key == "resources.gpu":
         return {"gpu", "GPU"}
     if key == "container.image":

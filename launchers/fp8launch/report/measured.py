@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fp8launch.logs import ParsedLog
@@ -19,6 +21,9 @@ from fp8launch.runs.store import job_ids
 from fp8launch.runs.study import StudyFolder
 
 NOT_SUBMITTED = "not submitted"
+OWN_SCRIPT = "fp8launch's entry"
+# Facts of these kinds are all known of a run that has a manifest.
+SETTINGS = ("env ", "config ")
 # Megatron's dump calls these otherwise than its command line.
 _DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
@@ -35,8 +40,9 @@ class Study:
 @dataclass(frozen=True)
 class Measured:
     """`facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
-    software versions, `node set`, `GPU` and `driver` as the nodes said, and `env NAME`: only what is known. `dumped`
-    says that the arguments are the log's own. `absent` is why a planned run never ran."""
+    software versions, `node set`, `GPU` and `driver` as the nodes said, `script`, `env NAME` and `config NAME`
+    (`launch.config`): only what is known. `dumped` says that the arguments are the log's own. `absent` is why a planned
+    run never ran."""
 
     name: str
     report: RunReport
@@ -236,6 +242,7 @@ def _value(word: str) -> object:
 def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
     resources = _mapping(_mapping(manifest.get("recipe")).get("resources"))
     image, git = _mapping(manifest.get("image")), _mapping(manifest.get("git"))
+    script = _mapping(_mapping(manifest.get("recipe")).get("launch")).get("script")
     facts: dict[str, object] = {
         "nodes": resources.get("nodes"),
         "image": image.get("digest") or image.get("image"),
@@ -244,12 +251,25 @@ def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, obje
         "cluster": manifest.get("cluster"),
         "fp8launch": _mapping(manifest.get("versions")).get("fp8launch"),
         "recipe": manifest.get("name"),
+        "script": PurePath(script).name if isinstance(script, str) else OWN_SCRIPT,
     }
-    for name, value in _mapping(manifest.get("environment")).items():
-        # Paths into the run's own folder differ by nature.
-        if str(folder) not in str(value):
-            facts[f"env {name}"] = value
+    environment = dict(_mapping(manifest.get("environment")))
+    with contextlib.suppress(ValueError):
+        settings = _mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
+        facts |= {f"config {name}": value for name, value in settings.items()}
+        del environment["FP8LAUNCH_CONFIG"]
+    # Paths into the run's own folder differ by nature.
+    facts |= {f"env {name}": value for name, value in environment.items() if str(folder) not in str(value)}
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def with_unset(runs: Sequence[Measured]) -> list[Measured]:
+    """The same runs, where one that states its environment also says `unset` of what only others set: that differs."""
+    names = {name for run in runs for name in run.facts if name.startswith(SETTINGS)}
+    return [
+        replace(run, facts={**dict.fromkeys(names, "unset"), **run.facts}) if "script" in run.facts else run
+        for run in runs
+    ]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 
 from fp8launch.report.differences import Facts, differing, facts_of_axis, kind_of
 from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.machines import compressed
-from fp8launch.report.measured import Measured
+from fp8launch.report.measured import OWN_SCRIPT, SETTINGS, Measured
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.statistics import Statistic
 
@@ -176,7 +177,7 @@ def _by_facts(runs: Sequence[Measured]) -> list[Key]:
     ]
     if "gpu" in names and "GPU" in names:
         names.remove("GPU")
-    known = ["precision", *_SHORT]
+    known = ["precision", "script", *_SHORT]
     names.sort(key=lambda n: (known.index(n) if n in known else len(known), n))
     return [
         (
@@ -194,8 +195,15 @@ def _per_gpu(run: Measured) -> float | None:
 
 
 def _labels(keys: Sequence[Key], runs: Sequence[Measured]) -> list[str]:
-    """A short name for each variant; variants that it would not tell apart get the name of their first run."""
-    short = {key: _label(key, runs[keys.index(key)]) for key in dict.fromkeys(keys)}
+    """A short name for each variant, with environment and such only where they tell it apart; else its first run's."""
+    parts = {key: _parts(key, runs[keys.index(key)]) for key in dict.fromkeys(keys)}
+    short = {key: ", ".join(some[:_MOST_PARTS]) for key, some in parts.items()}
+    for label in [label for label in dict.fromkeys(short.values()) if list(short.values()).count(label) > 1]:
+        alike = [key for key, other in short.items() if other == label]
+        common = set.intersection(*(set(key) for key in alike))
+        for key in alike:
+            own = [f"{n.partition(' ')[2]}={v}" for n, v in key if n.startswith(SETTINGS) and (n, v) not in common]
+            short[key] = ", ".join([*parts[key], *(text for text in own if not text.endswith("=unset"))])
     names = list(short.values())
     for key, label in short.items():
         if names.count(label) > 1:
@@ -203,9 +211,7 @@ def _labels(keys: Sequence[Key], runs: Sequence[Measured]) -> list[str]:
     return [short[key] for key in keys]
 
 
-def _label(key: Key, run: Measured) -> str:
-    if not key:
-        return str(run.facts.get("precision") or run.name)
+def _parts(key: Key, run: Measured) -> list[str]:
     parts = []
     for name, value in key:
         field = name.rpartition(".")[2]
@@ -217,8 +223,8 @@ def _label(key: Key, run: Measured) -> str:
                 parts.append(f"{_SHORT[name]} {'' if value == 'True' else value}".strip())
         elif name in ("precision", "precision.recipe", "recipe", "run"):
             parts.append(value)
+        elif name == "script" and value != OWN_SCRIPT:
+            parts.append(PurePath(value).stem)
         elif run.study:
             parts.append(f"{field} {value}")
-    if not parts:
-        parts = [str(run.facts.get("precision") or "")] if run.facts.get("precision") else [run.name]
-    return ", ".join(parts[:_MOST_PARTS])
+    return parts or [str(run.facts.get("precision") or run.name)]

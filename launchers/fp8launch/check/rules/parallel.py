@@ -168,6 +168,13 @@ def per_token_loss_is_not_averaged(run: Facts) -> Iterator[Finding]:
         yield Finding(message, run.where("ddp_average_in_collective"), "drop one of the two")
 
 
+@rule("fsdp-average", "error", source="Megatron-Bridge switches it off; megatron_fsdp.py:378 of 0.19.2 fails on 2 H200")
+def fsdp_does_not_average(run: Facts) -> Iterator[Finding]:
+    if run.on("use_megatron_fsdp") and run.on("ddp_average_in_collective"):
+        message = "ddp_average_in_collective is not supported with Megatron-FSDP: a model without experts ends at start"
+        yield Finding(message, run.where("ddp_average_in_collective"), "set megatron.ddp_average_in_collective: null")
+
+
 @rule("fsdp-not-sharding", "warning", source="megatron/core/distributed: no_shard is plain DDP, 0.17's default")
 def fsdp_shards(run: Facts) -> Iterator[Finding]:
     if run.on("use_megatron_fsdp") and run.value("data_parallel_sharding_strategy") == "no_shard":
