@@ -136,7 +136,9 @@ def create_run_folder(
         sync_folder(root)
         _sweep(root, run_id)
     except shutil.Error as exc:
-        raise _refusal(path, str(exc.args[0][0][2])) from None
+        # Of the first file that could not be copied, as text: "[Errno 28] No space left on device: 'a' -> 'b'".
+        words = str(exc.args[0][0][2])
+        raise _refusal(path, re.sub(r"^\[Errno \d+\] ([^:]+):.*$", r"\1", words, flags=re.DOTALL)) from None
     except OSError as exc:
         raise _refusal(path, exc.strerror or str(exc)) from None
     return RunFolder(path)
