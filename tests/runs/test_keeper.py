@@ -258,6 +258,18 @@ def test_a_job_that_slurm_started_again_goes_on_from_the_checkpoint(job: Callabl
     assert second["before"] == 10
 
 
+def test_a_job_that_never_gets_to_save_is_not_started_for_good(job: Callable[..., Job]) -> None:
+    one = job("survive.attempts=2")
+    for restart in range(50):
+        assert one.begin(f"5-{restart}").returncode == 0
+        if restart == 9:
+            one.reach(10)  # what was saved once makes no difference later
+    for restart in range(50, 60):
+        assert one.begin(f"5-{restart}").returncode == 0
+    assert one.begin("5-60").returncode == 75
+    assert one.record["stopped"].startswith("interrupted: 50 attempts without a newer checkpoint; save more often")
+
+
 def test_a_disk_that_takes_nothing_is_told_in_words(job: Callable[..., Job]) -> None:
     one = job("survive.attempts=2")
     (one.run / ".attempts.json.new").mkdir()  # stands for a disk that refuses: also root cannot write it

@@ -18,119 +18,26 @@ else with STATUS, or 75 where that is 0.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import policy
 import saved
 import watch
-from commands import say, slurm, tail
+from cause import cause_of_end, how_it_was_cut_off
+from commands import say, slurm
+from record import Run
 
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 CANCELLED = "cancelled"
 CLOCKS_AGREE, SLOW_START = 5, 600  # seconds; a prolog may take its time before the batch script begins
 PHASE_END = "phase-end"
-OF_PEERS = ("nccl", "network")  # told by those that miss somebody
-_EXITING = re.compile(r"\[exiting program (after receiving|after [\d.]+ minutes|at iteration)")
-_UNHEALTHY = re.compile(r"^([\w.-]+): bad: ", re.M)
-_LABEL = re.compile(r"^\s*(\d+): ?")
-# srun ends the other tasks of a step that failed in the words of a cancellation.
-_STEP_ENDED = re.compile(r"\*\*\* STEP .*CANCELLED AT (?!.*DUE TO)")
-# srun's own lines (its errors are those of the batch script) name the node of the first process that failed.
-_NODE_FAILED = re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (?!Terminated)")
-
-
-class Run:
-    """The run folder as this job sees it."""
-
-    def __init__(self, folder: Path, attempt: Path, env: Mapping[str, str]) -> None:
-        self.folder, self.attempt, self.env = folder, attempt, env
-        self.plan: dict[str, Any] = json.loads((folder / "survive.json").read_text())
-        try:
-            self.record: dict[str, Any] = json.loads((folder / "attempts.json").read_text())
-        except OSError:
-            self.record = {"attempts": [], "waiting": None, "excluded": [], "stopped": None, "finished": False}
-        self.checkpoint = folder / self.plan["checkpoint"]
-        self.job = attempt.name.rpartition("-")[0]  # as Slurm's commands take it, a task of an array too
-
-    @property
-    def name(self) -> str:
-        return self.attempt.name
-
-    @property
-    def batch_output(self) -> Path:
-        return self.folder / "logs" / f"slurm-{self.job}.out"
-
-    @property
-    def attempts(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.record["attempts"]
-        return found
-
-    @property
-    def counted(self) -> int:
-        """Attempts that were used up, since the user last asked for the run to go on."""
-        return sum(bool(one.get("counts")) for one in self.attempts[self.record.get("from", 0) :])
-
-    @property
-    def stuck(self) -> int:
-        """Attempts without a newer checkpoint, at the end of those that counted."""
-        count = 0
-        for one in reversed([a for a in self.attempts[self.record.get("from", 0) :] if a.get("counts")]):
-            if one["after"] > one["before"]:
-                break
-            count += 1
-        return count
-
-    @property
-    def limits(self) -> policy.Limits:
-        return policy.Limits(self.plan["attempts"], self.plan["stuck"])
-
-    @property
-    def done(self) -> bool:
-        planned = self.plan["iterations"]
-        return planned is not None and saved.latest(self.checkpoint) >= planned
-
-    @property
-    def phase(self) -> dict[str, Any] | None:
-        """The phase to go on with, that of the newest checkpoint; None for a run without phases, or at its end."""
-        there = saved.latest(self.checkpoint)
-        return next((one for one in self.plan.get("phases", []) if one["end"] > there), None)
-
-    @property
-    def phase_over(self) -> bool:
-        """The newest attempt has trained its phase to the end, and another one follows."""
-        its = self.attempts[-1].get("phase")
-        ends = [one["end"] for one in self.plan.get("phases", []) if one["name"] == its]
-        return bool(ends) and saved.latest(self.checkpoint) >= ends[0] and self.phase is not None
-
-    def save(self) -> None:
-        """All of it or nothing: a job may be killed at any moment."""
-        new = self.folder / ".attempts.json.new"
-        with new.open("w") as file:
-            json.dump(self.record, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / "attempts.json")
-
-    def close(self, cause: str, node: str | None = None) -> policy.Decision:
-        """Write down how the newest attempt ended, and decide what follows."""
-        one = self.attempts[-1]
-        after = saved.latest(self.checkpoint)
-        ended = policy.Ended(cause, one["before"], after, node)
-        verdict = policy.decide(ended, self.counted, self.stuck, self.limits, self.plan["rules"])
-        one.update(ended=time.time(), after=after, cause=cause, counts=verdict.counts, node=node, then=verdict.reason)
-        if not verdict.go_on:
-            self.record["stopped"] = verdict.reason
-        if verdict.exclude:
-            self.record["excluded"] = sorted({*self.record["excluded"], *verdict.exclude.split(",")})
-        return verdict
 
 
 def begin(run: Run) -> int:
@@ -286,102 +193,6 @@ def still_ours(shown: str) -> bool:
     """Not while Slurm ends the job by itself: a job that somebody cancelled could be started again by our word."""
     state = re.search(r"JobState=(\w+)", shown)
     return state is None or state.group(1) == "RUNNING"
-
-
-def how_it_was_cut_off(run: Run, one: Mapping[str, Any]) -> str:
-    """The cause of an end that the attempt's own script did not see."""
-    text = "".join(tail(path) for path in (run.folder / "logs").glob(f"slurm-{one['job']}.out"))
-    text += tail(run.folder / "logs" / f"{one['name']}.log")
-    if one["job"] == run.job:
-        # Slurm itself started this job again.
-        return "preempted" if "DUE TO PREEMPTION" in text else "interrupted"
-    shown = slurm("scontrol", "show", "job", one["job"]) or ""
-    state = re.search(r"JobState=(\w+)", shown)
-    causes = {"CANCELLED": "cancelled", "TIMEOUT": "time-limit", "PREEMPTED": "preempted", "NODE_FAIL": "interrupted"}
-    return causes.get(state.group(1) if state else "", "interrupted")
-
-
-class Cause(NamedTuple):
-    """Why an attempt ended: the cause's code, the node where it was seen, and the line that told it."""
-
-    code: str
-    node: str | None = None
-    line: str | None = None
-
-
-def cause_of_end(run: Run, status: int, shown: str) -> Cause:
-    """Why the training left before it was done; `shown` is what Slurm says of the job."""
-    log = tail(run.attempt.with_suffix(".log"))
-    hung = watch.HUNG.search(log)
-    if hung is not None:
-        return Cause("hang", hung.group(1), hung.group(0))
-    left = _EXITING.search(log)
-    if left is not None:
-        # It has saved by then. A last SIGTERM may still hit it on its way out, and the exit status says nothing.
-        if left.group(1) == "at iteration":
-            return Cause("finished")  # as far as it was asked to go
-        return Cause(who_asked(run, shown) if left.group(1) == "after receiving" else "time-limit")
-    if status == 0:
-        return Cause("unknown")
-    # Slurm appends the words of a job that it starts again.
-    batch = tail(run.batch_output, run.attempts[-1].get("said", 0))
-    found = find_cause(log, run.plan) or find_cause(batch, run.plan)
-    if found is None:
-        return Cause("unknown")
-    cause, line = found
-    if cause == "cancelled" and who_asked(run, shown) != "signal":
-        return Cause(who_asked(run, shown), None, line)  # the step was, before it could answer; the job runs
-    if cause == "unhealthy-node":
-        return Cause(cause, ",".join(_UNHEALTHY.findall(log)) or None, line)
-    return Cause(cause, node_of_silence(log, run) if cause in OF_PEERS else node_of(line, batch, run.env), line)
-
-
-def who_asked(run: Run, shown: str) -> str:
-    """Why Slurm has sent SIGTERM to the training while the job runs on."""
-    # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
-    if re.search(r"PreemptTime=\d", shown):
-        return "preempted"
-    near = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
-    return "time-limit" if near else "signal"
-
-
-def find_cause(text: str, plan: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Code and line of the deepest cause: the earliest line of the lowest depth, as for `fp8launch parse`."""
-    best: tuple[int, str, str] | None = None
-    for depth, code, line in meanings(text, plan):
-        if best is not None and _STEP_ENDED.search(line):
-            continue
-        if best is None or depth < best[0]:
-            best = (depth, code, line)
-    return (best[1], best[2]) if best else None
-
-
-def meanings(text: str, plan: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
-    """Depth, code and text of each line that means a failure."""
-    patterns = [(re.compile(expression), code, depth) for expression, code, depth in plan["patterns"]]
-    needles, harmless = plan["needles"], re.compile(plan["harmless"])
-    for line in text.splitlines():
-        if any(needle in line for needle in needles):
-            words = _LABEL.sub("", line)
-            found = next(((depth, code) for expression, code, depth in patterns if expression.search(words)), None)
-            if found and not harmless.search(words):
-                yield (*found, line)
-
-
-def node_of(line: str, batch: str, env: Mapping[str, str]) -> str | None:
-    """The node of the process that printed a line, else the one whose process srun missed first."""
-    label = _LABEL.match(line)
-    nodes = watch.nodes_of([int(label.group(1))], env) if label else []
-    missed = _NODE_FAILED.search(batch)
-    return nodes[0] if nodes else missed.group(1) if missed else None
-
-
-def node_of_silence(log: str, run: Run) -> str | None:
-    """The node whose processes alone did not miss a peer: the peer that all others miss is there."""
-    said = {_LABEL.match(line) for _, code, line in meanings(log, run.plan) if code in OF_PEERS}
-    missed = {int(label.group(1)) for label in said if label}
-    nodes = watch.nodes_of(sorted(set(range(int(run.env.get("SLURM_NTASKS") or 0))) - missed), run.env)
-    return nodes[0] if len(nodes) == 1 else None
 
 
 def end_time(run: Run) -> float:

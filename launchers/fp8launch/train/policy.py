@@ -76,10 +76,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Limits:
-    """`attempts` that count may be used in all, `stuck` of them one after the other without a newer checkpoint."""
+    """`attempts` that count may be used in all, `stuck` of them one after the other without a newer checkpoint.
+
+    So may `in_vain` of any kind: who is always preempted before the first save would go on for good.
+    """
 
     attempts: int
     stuck: int
+    in_vain: int = 50
 
 
 @dataclass(frozen=True)
@@ -92,14 +96,21 @@ class Decision:
     exclude: str | None = None
 
 
-def decide(ended: Ended, counted: int, stuck: int, limits: Limits, rules: Mapping[str, str] = RULES) -> Decision:
+def decide(
+    ended: Ended, counted: int, stuck: int, limits: Limits, rules: Mapping[str, str] = RULES, in_vain: int = 0
+) -> Decision:
     """What follows an attempt that did not finish the training.
 
-    `counted` attempts were used before this one, the last `stuck` of them without a newer checkpoint.
+    `counted` attempts were used before this one, the last `stuck` of them without a newer checkpoint; so were the last
+    `in_vain` of all attempts.
     """
+    in_vain = in_vain + 1 if ended.after <= ended.before else 0
     action = rules.get(ended.cause, rules["unknown"])
     if action == "stop":
         return Decision(False, True, f"{ended.cause}: {WHY_STOP.get(ended.cause, 'another attempt would fail again')}")
+    if in_vain >= limits.in_vain:
+        advice = "save more often (checkpoint.interval), then `fp8launch resume`"
+        return Decision(False, True, f"{ended.cause}: {in_vain} attempts without a newer checkpoint; {advice}")
     if action == "free":
         return Decision(True, False, f"{ended.cause}: another attempt follows, and this one does not count")
     used = counted + 1
