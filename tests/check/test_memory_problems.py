@@ -85,6 +85,17 @@ def test_a_run_at_the_limit_is_a_warning(recipe: str) -> None:
     assert code == "tight-memory" and "may not fit" in text
 
 
+def test_a_warning_that_the_recipe_silences_is_not_told_by_the_estimate_either(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = "optimizer={grad_reduce: bf16, exp_avg: bf16, exp_avg_sq: bf16, main_grads: bf16}"
+    tight = ["--set", "precision.recipe=delayed", "--set", "batch.micro=2", "--set", states]
+    assert run(["estimate", recipe, *tight]) == 0
+    assert "tight-memory" in capsys.readouterr().err
+    assert run(["estimate", recipe, *tight, "--set", "silence.tight-memory=tried there"]) == 0
+    assert "tight-memory" not in capsys.readouterr().err
+
+
 def test_a_larger_gpu_or_a_cpu_settles_it(recipe: str) -> None:
     assert told(recipe, "batch.micro=2", "resources.gpu=b200")[1] == []
     assert told(str(ROOT / "recipes/tiny_cpu.yaml"))[1] == []
