@@ -276,3 +276,20 @@ def test_a_manifest_whose_parts_nobody_wrote(say: Say, make: Callable[..., RunFo
     for verb in ("compare", "parse", "cancel"):
         code, _, err = say(verb, str(run.path))
         assert (code, "[bad-manifest]" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": [], "study": {"name": "s", "point": {}}},
+        {"environment": {"N": [1]}},
+        {"git": {"commit": {}}},
+        {"recipe": {"resources": {"nodes": [2]}}},
+    ],
+)
+def test_a_manifest_with_other_kinds_of_values(say: Say, make: Callable[..., RunFolder], entry: dict[str, Any]) -> None:
+    run = make()
+    (run.path / "manifest.json").write_text(json.dumps({**run.manifest(), **entry}))
+    for verb in ("compare", "parse"):
+        code, _, err = say(verb, str(run.path))
+        assert code in (0, 1, 2) and "a bug in fp8launch" not in err

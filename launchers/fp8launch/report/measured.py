@@ -260,7 +260,12 @@ def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, obje
         del environment["FP8LAUNCH_CONFIG"]
     # Paths into the run's own folder differ by nature.
     facts |= {f"env {name}": value for name, value in environment.items() if str(folder) not in str(value)}
-    return {name: value for name, value in facts.items() if value is not None}
+    # What somebody wrote into a manifest by hand may be anything.
+    return {
+        name: value if isinstance(value, str | int | float) else str(value)
+        for name, value in facts.items()
+        if value is not None
+    }
 
 
 def with_unset(runs: Sequence[Measured]) -> list[Measured]:
