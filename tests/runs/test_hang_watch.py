@@ -122,7 +122,7 @@ def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
     monkeypatch.setattr(watch, "end_hung", lambda *rest: ended.append(time.monotonic()) or True)
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-c", writer])
-    watch.watch(log, tmp_path / "ckpt", "1", {}, {"after": 2, "stated": True, "quiet": 1, "start": 60})
+    watch.watch(log, tmp_path / "ckpt", "1", {}, {"after": 2, "stated": True, "quiet": 1, "start": 60}, None)
     assert process.wait(10) == 0
     assert 8.5 < ended[0] - began < 14
 

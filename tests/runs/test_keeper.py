@@ -53,13 +53,18 @@ class Job:
         (self.run / "survive.json").write_text(text)
 
     def keeper(self, what: str, name: str = "5-0", *rest: str, **env: str) -> subprocess.CompletedProcess[str]:
+        with self.beside(what, name, *rest, **env) as process:
+            out, err = process.communicate(timeout=180)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def beside(self, what: str, name: str = "5-0", *rest: str, **env: str) -> subprocess.Popen[str]:
         hour = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + s)) for s in (0, 3600)]
         slurm = {"FAKE_DIR": str(self.bin), "TIMES": " ".join(hour), "SLURM_JOB_NODELIST": "node[1-2]"}
         slurm |= {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
-        return subprocess.run(
+        return subprocess.Popen(
             [sys.executable, str(KEEPER), what, str(self.run), str(self.run / "logs" / name), *rest],
             env={"PATH": f"{self.bin}:{os.environ['PATH']}", **slurm, **env},
-            capture_output=True, text=True, timeout=180, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def begin(self, name: str = "5-0", **env: str) -> subprocess.CompletedProcess[str]:
@@ -286,3 +291,22 @@ def test_only_the_newest_checkpoints_are_kept(job: Callable[..., Job]) -> None:
     ended = one.end(0, LEFT)
     assert saved.iterations(one.run / "ckpt") == [10, 15]
     assert "removed checkpoints 5" in ended.stderr
+
+
+def test_older_ones_go_while_the_training_runs(job: Callable[..., Job]) -> None:
+    one = job("checkpoint.keep=2", "survive.hang_after=3")
+    checkpoints = one.run / "ckpt"
+    for iteration in (2, 3, 5):
+        one.reach(iteration)
+    with one.beside("watch") as watch:
+        time.sleep(2)
+        assert saved.iterations(checkpoints) == [2, 3, 5], "the training may be reading one of them"
+        for iteration, left in ((10, [5, 10]), (15, [10, 15])):
+            one.reach(iteration)
+            saved.place(checkpoints, 20).mkdir(exist_ok=True)  # is being written
+            until = time.monotonic() + 30
+            while saved.iterations(checkpoints) != [*left, 20] and time.monotonic() < until:
+                time.sleep(0.1)
+            assert saved.iterations(checkpoints) == [*left, 20]
+        watch.terminate()
+        assert "removed checkpoints 2, 3: 2 are kept" in watch.communicate(timeout=30)[1]

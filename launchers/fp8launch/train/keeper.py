@@ -1,9 +1,9 @@
 """Keeps a run going from attempt to attempt: `python keeper.py begin|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
 
 The batch script asks at its start whether there is something to do (`begin`) and tells at its end how the training
-left (`end`); beside the training `watch` ends one that hangs. What to do is in `survive.json`, written when the run was
-submitted; what happened is in `attempts.json`, which only the job that has its turn writes. Runs on the compute node's
-own Python (3.7 or newer), outside the image.
+left (`end`); beside the training `watch` removes old checkpoints, and ends a training that hangs. What to do is in
+`survive.json`, written when the run was submitted; what happened is in `attempts.json`, which only the job that has its
+turn writes. Runs on the compute node's own Python (3.7 or newer), outside the image.
 
 Another attempt comes in one of two ways. `requeue`: Slurm starts the same job again. `dependency`: a further job of the
 same script waits from the start of this one for its end, so that the run goes on however this one ends. A bad node can
@@ -84,7 +84,7 @@ def begin(run: Run) -> int:
             start["phase"] = run.phase["name"]
         run.attempts.append({**start, "before": saved.latest(run.checkpoint)})
     run.save()
-    prune(run)
+    watch.prune(run.checkpoint, run.plan["keep"])
     more = run.counted + 1 < run.plan["attempts"] or not is_last(run.phase, run.plan)
     if run.plan["continue_by"] == "dependency" and more and not record["waiting"]:
         submit_next(run)
@@ -102,7 +102,7 @@ def end(run: Run, status: int) -> int:
         return status
     for words in saved.repair(run.checkpoint):
         say(words)
-    prune(run)
+    watch.prune(run.checkpoint, run.plan["keep"])
     cause, node, line = cause_of_end(run, status, shown)
     if run.phase_over and (status == 0 or cause == "finished"):
         cause = PHASE_END
@@ -182,13 +182,6 @@ def drop_waiting(run: Run) -> None:
         run.save()
 
 
-def prune(run: Run) -> None:
-    keep = run.plan["keep"]
-    removed = saved.prune(run.checkpoint, keep) if keep else []
-    if removed:
-        say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
-
-
 def still_ours(shown: str) -> bool:
     """Not while Slurm ends the job by itself: a job that somebody cancelled could be started again by our word."""
     state = re.search(r"JobState=(\w+)", shown)
@@ -222,8 +215,8 @@ def main(words: list[str]) -> int:
     if what == "watch":
         # The batch script ends it once the training has left, and the shell has nothing to say about that.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-        if run.plan.get("hang"):
-            watch.watch(attempt.with_suffix(".log"), run.checkpoint, run.job, os.environ, run.plan["hang"])
+        log, plan = attempt.with_suffix(".log"), run.plan
+        watch.watch(log, run.checkpoint, run.job, os.environ, plan.get("hang"), plan.get("keep"))
         return 0
     try:
         return begin(run) if what == "begin" else end(run, int(words[3]))

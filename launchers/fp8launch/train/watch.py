@@ -1,4 +1,6 @@
-"""Notices a training that hangs, and ends it: `keeper.py watch` runs beside srun on the batch host.
+"""Looks after a training while it runs: `keeper.py watch` runs beside srun on the batch host.
+
+It keeps the newest checkpoints only, and notices a training that hangs, and ends it.
 
 A hang is a log that stops growing. How long it may be silent is in `survive.json` under `hang`: `after` seconds once
 iterations are printed (with `stated: false`, more where this training's own iterations and silences are long), `start`
@@ -68,13 +70,25 @@ def patience(seen: Progress, plan: Mapping[str, Any]) -> float:
     return float(max(plan["after"], MARGIN * seen.per_iteration * plan["quiet"], MARGIN * seen.longest))
 
 
-def watch(log: Path, checkpoint: Path, job: str, env: Mapping[str, str], plan: Mapping[str, Any]) -> None:
-    """Return once the training was ended for a hang; until then, look. The batch script ends this process."""
+def watch(
+    log: Path, checkpoint: Path, job: str, env: Mapping[str, str], plan: Mapping[str, Any] | None, keep: int | None
+) -> None:
+    """Return once the training was ended for a hang; until then, look. The batch script ends this process.
+
+    Without a plan no silence is a hang; without `keep` all checkpoints stay.
+    """
     seen = Progress()
-    every = max(0.5, min(10.0, plan["after"] / 6))
+    every = max(0.5, min(10.0, plan["after"] / 6)) if plan else 10.0
     before = time.monotonic()
-    while True:
+    saved_last = saved.latest(checkpoint)
+    while plan or keep:
         time.sleep(every)
+        if keep and saved.latest(checkpoint) != saved_last:
+            # Not before: what was there at the start may still be read.
+            saved_last = saved.latest(checkpoint)
+            prune(checkpoint, keep)
+        if plan is None:
+            continue
         now = time.monotonic()
         seen.silent += min(now - before, 2 * every)
         before = now
@@ -92,6 +106,12 @@ def watch(log: Path, checkpoint: Path, job: str, env: Mapping[str, str], plan: M
         seen.beside = beside
         if seen.silent > limit and end_hung(log, job, env, seen):
             return
+
+
+def prune(checkpoint: Path, keep: int | None) -> None:
+    removed = saved.prune(checkpoint, keep) if keep else []
+    if removed:
+        say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
 
 
 def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> bool:
