@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fp8launch.cli.compare import measure_all
+from fp8launch.report.compare import compare
+from fp8launch.report.comparison import Comparison
+
 SHAPE = {
     "num_layers": 4,
     "hidden_size": 4096,
@@ -66,6 +70,7 @@ class Made:
         return "\n".join([*lines, self.end, ""])
 
 
+FP8 = "tensorwise"
 OUT_OF_MEMORY = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
 
 
@@ -106,3 +111,8 @@ def write_study(
     record = {"points": planned}
     (folder / "study.json").write_text(json.dumps(record))
     return folder
+
+
+def of(*names: object, gpu: str | None = "h200", **options: Any) -> Comparison:
+    """The comparison of runs, studies and logs by their names."""
+    return compare(measure_all([str(n) for n in names], gpu), **options)
