@@ -46,7 +46,7 @@ MEANING = {
         "batch.scaling": "whether more nodes grow the global batch",
         "data.kind": "`mock` makes tokens up; `indexed` reads Megatron's .bin and .idx",
         "data.blend": "weights and prefixes for `--data-path`; only with `indexed`",
-        "checkpoint.keep": "checkpoints to keep, the newest; none is removed when absent",
+        "checkpoint.keep": "checkpoints to keep, the newest, in jobs of Slurm; none is removed when absent",
         "resources.nodes": "nodes of the job",
         "resources.gpus_per_node": "GPUs, and so processes, on each node",
         "resources.gpu": "what the nodes have: decides what `check` allows and what MFU divides by",

@@ -149,7 +149,8 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute, or relative to the run folder. `keep` whole checkpoints stay, older ones go."""
+    """`dir` and `load` are absolute, or relative to the run folder. `keep` whole checkpoints stay in
+    jobs of Slurm, older ones go."""
 
     dir: str | None = None
     interval: Positive | None = None
