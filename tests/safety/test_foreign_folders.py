@@ -270,9 +270,21 @@ def test_a_study_that_nobody_wrote(say: Say, home: Path, record: dict[str, Any])
         assert (code, "[bad-study]" in err) == (2, True)
 
 
-@pytest.mark.parametrize("entry", [{"study": {"repeat": "x"}}, {"layout": {"world": "x"}}, {"megatron": {"argv": 7}}])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"study": {"repeat": "x"}},
+        {"layout": {"world": "x"}},
+        {"megatron": {"argv": 7}},
+        {"name": []},
+        {"phases": 1.0},
+        {"phases": [1.0]},
+        {"phases": [{"name": "body", "begin": 0, "end": "x"}]},
+    ],
+)
 def test_a_manifest_whose_parts_nobody_wrote(say: Say, make: Callable[..., RunFolder], entry: dict[str, Any]) -> None:
-    run = make(**entry)
+    run = make()
+    (run.path / "manifest.json").write_text(json.dumps({**run.manifest(), **entry}))
     for verb in ("compare", "parse", "cancel"):
         code, _, err = say(verb, str(run.path))
         assert (code, "[bad-manifest]" in err) == (2, True)
@@ -281,7 +293,6 @@ def test_a_manifest_whose_parts_nobody_wrote(say: Say, make: Callable[..., RunFo
 @pytest.mark.parametrize(
     "entry",
     [
-        {"name": [], "study": {"name": "s", "point": {}}},
         {"environment": {"N": [1]}},
         {"git": {"commit": {}}},
         {"recipe": {"resources": {"nodes": [2]}}},

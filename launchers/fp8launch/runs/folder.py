@@ -35,8 +35,9 @@ _MAKING_SECONDS = 3600
 # What programs rely on, for manifests that others or a broken disk have written.
 _SHAPES: dict[str, type] = {
     "jobs": list, "command": list, "recipe": dict, "megatron": dict, "layout": dict, "environment": dict,
-    "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict,
+    "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict, "phases": list, "name": str,
 }  # fmt: skip
+_WORDS: dict[type, str] = {dict: "mapping", list: "list", str: "text"}
 _PARTS: dict[str, dict[str, type]] = {
     "study": {"name": str, "point": dict, "repeat": int}, "layout": {"world": int}, "megatron": {"argv": list},
 }  # fmt: skip
@@ -169,7 +170,7 @@ def _wrong_in(manifest: object) -> str | None:
     for name, shape in _SHAPES.items():
         value = manifest.get(name, shape())
         if not isinstance(value, shape) and not (value is None and name in _MAY_BE_NULL):
-            return f"'{name}' is no {'mapping' if shape is dict else 'list'}"
+            return f"'{name}' is no {_WORDS[shape]}"
     for name, parts in _PARTS.items():
         for part, shape in parts.items():
             if not isinstance((manifest.get(name) or {}).get(part), (shape, type(None))):
@@ -177,6 +178,9 @@ def _wrong_in(manifest: object) -> str | None:
     for job in manifest.get("jobs", []):
         if not isinstance(job, dict) or not _JOB_ID.fullmatch(str(job.get("id"))):
             return f"{str(job)[:80]!r} is no job"
+    for phase in manifest.get("phases", []):
+        if not isinstance(phase, dict) or [type(phase.get(key)) for key in ("name", "begin", "end")] != [str, int, int]:
+            return f"{str(phase)[:80]!r} is no phase"
     return None
 
 
