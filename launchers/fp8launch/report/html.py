@@ -35,8 +35,8 @@ p, li { overflow-wrap: anywhere }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .35rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
 thead th { background: var(--soft); font-weight: 600; min-width: 5rem }
-tbody th { font-weight: 600; background: var(--paper); position: sticky; left: 0; min-width: 7rem; max-width: 12rem;
-  overflow-wrap: anywhere }
+tbody th { font-weight: 600; background: var(--paper); position: sticky; left: 0;
+  min-width: min(11rem, 30vw); max-width: 12rem; overflow-wrap: anywhere }
 tbody tr:last-child > * { border-bottom: 0 }
 td { min-width: 6rem }
 .number { min-width: 0; text-align: right; white-space: nowrap }
