@@ -61,6 +61,7 @@ Write = Callable[[str, str], str]
         ("resources: {time: 1h}", "resources.time", "HH:MM:SS"),
         ("resources: {time: 1:2:3:4}", "resources.time", "HH:MM:SS"),
         ("resources: {time: ٣}", "resources.time", "HH:MM:SS"),
+        (f"resources: {{time: '{10**400}'}}", "resources.time", "HH:MM:SS"),
         ("resources: {time: 1.5}", "resources.time", "text"),
         ("container: nemo", "container", "a mapping"),
         ("container: {mounts: /a}", "container.mounts", "a list"),

@@ -82,6 +82,11 @@ def test_names_as_slurm_writes_them(nodes: tuple[str, ...], text: str) -> None:
     assert compressed(nodes) == text
 
 
+def test_a_node_whose_number_no_computer_has() -> None:
+    nodes = ["node" + "9" * 5000, "node1" + "0" * 5000, "node3"]
+    assert "node3" in compressed(nodes)
+
+
 def said(*nodes: str, gpu: str = "NVIDIA H200", driver: str = "570.124.06") -> str:
     lines = [{"node": n, "rank": 8 * i, "gpus": {gpu: 8}, "driver": driver} for i, n in enumerate(nodes)]
     return "".join(f"{8 * i}: fp8launch-node: {json.dumps(line)}\n" for i, line in enumerate(lines))

@@ -172,7 +172,7 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
 def array_limit() -> int:
     """How many tasks an array may have here: MaxArraySize, 1 when the controller does not say."""
     shown = call("scontrol", "show", "config")
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.M)
+    match = re.search(r"^MaxArraySize\s*=\s*(\d{1,18})\b", shown.stdout, re.M)
     return max(1, int(match[1])) if match else 1
 
 

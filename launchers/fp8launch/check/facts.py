@@ -127,7 +127,7 @@ def software(loaded: LoadedRecipe) -> Software:
 
 def version(text: object) -> Version:
     """The leading numbers of a version: 2.20.0.dev0 is (2, 20, 0)."""
-    return tuple(int(part) for part in re.findall(r"\d+", str(text))[:3])
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", str(text))[:3])
 
 
 def _given(args: MegatronArgs, schema: FlagSchema) -> tuple[dict[str, Any], dict[str, str]]:

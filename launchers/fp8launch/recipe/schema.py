@@ -21,7 +21,7 @@ NotNegative = Annotated[int, Field(ge=0)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-_WALL_TIME = r"^([0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2})$"
+_WALL_TIME = r"^([0-9]{1,9}(:[0-9]{2}){0,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{2}){0,2})$"
 # Never the dot of a dotted key, and plain in a shell and a file's name.
 _PHASE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 _RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"

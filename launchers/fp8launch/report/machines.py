@@ -58,7 +58,7 @@ def compressed(nodes: Iterable[str]) -> str:
     """Host names as Slurm writes them: `n[1-3,7],login`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for node in sorted(set(nodes), key=_natural):
-        found = re.fullmatch(r"(.*?)(\d+)(\D*)", node)
+        found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)
         head, digits, tail = found.groups() if found else (node, "", "")
         groups.setdefault((head, tail), []).append(digits)
     return ",".join(head + _numbers(digits) + tail for (head, tail), digits in groups.items())
@@ -77,4 +77,4 @@ def _numbers(digits: Sequence[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]

@@ -43,7 +43,7 @@ _PARTS: dict[str, dict[str, type]] = {
 }  # fmt: skip
 _MAY_BE_NULL = ("study", "submission", "git", "image")
 # A job of Slurm, a task of an array, or a process of this machine with its start time: never an option of scancel.
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|:[0-9]*)?")
+_JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18}|:[0-9]{0,18})?")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 def parse_nodes(text: str) -> list[int]:
     """`1,2,4` to node counts. Raises UserError for anything but different numbers above zero."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) < 100_000 for part in parts) or len(set(parts)) != len(parts):
+    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
         raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
     return [int(part) for part in parts]
 
