@@ -1,4 +1,4 @@
-"""What `compare` says of real logs, of studies, and of runs that must not be compared."""
+"""What `compare` says of real logs and of studies, beside the speed too, and how it is exported."""
 
 from __future__ import annotations
 

@@ -53,19 +53,20 @@ class Job:
         (self.run / "survive.json").write_text(text)
 
     def keeper(self, what: str, name: str = "5-0", *rest: str, **env: str) -> subprocess.CompletedProcess[str]:
-        with self.beside(what, name, *rest, **env) as process:
-            out, err = process.communicate(timeout=180)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        call = self.call(what, name, *rest, **env)
+        return subprocess.run(**call, stdout=subprocess.PIPE, timeout=180, check=False)
 
-    def beside(self, what: str, name: str = "5-0", *rest: str, **env: str) -> subprocess.Popen[str]:
+    def call(self, what: str, name: str = "5-0", *rest: str, **env: str) -> dict[str, Any]:
+        """How a process of the keeper is started."""
         hour = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + s)) for s in (0, 3600)]
         slurm = {"FAKE_DIR": str(self.bin), "TIMES": " ".join(hour), "SLURM_JOB_NODELIST": "node[1-2]"}
         slurm |= {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
-        return subprocess.Popen(
-            [sys.executable, str(KEEPER), what, str(self.run), str(self.run / "logs" / name), *rest],
-            env={"PATH": f"{self.bin}:{os.environ['PATH']}", **slurm, **env},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        return {
+            "args": [sys.executable, str(KEEPER), what, str(self.run), str(self.run / "logs" / name), *rest],
+            "env": {"PATH": f"{self.bin}:{os.environ['PATH']}", **slurm, **env},
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
 
     def begin(self, name: str = "5-0", **env: str) -> subprocess.CompletedProcess[str]:
         return self.keeper("begin", name, **env)
@@ -298,7 +299,8 @@ def test_older_ones_go_while_the_training_runs(job: Callable[..., Job]) -> None:
     checkpoints = one.run / "ckpt"
     for iteration in (2, 3, 5):
         one.reach(iteration)
-    with one.beside("watch") as watch:
+    watch = subprocess.Popen(**one.call("watch"))
+    try:
         time.sleep(2)
         assert saved.iterations(checkpoints) == [2, 3, 5], "the training may be reading one of them"
         for iteration, left in ((10, [5, 10]), (15, [10, 15])):
@@ -308,5 +310,7 @@ def test_older_ones_go_while_the_training_runs(job: Callable[..., Job]) -> None:
             while saved.iterations(checkpoints) != [*left, 20] and time.monotonic() < until:
                 time.sleep(0.1)
             assert saved.iterations(checkpoints) == [*left, 20]
+    finally:
         watch.terminate()
-        assert "removed checkpoints 2, 3: 2 are kept" in watch.communicate(timeout=30)[1]
+        said = watch.communicate(timeout=30)[1]
+    assert "removed checkpoints 2, 3: 2 are kept" in said

@@ -13,6 +13,7 @@ from fp8launch.job.images import software_in
 from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema
 from fp8launch.megatron.translate import Layout, MegatronArgs
+from fp8launch.problems import Problem
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.runs.submit import Prepared
 
@@ -58,6 +59,10 @@ class Facts:
     def on(self, dest: str) -> bool:
         """A switch that is set, or a value that is neither zero nor empty."""
         return bool(self.value(dest))
+
+    def silences(self, problem: Problem) -> bool:
+        """Whether it is a warning that the recipe silences."""
+        return problem.severity == "warning" and problem.code in self.loaded.recipe.silence
 
     def where(self, *names: str) -> str:
         """`file:line` of the first of these arguments or variables that the recipe states, else the recipe file."""

@@ -168,14 +168,9 @@ def silence(run: Facts, problems: Iterable[Problem], layers: Mapping[str, str]) 
     stated: Mapping[str, str] = run.loaded.recipe.silence
     problems = list(dict.fromkeys(problems))
     wrong = list(_bad_silences(run, stated, problems))
-    kept = [p for p in problems if not is_silenced(run, p)]
+    kept = [p for p in problems if not run.silences(p)]
     silenced = [Silenced(p, stated[p.code]) for p in problems if p not in kept]
     return CheckResult((*wrong, *kept), layers, tuple(silenced))
-
-
-def is_silenced(run: Facts, problem: Problem) -> bool:
-    """Whether it is a warning that the recipe silences."""
-    return problem.severity == "warning" and problem.code in run.loaded.recipe.silence
 
 
 def _bad_silences(run: Facts, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:

@@ -159,9 +159,8 @@ def _show(
     _show_cost(prepared, run, costs)
     if memory is not None:
         from fp8launch.check.memory import problems
-        from fp8launch.check.run import is_silenced
 
-        complain(p for p in problems(run) if not is_silenced(run, p))
+        complain(p for p in problems(run) if not run.silences(p))
 
 
 def _show_parameters(run: Facts, counted: Parameters) -> None:

@@ -149,8 +149,7 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute, or relative to the run folder. `keep` whole checkpoints stay in
-    jobs of Slurm, older ones go."""
+    """`dir` and `load` are absolute, or relative to the run folder. Jobs of Slurm let `keep` whole checkpoints stay."""
 
     dir: str | None = None
     interval: Positive | None = None

@@ -24,6 +24,7 @@ NOT_SUBMITTED = "not submitted"
 OWN_SCRIPT = "fp8launch's entry"
 # Facts of these kinds are all known of a run that has a manifest.
 SETTINGS = ("env ", "config ")
+UNSET = "unset"
 # Megatron's dump calls these otherwise than its command line.
 _DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
@@ -240,11 +241,10 @@ def _value(word: str) -> object:
 
 
 def _manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
-    resources = _mapping(_mapping(manifest.get("recipe")).get("resources"))
-    image, git = _mapping(manifest.get("image")), _mapping(manifest.get("git"))
-    script = _mapping(_mapping(manifest.get("recipe")).get("launch")).get("script")
+    recipe, image, git = (_mapping(manifest.get(name)) for name in ("recipe", "image", "git"))
+    script = _mapping(recipe.get("launch")).get("script")
     facts: dict[str, object] = {
-        "nodes": resources.get("nodes"),
+        "nodes": _mapping(recipe.get("resources")).get("nodes"),
         "image": image.get("digest") or image.get("image"),
         "commit": git.get("commit"),
         "uncommitted changes": git.get("dirty"),
@@ -272,7 +272,7 @@ def with_unset(runs: Sequence[Measured]) -> list[Measured]:
     """The same runs, where one that states its environment also says `unset` of what only others set: that differs."""
     names = {name for run in runs for name in run.facts if name.startswith(SETTINGS)}
     return [
-        replace(run, facts={**dict.fromkeys(names, "unset"), **run.facts}) if "script" in run.facts else run
+        replace(run, facts={**dict.fromkeys(names, UNSET), **run.facts}) if "script" in run.facts else run
         for run in runs
     ]
 

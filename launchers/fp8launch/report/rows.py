@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from pathlib import PurePath
 from fp8launch.report.differences import Facts, differing, facts_of_axis, kind_of
 from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.machines import compressed
-from fp8launch.report.measured import OWN_SCRIPT, SETTINGS, Measured
+from fp8launch.report.measured import OWN_SCRIPT, SETTINGS, UNSET, Measured
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.statistics import Statistic
 
@@ -196,19 +197,21 @@ def _per_gpu(run: Measured) -> float | None:
 
 def _labels(keys: Sequence[Key], runs: Sequence[Measured]) -> list[str]:
     """A short name for each variant, with environment and such only where they tell it apart; else its first run's."""
-    parts = {key: _parts(key, runs[keys.index(key)]) for key in dict.fromkeys(keys)}
-    short = {key: ", ".join(some[:_MOST_PARTS]) for key, some in parts.items()}
-    for label in [label for label in dict.fromkeys(short.values()) if list(short.values()).count(label) > 1]:
-        alike = [key for key, other in short.items() if other == label]
-        common = set.intersection(*(set(key) for key in alike))
-        for key in alike:
-            own = [f"{n.partition(' ')[2]}={v}" for n, v in key if n.startswith(SETTINGS) and (n, v) not in common]
-            short[key] = ", ".join([*parts[key], *(text for text in own if not text.endswith("=unset"))])
-    names = list(short.values())
+    first = {key: runs[keys.index(key)] for key in dict.fromkeys(keys)}
+    parts = {key: _parts(key, run) for key, run in first.items()}
+    short = {key: ", ".join(parts[key][:_MOST_PARTS]) for key in first}
+    labels = {}
     for key, label in short.items():
-        if names.count(label) > 1:
-            short[key] = f"{label} ({runs[keys.index(key)].name})"
-    return [short[key] for key in keys]
+        alike = [other for other in first if short[other] == label]
+        labels[key] = label if len(alike) == 1 else ", ".join([*parts[key], *_own_settings(key, alike)])
+    count = Counter(labels.values())
+    return [labels[key] if count[labels[key]] == 1 else f"{labels[key]} ({first[key].name})" for key in keys]
+
+
+def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
+    """What a variant sets in its environment and Megatron's configuration, and not all that are called alike do."""
+    own = (fact for fact in key if fact not in set(key).intersection(*alike))
+    return [f"{name.partition(' ')[2]}={value}" for name, value in own if name.startswith(SETTINGS) and value != UNSET]
 
 
 def _parts(key: Key, run: Measured) -> list[str]:

@@ -80,12 +80,12 @@ def watch(
     seen = Progress()
     every = max(0.5, min(10.0, plan["after"] / 6)) if plan else 10.0
     before = time.monotonic()
-    saved_last = saved.latest(checkpoint)
+    newest = saved.latest(checkpoint)
     while plan or keep:
         time.sleep(every)
-        if keep and saved.latest(checkpoint) != saved_last:
+        was, newest = newest, saved.latest(checkpoint)
+        if newest != was:
             # Not before: what was there at the start may still be read.
-            saved_last = saved.latest(checkpoint)
             prune(checkpoint, keep)
         if plan is None:
             continue
