@@ -4,8 +4,8 @@
 
 SHELL := /bin/bash
 VENV := .venv
-# All cores; the tests on the real Slurm share one cluster and one worker.
-PYTEST_ARGS ?= -n auto -m "not drill"
+# All cores; tests/conftest.py says which worker runs what.
+PYTEST_ARGS ?= -n auto --durations=25 -m "not drill"
 BIN := $(VENV)/bin
 
 .PHONY: demo test drills clean

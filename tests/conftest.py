@@ -26,19 +26,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files, do not compare with them")
 
 
+SLURM = "tests/slurm/"
+# Workers with a test cluster of their own. Its tests mostly wait: for Slurm's pace, for trainings of several processes.
+CLUSTERS = 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than processors for `-n auto`: those with a test cluster leave theirs half idle."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests on Slurm go to one worker and share its cluster, first of all; every other test goes to who is free.
+    """Give the tests on Slurm, file by file and first of all, to two workers; every other test to whoever is free.
 
-    xdist's own groups (a mark) are not looked at under pytest 9.2: its node ids no longer take a suffix.
+    pytest-xdist ignores its own groups (a mark) under pytest 9.2, whose node ids no longer take a suffix.
     """
     if config.getvalue("dist") != "load":
         return None  # asked for otherwise
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
+        """`workqueue` has the scopes that no worker has yet, those with the most tests first."""
+
         def _split_scope(self, nodeid: str) -> str:
-            return "slurm" if nodeid.startswith("tests/slurm/") else nodeid
+            return nodeid.partition("::")[0] if nodeid.startswith(SLURM) else nodeid
+
+        def _assign_work_unit(self, node: Any) -> None:
+            has_cluster = node in list(self.nodes)[:CLUSTERS]
+            for scope in self.workqueue:
+                if has_cluster or not scope.startswith(SLURM):
+                    self.workqueue.move_to_end(scope, last=False)
+                    break
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import atexit
+import functools
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8launch.problems import Problem, UserError
+from fp8launch.diagnostics import Problem, UserError
+from fp8launch.importer.from_argv import effective_values, recipe_from_values
+from fp8launch.logs.open_log import open_log
+from fp8launch.megatron.schema import FlagSchema
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 def refused(call: Callable[..., Any], *arguments: Any, exit_code: int = 2, **named: Any) -> tuple[Problem, ...]:
@@ -23,3 +36,51 @@ def refused(call: Callable[..., Any], *arguments: Any, exit_code: int = 2, **nam
 def only(problems: tuple[Problem, ...]) -> Problem:
     assert len(problems) == 1, problems
     return problems[0]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until a condition holds, and fail where it does not in all these seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so after {seconds:g} s"
+        time.sleep(0.02)
+
+
+@functools.cache
+def sitting(name: str) -> Path:
+    """The logs of one sitting on H200, unpacked into a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="sitting-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with tarfile.open(BENCHMARKS / "h200" / name / "logs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def log_bytes(path: Path) -> bytes:
+    """The content of a log, unpacked: the real ones of the tests are kept compressed."""
+    with open_log(path) as stream:
+        return stream.read()
+
+
+def log_text(path: Path) -> str:
+    return log_bytes(path).decode("utf-8", "replace")
+
+
+def recipe_from_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, Any], list[Problem]]:
+    """What `import` makes of an argument list."""
+    values, problems = effective_values(argv, schema)
+    return recipe_from_values(values, schema), problems
+
+
+SLURM = ("sbatch", "srun", "scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "scancel")
+
+
+def path_without_slurm(folder: Path) -> str:
+    """A PATH with every program of this machine except Slurm's, in a new folder of links."""
+    folder.mkdir()
+    for place in map(Path, os.environ["PATH"].split(":")):
+        for program in place.iterdir() if place.is_dir() else ():
+            link = folder / program.name
+            if program.name not in SLURM and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)

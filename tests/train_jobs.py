@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -12,10 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+
+from fp8launch.injob.rank import ranks
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = ROOT / "launchers" / "fp8launch" / "train"
+LAUNCHERS = ROOT / "launchers"
+CODE = LAUNCHERS / "fp8launch" / "injob" / "rank"
 OLDER = ROOT / ".cache" / "megatron"
 
 TINY = shlex.split("""
@@ -111,7 +112,7 @@ def train(argv: Sequence[str], processes: int, folder: Path, **env: str) -> Run:
 
 def srun(processes: int, argv: list[str], **env: str) -> Run:
     """The processes that `srun --ntasks-per-node=N` would start on one node, with its variables."""
-    port = str(module("ranks").free_port())
+    port = str(ranks.free_port())
     return finish(
         [
             start(
@@ -128,15 +129,6 @@ def srun(processes: int, argv: list[str], **env: str) -> Run:
             for task in range(processes)
         ]
     )
-
-
-def module(name: str) -> ModuleType:
-    """A file of the in-job part, imported as a job would find it, without leaving its folder on the path."""
-    sys.path.insert(0, str(CODE))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(CODE))
 
 
 def from_weights(folder: Path) -> list[str]:

@@ -3,14 +3,16 @@
     python tools/flag_schemas.py                 # newest patch release of each minor version, downloaded by pip
     python tools/flag_schemas.py --wheels DIR    # from a directory of wheels
     python tools/flag_schemas.py --check         # exit 1 when the committed schemas are stale
+    python tools/flag_schemas.py --scripts DIR   # flags of Megatron-LM's other scripts, by DIR/0.19 ...
 
 Megatron's own argparse parser is built, in a process of its own, under the stand-ins for torch; what it holds is
-written without its help texts, one flag a line, sorted. A new minor version needs its name in `MINORS`, nothing else.
+written without its help texts, one flag a line, sorted. The versions are those of megatron/versions.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import enum
 import importlib
@@ -19,6 +21,7 @@ import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,8 +30,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-MINORS = ("0.17", "0.18", "0.19")
 MEGATRON = Path(__file__).resolve().parents[1] / "launchers" / "fp8launch" / "megatron"
+# By its path: this file also runs in the bare process that holds a Megatron.
+MINORS = tuple(runpy.run_path(str(MEGATRON / "versions.py"))["SUPPORTED"])
 SCHEMAS = MEGATRON / "schemas"
 
 # Environment variables that Megatron's parser reads for its defaults.
@@ -39,16 +43,64 @@ _ARGUMENTS = "megatron.training.arguments"
 Json = Any
 
 
+# --- flags of single scripts, which wheels do not have ---------------------------------------------------------------
+
+# A script of Megatron-LM, the file and the function that add its flags, and the package that it needs for that.
+_SCRIPTS: tuple[tuple[str, str, str, str | None], ...] = (
+    ("pretrain_gpt.py", "megatron/post_training/arguments.py", "add_modelopt_args", "nvidia-modelopt"),
+    ("pretrain_mamba.py", "megatron/post_training/arguments.py", "add_modelopt_args", "nvidia-modelopt"),
+    ("pretrain_hybrid.py", "megatron/post_training/arguments.py", "add_modelopt_args", "nvidia-modelopt"),
+    ("pretrain_vlm.py", "pretrain_vlm.py", "add_vlm_extra_args", None),
+    ("train_rl.py", "megatron/inference/utils.py", "add_inference_args", None),
+    ("examples/multimodal/train.py", "examples/multimodal/multimodal_args.py", "add_multimodal_extra_args", None),
+    ("examples/mimo/train.py", "examples/mimo/train.py", "add_mimo_args", None),
+)
+
+
+def describe_scripts(checkout: Path) -> dict[str, Json]:
+    """The flags that each script of a Megatron-LM checkout adds to the common ones. Only those functions run."""
+    found: dict[str, Json] = {}
+    for script, file, name, needs in _SCRIPTS:
+        source = checkout / file
+        if not source.is_file() or not (checkout / script).is_file():
+            continue
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+        if function is None:
+            continue
+        function.returns = None
+        for argument in function.args.args:
+            argument.annotation = None
+        namespace: dict[str, Any] = {"argparse": argparse, "IMAGE_TOKEN": "<image>"}
+        exec(compile(ast.Module([function], []), str(source), "exec"), namespace)
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        namespace[name](parser)
+        flags = {action.option_strings[0]: _flag(action) for action in parser._actions if action.dest != "help"}
+        extra = {"needs": needs} if needs else {}
+        found[script] = [{**flags[flag], **extra} for flag in sorted(flags)]
+    return found
+
+
+def write_scripts(checkouts: Path) -> None:
+    """Write schemas/scripts.json from one checkout for each minor version."""
+    lines = []
+    for minor in MINORS:
+        for script, flags in describe_scripts(checkouts / minor).items():
+            rows = ",\n".join(json.dumps(flag) for flag in flags)
+            lines.append(f"{json.dumps(f'{minor} {script}')}: [\n{rows}\n]")
+    (MEGATRON / "scripts.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 # --- in the process that holds Megatron -----------------------------------------------------------------------------
 
 
 def describe(site: Path) -> dict[str, Json]:
     """The parser of the Megatron unpacked at `site`, as JSON data. Imports it: call in a process of its own."""
     sys.path[:0] = [str(site), str(MEGATRON)]
-    standin = importlib.import_module("standin")
+    torch_stubs = importlib.import_module("torch_stubs")
     sys.path.remove(str(MEGATRON))
-    standin.install()
-    standin.modernize_typing()
+    torch_stubs.install()
+    torch_stubs.modernize_typing()
     arguments = importlib.import_module(_ARGUMENTS)
     kitchen = importlib.import_module("megatron.core.extensions.kitchen")
 
@@ -226,7 +278,7 @@ def _plain(value: Any) -> Json:
 
 
 def _deprecated(action: argparse.Action) -> bool:
-    help_text = action.help or ""
+    help_text = str(action.help or "")
     return "deprecated" in action.dest or re.search(r"(^|[.(\[] ?)Deprecated\b", help_text, re.IGNORECASE) is not None
 
 
@@ -295,10 +347,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="directory of megatron-core wheels")
     parser.add_argument("--check", action="store_true", help="only compare with the committed schemas")
+    parser.add_argument("--scripts", type=Path, metavar="DIR", help="directory of Megatron-LM checkouts, by version")
     parser.add_argument("--describe", type=Path, metavar="SITE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.describe:
         print(json.dumps(describe(options.describe)))
+        return 0
+    if options.scripts:
+        write_scripts(options.scripts)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         if not options.wheels:

@@ -16,18 +16,23 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fp8launch.check.facts import facts
+from fp8launch import engines
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
+from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.job.cluster import Cluster
-from fp8launch.logs.failure_patterns import PATTERNS
-from fp8launch.megatron.sections import CHOICES, FIELDS
-from fp8launch.recipe.schema import PATTERNS_IN_WORDS, PRECISION_RECIPES, Phase, Recipe
-from fp8launch.runs.submit import prepare
+from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.injob.supervisor.failure_patterns import PATTERNS
+from fp8launch.job.prepared import prepare
+from fp8launch.megatron.flag_map import CHOICES, FIELDS
+from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
+from fp8launch.recipe.schema import Phase, Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = "Made by `python tools/reference.py` from the code; a test fails when it is stale."
 
+# Fields whose allowed values another table holds.
+CHOSEN_ELSEWHERE = {"engine": ", ".join(f"`{name}`" for name in engines.names())}
 NAME = "NAME"  # stands for a name that the user chooses
 
 PHASE_SECTIONS = [name for name in Phase.model_fields if name != "iterations"]
@@ -36,67 +41,70 @@ MEANING = {
     "recipe": {
         "name": "names the run, its folder and the Slurm job",
         "description": "one line for `fp8launch recipes`",
+        "engine": "what trains: fp8launch's own GPT entry, or the script of `launch.script`, which implies `script`",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
-        "precision.format": "`--fp8-format` or `--fp4-format`; no default, because Megatron's is a trap",
-        "precision.param_gather": "`--fp8-param-gather`, with what the recipe needs beside it",
+        "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
+        "precision.param_gather": "`--fp8-param-gather`, and the other flags that the recipe needs for it",
         "precision.bf16_layers.start": "layers at the start that stay in bf16",
         "precision.bf16_layers.end": "layers at the end that stay in bf16",
-        "parallel.sequence": "`--sequence-parallel`; `auto`: where TP is above 1",
-        "batch.scaling": "whether more nodes grow the global batch",
-        "data.kind": "`mock` makes tokens up; `indexed` reads Megatron's .bin and .idx",
+        "parallel.sequence": "`--sequence-parallel`; `auto`: on if TP is above 1",
+        "batch.scaling": "`weak`: the global batch grows with the number of nodes; `strong`: it does not change",
+        "data.kind": "`mock` generates tokens; `indexed` reads Megatron's .bin and .idx files",
         "data.blend": "weights and prefixes for `--data-path`; only with `indexed`",
-        "checkpoint.keep": "checkpoints to keep, the newest, in jobs of Slurm; none is removed when absent",
-        "resources.nodes": "nodes of the job",
-        "resources.gpus_per_node": "GPUs, and so processes, on each node",
-        "resources.gpu": "what the nodes have: decides what `check` allows and what MFU divides by",
+        "checkpoint.keep": "number of newest checkpoints to keep; without it all are kept",
+        "resources.nodes": "number of nodes",
+        "resources.gpus_per_node": "GPUs per node, with one process each",
+        "resources.gpu": "GPU model of the nodes, for `check` and for the peak in MFU",
         "resources.time": "the job's time limit in one of Slurm's forms",
-        "resources.cpus_per_task": "CPUs of a process",
+        "resources.cpus_per_task": "CPU cores per process",
         "container.image": "a name of `fp8launch images`, a URI, or a file; null runs without a container",
         "container.mounts": "`/source[:/target[:ro]]`",
-        "launch.mode": "a task for each GPU by srun, or a torchrun for each node",
+        "container.contains": "files and folders in the image that the run reads",
+        "launch.mode": "`srun`: one task per GPU; `torchrun`: one torchrun per node",
         "launch.script": "another training script, which gets the same arguments",
-        "launch.python": "interpreter of the processes",
-        "launch.health_check": "look at every node before training; a bad one ends the job with status 75",
-        "launch.probe": "say after the first iteration what ran in FP8",
+        "launch.arguments": "the script's own arguments, passed after Megatron's",
+        "launch.python": "Python interpreter of the processes",
+        "launch.health_check": "check every node before training; an unhealthy one ends the job with status 75",
+        "launch.probe": "report after the first iteration which modules ran in FP8",
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
-        "launch.config": "fields of Megatron's TransformerConfig that its command line leaves out",
-        "launch.tensor_stats": "measure FP8 tensors every so many iterations: underflow, scales, largest values",
-        "software.megatron": "the Megatron-Core that the job will find; picks the flags that are known",
-        "software.transformer_engine": "the Transformer Engine that the job will find",
-        "software.cuda": "the CUDA that the job will find",
-        "survive.attempts": "attempts that may be used; above 1 the run goes on by itself",
-        "survive.stuck": "attempts in a row without a newer checkpoint that end the run",
-        "survive.hang_after": "seconds without a new line in the log that are a hang; 0 is never",
-        "survive.stop_before": "seconds before the time limit at which the training saves and leaves",
-        "survive.rules": "what follows a cause, where it is not the usual",
-        "env": "environment of the processes; null drops a variable that a part sets",
-        "secrets": "names of variables that are passed on and written nowhere",
-        "megatron": "any other Megatron flag; true is a bare flag, null drops one that a part sets",
-        "silence": "code of a warning, and why it does not matter here",
+        "launch.config": "fields of Megatron's TransformerConfig that have no flag",
+        "launch.tensor_stats": "measure FP8 tensors every N iterations: underflow, scales, largest values",
+        "software.megatron": "version of Megatron-Core in the job; selects the known flags",
+        "software.transformer_engine": "version of Transformer Engine in the job",
+        "software.cuda": "version of CUDA in the job",
+        "survive.attempts": "total number of attempts; above 1 the run continues automatically",
+        "survive.stuck": "number of attempts in a row without a newer checkpoint that ends the run",
+        "survive.hang_after": "seconds without log output that count as a hang; 0: never",
+        "survive.stop_before": "seconds before the time limit at which the training saves and exits",
+        "survive.rules": "actions by cause that replace the defaults",
+        "env": "environment of the processes; null unsets a variable that a part sets",
+        "secrets": "names of variables whose values are passed to the job and never written to a file",
+        "megatron": "any other Megatron flag; true is a bare flag, null removes one that a part sets",
+        "silence": "code of a warning to suppress, with the reason",
         "notes": "shown by `fp8launch recipes NAME`",
         "reference": "a published figure to print beside ours",
-        "phases.NAME.iterations": "how many of `train.iterations`; one phase may leave it out and gets the rest",
+        "phases.NAME.iterations": "iterations of the phase; one phase may omit them and gets the rest",
         **{f"phases.NAME.{section}": f"the phase's own values of `{section}`" for section in PHASE_SECTIONS},
-        "axes": "key to values: the recipe is a study, with a run for each combination",
-        "nodes": "numbers of nodes of a study",
+        "axes": "values by key; the recipe becomes a study with one run per combination",
+        "nodes": "numbers of nodes; the recipe becomes a study with one run per number",
     },
     "cluster": {
         "name": "shown in reports; the file's name by default",
         "description": "one line for `fp8launch clusters`",
         **{key: f"sbatch's `--{key}`" for key in ("account", "partition", "qos", "reservation", "constraint")},
         **{key: f"sbatch's `--{key}`" for key in ("nodelist", "exclude", "segment", "exclusive")},
-        "gpus": "how GPUs are asked for",
-        "gres_type": "type in that request, such as `h100`",
+        "gpus": "sbatch option that requests GPUs",
+        "gres_type": "GPU type in that option, such as `h100`",
         "memory": "sbatch's `--mem`",
-        "requeue": "`--requeue` or `--no-requeue`; neither when absent",
+        "requeue": "true: `--requeue`; false: `--no-requeue`; unset: neither",
         "mpi": "srun's `--mpi`",
-        "launch": "as a recipe's `launch.mode`, where that says nothing",
-        "env": "network and other variables; a recipe's own win",
-        "runtime": "container runtime; found by itself when absent",
+        "launch": "default of the recipe's `launch.mode`",
+        "env": "environment variables; those of the recipe override them",
+        "runtime": "container runtime; detected if unset",
         "mounts": "mounts for every container job",
-        "ssh.user": "user there",
-        "ssh.port": "port there",
+        "ssh.user": "user name on the login node",
+        "ssh.port": "ssh port of the login node",
     },
 }
 
@@ -154,7 +162,7 @@ def page(title: str, model: type[BaseModel], meanings: dict[str, str], intro: st
             lines += ["", f"## `{section}`" if section else "## Top level"]
             lines += ["", "| key | values | default | meaning |", "|---|---|---|---|"]
             heading = section
-        kind = values(_at(schema, path), schema.get("$defs", {}))
+        kind = CHOSEN_ELSEWHERE.get(path) or values(_at(schema, path), schema.get("$defs", {}))
         lines.append(f"| `{path}` | {_cell(kind)} | {_default(info)} | {_cell(_meaning(path, info, meanings))} |")
     unused = set(meanings) - {path for path, _ in fields(model)}
     if unused:
@@ -203,7 +211,7 @@ def _cell(text: str) -> str:
 def gpu_table() -> Iterator[str]:
     """What each GPU computes, how fast, and what the check's hardware rules say of each precision recipe on it."""
     rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
-    quantized = [name for name in PRECISION_RECIPES if name != "bf16"]
+    quantized = [name for name in PRECISIONS if name != "bf16"]
     yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s | " + " | ".join(quantized) + " |"
     yield "|---|---|---|---|" + "---|" * len(quantized)
     for gpu in GPUS.values():
@@ -212,7 +220,7 @@ def gpu_table() -> Iterator[str]:
         peaks = " / ".join(f"{peak:,.0f}" if peak else "none" for peak in (gpu.bf16, gpu.fp8, gpu.fp4))
         verdicts = []
         for precision in quantized:
-            run = facts(prepare("llama8b_bf16", [f"precision.recipe={precision}", f"resources.gpu={gpu.name}"]))
+            run = resolve_run(prepare("llama8b_bf16", [f"precision.recipe={precision}", f"resources.gpu={gpu.name}"]))
             found = [problem.severity for rule in rules for problem in rule.problems(run)]
             verdicts.append("no" if "error" in found else "slow" if found else "yes")
         capability = ".".join(map(str, gpu.capability))
@@ -249,7 +257,8 @@ def pages() -> dict[Path, str]:
             "Recipe reference",
             Recipe,
             MEANING["recipe"],
-            "Every key of a recipe; what is left out keeps Megatron's default. To write one: [recipes](recipes.md).",
+            "All keys of a recipe. Megatron's defaults apply to keys that are not set. To write one: "
+            "[recipes](recipes.md).",
         ),
         docs / "cluster_reference.md": page(
             "Cluster profile reference",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fp8launch.job.cluster import Cluster
-from fp8launch.job.plan import plan
-from fp8launch.job.script import AUTHOR, batch_script
-from fp8launch.runs.submit import prepare
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.batch_script import AUTHOR, batch_script
+from fp8launch.job.build_job import plan
+from fp8launch.job.prepared import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -5,8 +5,12 @@ set -euo pipefail
 what=$1 venv=$2
 # What was tested together. megatron-core asks for Python 3.12 since 0.17 and runs on 3.11 as well.
 torch=2.13.0
-megatron=0.19.2
-older_megatrons=(0.17.1 0.18.2)
+# Every release in SUPPORTED of megatron/versions.py is tested; the newest is what the demo trains with.
+mapfile -t megatrons < <(sed -n 's/^    "[0-9.]*": "\([0-9.]*\)",$/\1/p' launchers/fp8launch/megatron/versions.py)
+megatron=${megatrons[-1]}
+older_megatrons=("${megatrons[@]:0:${#megatrons[@]}-1}")
+# The peer of benchmarks/peers.
+peer=('accelerate>=1.15,<2' 'transformers>=5.23,<6' 'torchao>=0.18,<0.19')
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -39,26 +43,75 @@ pip_install() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-make_venv
-case $what in
-train)
-    say "downloads fp8launch's own dependencies (10 MB), PyTorch $torch (about 200 MB where pip finds a CPU build of it,"
-    say "else 2.8 GB with CUDA), numpy, psutil (20 MB) and megatron-core $megatron (2.4 MB)"
+has() { # PYTHON MODULE...: whether this Python finds all of these modules
+    local python=$1
+    shift
+    [ -x "$python" ] && "$python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null
+}
+
+# NAME REQUIREMENT...: an environment in .cache that also sees the packages of $venv, torch among them. Megatron imports
+# W&B and transformers wherever it finds them, and every training of the tests would wait for that.
+beside() {
+    local env=.cache/$1 site
+    shift
+    "$venv/bin/python" -m venv --without-pip "$env"
+    site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$venv/bin/python" -c 'import site; print(*map(str, site.getsitepackages()), sep="\n")' > "$site/beside.pth"
+    "$venv/bin/python" -m pip --python "$env/bin/python" --quiet --disable-pip-version-check install "$@"
+}
+
+required_by() { # EXTRA...: what these extras of pyproject.toml require, a line each
+    "$venv/bin/python" - "$@" <<'END'
+import sys
+from importlib.metadata import requires
+
+from packaging.requirements import Requirement
+
+for each in map(Requirement, requires("fp8launch") or []):
+    if each.marker and any(each.marker.evaluate({"extra": extra}) for extra in sys.argv[1:]):
+        print(f"{each.name}{each.specifier}")
+END
+}
+
+set_up_train() {
+    say "fp8launch's own dependencies (10 MB)"
     pip_install --editable .
+    has "$venv/bin/python" torch ||
+        say "downloads PyTorch $torch: about 200 MB where pip finds a CPU build of it, else 2.8 GB with CUDA"
     pip_install "torch==$torch" numpy packaging psutil typing_extensions
+    has "$venv/bin/python" megatron || say "downloads megatron-core $megatron (2.4 MB)"
     pip_install --no-deps --ignore-requires-python "megatron-core==$megatron"
-    ;;
-test)
-    say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard (150 MB), megatron-core ${older_megatrons[*]} (4 MB),"
-    say "and NeMo-Run with its 120 dependencies (500 MB) into an environment of its own, .cache/nemo_run;"
-    say "as root, the tests also download the distribution's Slurm, MariaDB, Charliecloud and shellcheck (90 MB)"
+}
+
+set_up_test() {
+    local version packages trackers
+    has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken ||
+        say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard, pyarrow and tokenizers (220 MB)"
     pip_install --editable '.[test]'
     for version in "${older_megatrons[@]}"; do
-        [ -d ".cache/megatron/$version/megatron" ] ||
-            pip_install --no-deps --ignore-requires-python --target ".cache/megatron/$version" "megatron-core==$version"
+        [ ! -d ".cache/megatron/$version/megatron" ] || continue
+        say "downloads megatron-core $version (2 MB)"
+        pip_install --no-deps --ignore-requires-python --target ".cache/megatron/$version" "megatron-core==$version"
     done
-    [ -x .cache/nemo_run/bin/python ] || "$venv/bin/python" -m venv .cache/nemo_run
+    if ! has .cache/nemo_run/bin/python nemo_run; then
+        say "downloads NeMo-Run and its 120 dependencies (500 MB) into an environment of its own, .cache/nemo_run"
+        "$venv/bin/python" -m venv .cache/nemo_run
+    fi
     .cache/nemo_run/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nemo-run]'
-    ;;
-esac
+    has .cache/trackers/bin/python wandb mlflow ||
+        say "downloads W&B and MLflow with their 80 dependencies (700 MB on disk) into .cache/trackers"
+    readarray -t trackers < <(required_by wandb mlflow)
+    beside trackers "${trackers[@]}"
+    has .cache/peer/bin/python accelerate transformers torchao ||
+        say "downloads accelerate, transformers and torchao (200 MB on disk) into .cache/peer"
+    beside peer "${peer[@]}"
+    packages=$("$venv/bin/python" tools/system_packages.py --missing)
+    if [ -n "$packages" ]; then
+        say "the distribution's packages that tests use and this machine lacks: ${packages//$'\n'/, }"
+        "$venv/bin/python" tools/system_packages.py
+    fi
+}
+
+make_venv
+"set_up_$what"
 touch "$venv/.$what"

@@ -10,12 +10,15 @@ tell no peak and are left out; so are logs of other programs.
 from __future__ import annotations
 
 import sys
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp8launch.hardware.gpus import gpu
 from fp8launch.logs import read_log
+from fp8launch.logs.open_log import log_name, logs_in
 from fp8launch.megatron.memory import MIB, estimate
 from fp8launch.report.throughput import parse_paths
 
@@ -52,8 +55,25 @@ class Peak:
         return self.estimated / self.measured - 1
 
 
+def logs() -> Iterator[tuple[str, Path]]:
+    """Every log with the name of its sitting; those of an archive are files only until the next one is asked for."""
+    for sitting in sorted(HERE.glob("20*")):
+        archive = sitting / "logs.tar.xz"
+        if not archive.is_file():
+            for log in logs_in(sitting):
+                yield sitting.name, log
+            continue
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as packed:
+            for member in sorted(packed.getmembers(), key=lambda one: one.name):
+                content = packed.extractfile(member)
+                if content is not None and member.name.endswith(".log"):
+                    log = Path(folder) / Path(member.name).name
+                    log.write_bytes(content.read())
+                    yield sitting.name, log
+
+
 def peaks() -> Iterator[Peak]:
-    for log in sorted(HERE.glob("20*/*.log")):
+    for sitting, log in logs():
         processes = read_log(log).processes
         arguments = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
         report = parse_paths([log], gpu="h200")
@@ -68,7 +88,7 @@ def peaks() -> Iterator[Peak]:
         )
         found = estimate(args, report.world_size, micro_batches, gpu("h200"))
         if found is not None:
-            yield Peak(log.parent.name, log.stem, report.world_size, report.peak_memory_mib, found.peak / MIB)
+            yield Peak(sitting, log_name(log), report.world_size, report.peak_memory_mib, found.peak / MIB)
 
 
 _TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}

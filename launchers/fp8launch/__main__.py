@@ -2,4 +2,6 @@
 
 from fp8launch.cli import main
 
-main()
+# Processes that Python's multiprocessing starts import this file again.
+if __name__ == "__main__":
+    main()

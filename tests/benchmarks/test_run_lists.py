@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.megatron.translate import layout, translate
+from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.engines.megatron_lm.translate import translate
 from fp8launch.recipe.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.check.indexed import read_index
+from fp8launch.data.index_format import read_index
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "text_dataset.py"
 READ = """
 import json, sys
 sys.path.insert(0, {code!r})
-import backfills; backfills.install()
-import cpu; cpu.install()
+from fp8launch.injob.rank.compat import python311; python311.install()
+from fp8launch.injob.rank.compat import cpu; cpu.install()
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 dataset = IndexedDataset({prefix!r})
 print(json.dumps([[int(token) for token in dataset[at]] for at in range(len(dataset))]))
@@ -75,7 +75,7 @@ def test_no_text_is_said(tmp_path: Path) -> None:
 @pytest.mark.train
 def test_megatron_reads_bytes_and_ends(folder: Path, tmp_path: Path) -> None:
     tool(tmp_path / "text", folder)
-    code = READ.format(code=str(ROOT / "launchers" / "fp8launch" / "train"), prefix=str(tmp_path / "text"))
+    code = READ.format(code=str(ROOT / "launchers"), prefix=str(tmp_path / "text"))
     environment = {**os.environ, "FP8LAUNCH_DEVICE": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, env=environment

@@ -84,6 +84,9 @@ ARGUMENTS = {
         env=SEGMENTS,
     ),
     "fused TE cross entropy": Set({"cross_entropy_fusion_impl": "te"}, "megatron-validate"),
+    "fused TE cross entropy in 0.18.2": Set(
+        {"cross_entropy_fusion_impl": "te"}, "megatron-validate", software={"megatron": "0.18.2"}
+    ),
     "optimizer step overlap without VPP": Set(
         {"overlap_param_gather_with_optimizer_step": True, "ckpt_format": "torch"}, "megatron-validate"
     ),
@@ -92,8 +95,9 @@ ARGUMENTS = {
 CONFIGS = {
     "heads % tp": Set(
         {"num_attention_heads": 12, "num_query_groups": 4, "tensor_model_parallel_size": 8, "sequence_parallel": True},
-        "megatron-transformer-config",
+        "attention-heads",
     ),
+    "width over heads": Set({"num_attention_heads": 15, "kv_channels": None, "num_query_groups": 8}, "attention-heads"),
     "query groups against tp": Set(
         {"num_attention_heads": 24, "num_query_groups": 6, "tensor_model_parallel_size": 4, "sequence_parallel": True},
         "megatron-transformer-config",
@@ -191,6 +195,55 @@ BUILDING = {
     "fp16 master beside gathered current weights": Set(
         {"fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
         "fp8-param-gather-states",
+    ),
+    "bf16 moments beside gathered delayed weights": Set(
+        {
+            **DELAYED,
+            "fp8_param_gather": True,
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": "bf16",
+            "exp_avg_sq_dtype": "bf16",
+        },
+        "fp8-param-gather-states",
+    ),
+    "padding after a fused router": Set(
+        {**MOE, "moe_router_padding_for_quantization": True, "moe_router_fusion": True}, "router-padding-fusion"
+    ),
+    "graph of a preprocessing that pads": Set(
+        {
+            **MOE,
+            "moe_router_padding_for_quantization": True,
+            "cuda_graph_impl": "transformer_engine",
+            "cuda_graph_modules": ["attn", "moe_router", "moe_preprocess"],
+            "te_rng_tracker": True,
+        },
+        "graph-dispatch-sync",
+    ),
+    "full graph of alltoall": Set(
+        {**MOE, **BF16, "cuda_graph_impl": "full_iteration", "te_rng_tracker": True}, "full-graph-dispatch"
+    ),
+    "local graph of mlp alone": Set(
+        {**BF16, "cuda_graph_impl": "local", "cuda_graph_modules": ["mlp"], "te_rng_tracker": True}, "local-graph-mlp"
+    ),
+    "fused operations without an activation": Set(
+        {
+            "swiglu": None,
+            "squared_relu": True,
+            "no_bias_swiglu_fusion": None,
+            "no_bias_gelu_fusion": True,
+            "use_transformer_engine_op_fuser": True,
+        },
+        "op-fuser-activation",
+    ),
+    "distributed SGD": Set({"optimizer": "sgd"}, "distributed-optimizer-kind"),
+    "FSDP in a pipeline": Set({**FSDP, "pipeline_model_parallel_size": 2}, "fsdp-pipeline", env=OPEN),
+    "unfused attention over contexts": Set(
+        {"context_parallel_size": 2, "attention_backend": "unfused"}, "unfused-context-parallel"
+    ),
+    "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
+    "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),
+    "Transformer Engine too old for Megatron 0.17": Set(
+        {}, "te-offload-interface", software={"megatron": "0.17", "transformer_engine": "2.9"}
     ),
     "no evaluation interval": Set(
         {"eval_interval": None}, "evaluation-without-interval", more={"launch": {"script": "pretrain_gpt.py"}}
@@ -359,9 +412,6 @@ MISLEADING = {
     "expert overlap with one connection": Set(
         {**MOE, "overlap_moe_expert_parallel_comm": True}, "expert-overlap-connections"
     ),
-    "local layers of a script without APEX": Set(
-        {**BF16, **LOCAL}, "fused-wgrad-needs-apex", more={"launch": {"script": "pretrain_gpt.py"}}
-    ),
     "tensor parallel over nodes": Set(
         {**BF16, "tensor_model_parallel_size": 8, "sequence_parallel": True}, "tensor-parallel-across-nodes",
         gpus=4, nodes=2,
@@ -409,7 +459,40 @@ LARGE = {
     ),
 }  # fmt: skip
 
+HYBRID = {
+    **BF16, "num_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "num_query_groups": 4,
+    "ffn_hidden_size": 1024, "hybrid_layer_pattern": "M*M-M*M-",
+}  # fmt: skip
+SCRIPT = {"launch": {"script": "/shared/pretrain_hybrid.py"}}
+DIVIDED = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2}
+# What issue 14 found by trying it: accepted by Megatron's validators, and then the run dies.
+TRIED: dict[str, Set] = {
+    "seed 0": Set({"seed": 0}, "value-range"),
+    "groups with too few experts": Set(
+        {**MOE, "moe_router_num_groups": 64, "moe_router_group_topk": 2}, "moe-group-top-k"
+    ),
+    "PP before DP, and experts of another data parallel size": Set(
+        {**MOE, **DIVIDED, "num_layers": 48, "use_tp_pp_dp_mapping": True, "expert_model_parallel_size": 4,
+         "expert_tensor_parallel_size": 1},
+        "expert-data-parallel",
+    ),
+    "PP before DP with context parallelism": Set(
+        {"pipeline_model_parallel_size": 2, "context_parallel_size": 2, "use_tp_pp_dp_mapping": True},
+        "expert-data-parallel",
+    ),
+    "odd heads with rotary embeddings": Set({**BF16, "kv_channels": 127}, "rotary-odd-width"),
+    "Mamba heads over TP": Set({**HYBRID, **TP2, "mamba_num_heads": 3}, "mamba-heads", more=SCRIPT),
+    "Mamba groups over TP": Set({**HYBRID, **TP2, "mamba_num_groups": 1}, "mamba-heads", more=SCRIPT),
+    "Mamba heads over groups": Set({**HYBRID, "mamba_num_heads": 12}, "mamba-heads", more=SCRIPT),
+    "Mamba width": Set({**HYBRID, "mamba_head_dim": 60}, "mamba-heads", more=SCRIPT),
+    "Mamba in FP8": Set(
+        {**HYBRID, "fp8_format": "hybrid", "fp8_recipe": "tensorwise", "mamba_num_heads": 8}, "mamba-fp8-width",
+        more=SCRIPT,
+    ),
+}  # fmt: skip
+
 BAD: dict[str, Set] = {
+    **TRIED,
     **PARSE,
     **ARGUMENTS,
     **CONFIGS,

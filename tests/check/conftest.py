@@ -11,8 +11,8 @@ from bad_sets import BAD
 from good_sets import GOOD
 from sets import RULES, Set
 
-from fp8launch.check.run import CheckResult, check_all, schema_result
-from fp8launch.problems import UserError
+from fp8launch.check.checker import CheckResult, check_all, schema_result
+from fp8launch.diagnostics import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad_sets import OPEN, SEGMENTS
+from bad_sets import LOCAL, OPEN, SEGMENTS
 from sets import (
     BF16,
     BLOCKWISE,
@@ -56,6 +56,9 @@ GOOD: dict[str, Set] = {
     ),
     "8B recompute": Set({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 5}),
     "8B selective recompute": Set({"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}),
+    # The worker brings what local layers fuse weight gradients with, to its own entry and to scripts.
+    "8B local layers": Set({**BF16, **LOCAL}),
+    "8B local layers of a script": Set({**BF16, **LOCAL}, more={"launch": {"script": "pretrain_gpt.py"}}),
     "8B saves": Set(
         {"save": "checkpoints", "save_interval": 100, "rerun_mode": None, "no_check_for_nan_in_loss_and_grad": None}
     ),
@@ -79,6 +82,7 @@ GOOD: dict[str, Set] = {
     "8B of 0.17": Set(software={"megatron": "0.17"}),
     "8B of 0.18, mxfp8 output layer": Set({**MXFP8, "fp8_output_proj": True}, gpu="b200",
                                           software={"megatron": "0.18"}),
+    "8B of 0.18.0, TE's cross entropy": Set({"cross_entropy_fusion_impl": "te"}, software={"megatron": "0.18.0"}),
     "8B rampup in samples of 0.17": Set(
         {"rampup_batch_size": [8, 8, 1000], "train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None,
          "train_samples": 6400},

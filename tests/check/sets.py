@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.schema import load_schema
-from fp8launch.runs.submit import Prepared, prepare
 
 TESTS = Path(__file__).parents[1]
 RULES = ("schema", "megatron", "rules")

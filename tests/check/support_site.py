@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.check import data
-from fp8launch.job.cluster import Cluster
-from fp8launch.problems import Problem
-from fp8launch.runs.submit import Prepared, prepare
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
+from fp8launch.job.prepared import Prepared, prepare
 
 
 def recipe(folder: Path, text: str = "", base: str = "tiny_cpu") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import pytest
 from sets import BF16, DELAYED, MXFP8, RULES, TP2, Set
 
 from fp8launch.check import wheel
-from fp8launch.check.run import LAYERS, CheckResult, check, check_all
+from fp8launch.check.checker import LAYERS, CheckResult, check, check_all
 from fp8launch.check.wheel import NoMegatron, megatron_for
+from fp8launch.diagnostics import UserError
 from fp8launch.megatron.validators import cache_folder
-from fp8launch.problems import UserError
 
 CODE = "delayed-short-history"
 SHORT = {**DELAYED, "fp8_amax_history_len": None, "fp8_amax_compute_algo": None}
@@ -63,19 +64,17 @@ def test_a_silence_needs_a_reason(reason: object, tmp_path: Path) -> None:
 
 
 def test_megatron_points_at_the_line_that_it_speaks_of(tmp_path: Path) -> None:
-    result = checked(Set({"num_attention_heads": 12, "num_query_groups": 4, **TP2, "tensor_model_parallel_size": 8}),
-                     tmp_path)  # fmt: skip
-    [problem] = result.problems
+    [problem] = checked(Set({"max_position_embeddings": 4096}), tmp_path).problems
     path, _, line = str(problem.where).rpartition(":")
-    assert "num_attention_heads: 12" in Path(path).read_text().splitlines()[int(line) - 1]
-    assert "num_attention_heads (12)" in problem.message
-    assert problem.fix is not None and "transformer_config.py" in problem.fix
+    assert "max_position_embeddings: 4096" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert "max_position_embeddings (4096)" in problem.message
+    assert problem.fix == "set `model: {max_position_embeddings: 8192}`, or lower batch.sequence"
 
 
 def test_a_misleading_message_is_put_right(tmp_path: Path) -> None:
     [problem] = checked(Set({"eval_global_batch_size": 12}), tmp_path).problems
     assert "eval_global_batch_size" in str(problem.fix)
-    assert "Megatron refuses" not in problem.message
+    assert "Megatron rejects" not in problem.message
 
 
 def test_a_rule_speaks_instead_of_megatron(tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ def test_every_layer_says_whether_it_looked(tmp_path: Path) -> None:
     assert tuple(layers) == LAYERS
     assert {name: state for name, state in layers.items() if state != "ran"} == {}
     some = checked(Set(), tmp_path).layers
-    assert some["machine"] == "not run: not asked for"
+    assert some["machine"] == "not run: not requested"
 
 
 def test_runs_of_several_versions_are_checked_in_one_call(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_runs_of_several_versions_are_checked_in_one_call(tmp_path: Path) -> Non
 
 
 def test_the_clusters_environment_counts_and_the_recipe_overrides_it(tmp_path: Path) -> None:
-    from fp8launch.job.cluster import Cluster
+    from fp8launch.cluster.profile import Cluster
 
     site = Cluster(env={"CUDA_DEVICE_MAX_CONNECTIONS": 1})
     assert check(Set(TP2, env={}).prepare(tmp_path), site, layers=RULES).ok
@@ -170,8 +169,10 @@ def test_a_wheel_is_fetched_by_one_of_many(no_megatron: Path, tmp_path: Path) ->
         **os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source), "PIP_CONFIG_FILE": os.devnull,
         "PYTHONPATH": str(Path(wheel.__file__).parents[2]), "FP8LAUNCH_OFFLINE": "0",
     }  # fmt: skip
+    digest = hashlib.sha256((source / name).read_bytes()).hexdigest()
     code = (
         "from fp8launch.megatron import validators; validators._installed = lambda: iter(())\n"
+        f"from fp8launch.check import wheel; wheel.WHEELS = {{'0.19.2': '{digest}'}}\n"
         "from fp8launch.check.wheel import megatron_for; print(megatron_for('0.19', lambda m: print('SAID', m)))"
     )
     both = [

@@ -118,7 +118,7 @@ def test_people_read_where_what_and_how(command: Check, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     line = next(i for i, text in enumerate(Path(path).read_text().splitlines(), 1) if "fp8_recipe" in text)
     assert f"{path}:{line}: error: mxfp8 runs on" in err
-    assert "fix: use tensorwise" in err
+    assert "fix: use precision.recipe tensorwise, or one of these GPUs" in err
     assert err.splitlines()[-1] == "1 recipe checked, 1 with errors"
 
 

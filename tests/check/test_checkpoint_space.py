@@ -10,31 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.check import space
-from fp8launch.check.facts import facts
-from fp8launch.job.cluster import Cluster
-from fp8launch.problems import Problem
-from fp8launch.runs.submit import prepare
+from fp8launch.check import checkpoint_space
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
+from fp8launch.job.prepared import prepare
 
 
 def found(tmp_path: Path, recipe: str, *overrides: str) -> list[Problem]:
     choices = [f"checkpoint.dir={tmp_path}/not/yet", "container.image=null", *overrides]
-    return list(space.problems(prepare(recipe, choices), Cluster()))
+    return list(checkpoint_space.problems(prepare(recipe, choices), Cluster()))
 
 
 def test_a_checkpoint_larger_than_the_disk_is_an_error(tmp_path: Path) -> None:
     # The largest model of the pack, as large as this disk: layers do not need to fit anything else.
-    size = space.checkpoint_bytes(facts(prepare("llama8b_bf16")))
+    size = checkpoint_space.checkpoint_bytes(resolve_run(prepare("llama8b_bf16")))
     assert size is not None
     layers = 32 * (shutil.disk_usage(tmp_path).free // size + 2)
     [problem] = found(tmp_path, "llama8b_bf16", "checkpoint.interval=10", f"model.num_layers={layers}")
     assert (problem.code, problem.severity) == ("checkpoint-space", "error")
-    assert str(tmp_path) in problem.message and "GiB left" in problem.message
+    assert str(tmp_path) in problem.message and "GiB free" in problem.message
     assert problem.where and "checkpoint.dir" in str(problem.fix)
 
 
 def test_room_for_some_is_a_warning_and_keep_helps(tmp_path: Path) -> None:
-    size = space.checkpoint_bytes(facts(prepare("tiny_cpu")))
+    size = checkpoint_space.checkpoint_bytes(resolve_run(prepare("tiny_cpu")))
     assert size is not None
     many = shutil.disk_usage(tmp_path).free // size * 2
     often = ("checkpoint.interval=1", f"train.iterations={many}")
@@ -50,7 +50,14 @@ def test_what_this_machine_does_not_see_is_not_judged(tmp_path: Path) -> None:
     huge = ("checkpoint.interval=10", "model.num_layers=320000")
     assert found(tmp_path, "llama8b_bf16", *huge, "checkpoint.dir=s3://bucket/run") == []
     assert found(tmp_path, "llama8b_bf16", *huge, "container.image=nemo-26.04") == []
-    assert list(space.problems(prepare("llama8b_bf16", ["model.num_layers=320000"]), Cluster())) == []
+    assert list(checkpoint_space.problems(prepare("llama8b_bf16", ["model.num_layers=320000"]), Cluster())) == []
+
+
+@pytest.mark.parametrize("box", ["container={image: null}", "container={image: nemo-26.04, mounts: [/nope]}"])
+def test_a_file_system_that_is_not_mounted_here_is_not_judged(tmp_path: Path, box: str) -> None:
+    """The room of `/` says nothing about it."""
+    huge = ("checkpoint.interval=10", "model.num_layers=320000", "checkpoint.dir=/nope/run/ckpt", box)
+    assert found(tmp_path, "llama8b_bf16", *huge) == []
 
 
 @pytest.mark.train
@@ -64,4 +71,4 @@ def test_the_size_is_that_of_a_real_checkpoint(tmp_path: Path, choice: str | Non
     command += ["--run-root", str(tmp_path / "runs"), *(word for one in choices for word in ("--set", one))]
     subprocess.run(command, check=True, timeout=180, capture_output=True, env={**os.environ, "HOME": str(tmp_path)})
     real = sum(file.stat().st_size for file in (tmp_path / "ckpt" / "iter_0000001").iterdir())
-    assert space.checkpoint_bytes(facts(prepare("tiny_cpu", choices))) == pytest.approx(real, rel=0.03)
+    assert checkpoint_space.checkpoint_bytes(resolve_run(prepare("tiny_cpu", choices))) == pytest.approx(real, rel=0.03)

@@ -9,8 +9,8 @@ import pytest
 from indexed_files import write_dataset
 from support_site import codes, data_problems, indexed, ready
 
-from fp8launch.job.cluster import Cluster
-from fp8launch.problems import Problem
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
 
 # The tiny recipe asks for 20 iterations of 16 sequences of 64 tokens or so; this is more than it.
 PLENTY = [1000] * 200
@@ -63,7 +63,7 @@ def test_a_prefix_with_its_ending(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "a", PLENTY)
     problem = only(look(tmp_path, indexed([f"{a}.bin"])))
     assert problem.code == "data-missing"
-    assert problem.fix is not None and problem.fix.startswith("leave the ending out")
+    assert problem.fix is not None and problem.fix.startswith("remove the extension")
 
 
 def test_a_folder_in_place_of_a_prefix(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_a_split_that_leaves_no_document(tmp_path: Path) -> None:
     problem = only(look(tmp_path, indexed([str(a)], split="99,1,0")))
     assert (problem.code, problem.severity) == ("data-split", "error")
     assert "20 documents" in problem.message and "valid" in problem.message and "hang" in problem.message
+    assert problem.fix is not None and "the share of valid to 0" in problem.fix
     assert look(tmp_path, indexed([str(a)], split="9,1,0")) == []
 
 
@@ -119,7 +120,7 @@ def test_the_split_that_megatron_takes_without_one(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "a", [20000] * 20)
     problems = look(tmp_path, indexed([str(a)], split=None))
     # 969, 30, 1 of 20 documents: 19.38, 19.98 and 20, so 19, 1 and none.
-    assert "for test is none" in only(problems).message
+    assert "for test rounds to none" in only(problems).message
 
 
 @pytest.mark.parametrize("split", ["1,2,3,4", "0,0,0", "none", "-1,2"])
@@ -201,14 +202,15 @@ def test_paths_below_a_mount_are_those_of_its_source(tmp_path: Path) -> None:
     assert only(look(tmp_path, box + indexed(["/data/web/a"]), cluster=bare)).code == "data-missing"
 
 
-def test_what_only_the_image_has_is_not_judged(tmp_path: Path) -> None:
-    assert look(tmp_path, "container: {image: nemo-26.04}\n" + indexed(["/in/the/image"])) == []
+def test_data_that_the_recipe_says_the_image_has_is_not_judged(tmp_path: Path) -> None:
+    box = "container: {{image: nemo-26.04, contains: [{}]}}\n"
+    data = indexed(["/in/the/image"])
+    assert look(tmp_path, box.format("/in/the") + data) == []
+    assert only(look(tmp_path, box.format("/in/them") + data)).code == "path-not-mounted"
 
 
 def test_a_forgotten_mount_is_told(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "a", PLENTY)
     problem = only(look(tmp_path, "container: {image: nemo-26.04}\n" + indexed([str(a)])))
-    assert (problem.code, problem.severity) == ("path-not-mounted", "warning")
-    assert f"add '{tmp_path}' to container.mounts" in (problem.fix or "")
-    apptainer = Cluster(runtime="apptainer")
-    assert look(tmp_path, "container: {image: nemo-26.04}\n" + indexed([str(a)]), cluster=apptainer) == []
+    assert (problem.code, problem.severity) == ("path-not-mounted", "error")
+    assert f"container: {{mounts: [{tmp_path}]}}" in (problem.fix or "")

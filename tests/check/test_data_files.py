@@ -11,10 +11,12 @@ import pytest
 from indexed_files import write_dataset
 from support_site import codes, data_problems, indexed, ready
 
-from fp8launch.check import data, machine, slurm
-from fp8launch.job.cluster import Cluster
+from fp8launch.check import data, login_node
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
+from fp8launch.megatron.path_flags import PATH_FLAGS
 from fp8launch.megatron.schema import load_schema, supported_versions
-from fp8launch.problems import Problem
+from fp8launch.schedulers.slurm import preflight
 
 
 def only(problems: list[Problem]) -> Problem:
@@ -37,7 +39,7 @@ def test_a_tokenizer_of_one_file(tmp_path: Path, kind: str) -> None:
     model.parent.mkdir()
     model.write_bytes(b"x")
     assert with_tokenizer(tmp_path, kind, str(model)) == []
-    assert only(with_tokenizer(tmp_path, kind, str(model.parent))).fix == f"name {model}"
+    assert only(with_tokenizer(tmp_path, kind, str(model.parent))).fix == f"write {model}"
     assert only(with_tokenizer(tmp_path, kind)).code == "tokenizer-missing"
 
 
@@ -45,7 +47,7 @@ def test_a_tokenizer_folder_of_hugging_face(tmp_path: Path) -> None:
     folder = tmp_path / "llama"
     assert only(with_tokenizer(tmp_path, "HuggingFaceTokenizer", str(folder))).code == "tokenizer-missing"
     folder.mkdir()
-    assert "holds none of" in only(with_tokenizer(tmp_path, "HuggingFaceTokenizer", str(folder))).message
+    assert "contains none of" in only(with_tokenizer(tmp_path, "HuggingFaceTokenizer", str(folder))).message
     (folder / "tokenizer.json").write_text("{}")
     assert with_tokenizer(tmp_path, "HuggingFaceTokenizer", str(folder)) == []
     assert only(with_tokenizer(tmp_path, "HuggingFaceTokenizer", "./llama")).code == "path-relative"
@@ -87,7 +89,7 @@ def test_checkpoints_that_megatron_would_not_find(tmp_path: Path) -> None:
     assert "random weights" in only(load(tmp_path, f"load: {folder}")).message
     (folder / "iter_0000100").mkdir()
     assert "ckpt_step: 100" in (only(load(tmp_path, f"load: {folder}")).fix or "")
-    assert f"name the folder above it, {folder}" in (only(load(tmp_path, f"load: {folder}/iter_0000100")).fix or "")
+    assert f"use its parent folder, {folder}" in (only(load(tmp_path, f"load: {folder}/iter_0000100")).fix or "")
     tracker = folder / "latest_checkpointed_iteration.txt"
     tracker.write_text("100\n")
     assert "empty iter_0000100" in only(load(tmp_path, f"load: {folder}")).message
@@ -137,10 +139,9 @@ def test_a_folder_of_someone_else(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_would_be_lost_with_the_container(tmp_path: Path) -> None:
-    """A warning, for a site may have set up more mounts than are stated."""
     text = f"container: {{image: nemo-26.04}}\ncheckpoint: {{dir: {tmp_path}, interval: 5}}\n"
     problem = only(data_problems(ready(tmp_path, text)))
-    assert (problem.code, problem.severity) == ("path-not-mounted", "warning")
+    assert (problem.code, problem.severity) == ("path-not-mounted", "error")
     # Charliecloud brings /tmp.
     told = codes(data_problems(ready(tmp_path, text), Cluster(runtime="charliecloud")))
     assert told == ([] if tmp_path.is_relative_to("/tmp") else ["path-not-mounted"])
@@ -164,39 +165,34 @@ def test_no_path_ends_in_a_traceback(tmp_path: Path, path: str) -> None:
     assert {"data-missing", "tokenizer-missing"} <= set(codes(problems))
 
 
-# Flags whose names sound like files and that name none, or that train no GPT.
-OTHER = re.compile(
-    r"dist_ckpt_format|fim_.*|.*_json|titles_.*|evidence_.*|embedding_.*|block_data_path|.*prompt_format"
+# Flags whose names sound like paths and that name none.
+NO_PATHS = re.compile(
+    r"dist_ckpt_format|fim_.*|.*_json|.*prompt_format|tokenizer_special_tokens|offload_modules|.*_run_name|one_logger.*"
 )
-BLENDS = {"data_path", "train_data_path", "valid_data_path", "test_data_path"}
-LOOKED_AT = {"load", "pretrained_checkpoint", "tokenizer_model"}
-# Prefixes and files in folders that the run makes, caches of other machines, and folders on each node.
-NOT_JUDGED = {
-    "bert_load", "ict_load", "flight_recorder_dump_path", "memory_snapshot_path", "result_rejected_tracker_filename",
-    "object_storage_cache_path", "non_persistent_local_ckpt_dir", "tokenizer_special_tokens",
-    "inference_dynamic_batching_prefix_caching", "offload_modules",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("version", supported_versions())
-def test_every_flag_that_sounds_like_a_path_has_been_thought_of(version: str) -> None:
-    ours = {*data.READ_FILES, *data.READ_FOLDERS, *data.WRITTEN_FOLDERS, *BLENDS, *LOOKED_AT, *NOT_JUDGED}
-    sounds = re.compile(r"file|path|_dir$|folder|model$|cfg|^load$|^save$|_load$|_save$|ckpt|checkpoint|json|yaml")
+def test_the_table_has_every_flag_that_sounds_like_a_path(version: str) -> None:
+    sounds = re.compile(
+        r"file|path|dir$|folder|model$|cfg|load|save|ckpt|checkpoint|json|yaml|trace|dump|snapshot|config|script"
+    )
     texts = {f.name for f in load_schema(version).flags() if f.type == "str" and not f.choices}
-    assert {n for n in texts if sounds.search(n) and not OTHER.fullmatch(n)} <= ours
-    known = set().union(*(set(load_schema(v).names()) for v in supported_versions()))
-    assert ours - known <= {"inference_dynamic_batching_prefix_caching"}
+    assert {name for name in texts if sounds.search(name) and not NO_PATHS.fullmatch(name)} <= PATH_FLAGS.keys()
+
+
+def test_the_table_has_no_flag_that_no_version_knows() -> None:
+    assert PATH_FLAGS.keys() <= set().union(*(set(load_schema(v).names()) for v in supported_versions()))
 
 
 def test_every_code_is_announced() -> None:
     """`silence:` in a recipe accepts the codes that a layer announces."""
-    from fp8launch.check import blends, checkpoints, job_paths, tokenizers
+    from fp8launch.check import checkpoints, data_blend, job_paths, tokenizers
 
     said: set[tuple[str, str]] = set()
-    for module in (data, machine, slurm, blends, checkpoints, job_paths, tokenizers):
+    for module in (data, login_node, preflight, data_blend, checkpoints, job_paths, tokenizers):
         text = Path(str(module.__file__)).read_text()
         said |= set(re.findall(r'Problem\(\s*"(error|warning)",\s*"([a-z-]+)"', text))
-    assert said and {code: severity for severity, code in said}.items() <= machine.CODES.items()
+    assert said and {code: severity for severity, code in said}.items() <= login_node.CODES.items()
     assert len({code for _, code in said}) == len(said), "a code has one severity"
 
 

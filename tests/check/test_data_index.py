@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexed_files import FLOAT32, INT32, UINT16, index_bytes, write_dataset
 
-from fp8launch.check.indexed import BrokenIndex, Index, read_index
+from fp8launch.data.index_format import BrokenIndex, Index, read_index
 
 LENGTHS = [5, 1, 7]
 GOOD = index_bytes(LENGTHS)
@@ -31,13 +31,13 @@ def test_a_multimodal_index_has_modes_behind(tmp_path: Path) -> None:
     ("index", "says"),
     [
         (b"", "empty"),
-        (b"PK\x03\x04" + GOOD, "does not begin"),
+        (b"PK\x03\x04" + GOOD, "not an index of Megatron"),
         (GOOD[:20], "inside its header"),
         (index_bytes(LENGTHS, version=2), "version 2"),
         (index_bytes(LENGTHS, code=99), "type 99"),
         (index_bytes(LENGTHS, code=FLOAT32), "float32"),
         (GOOD[:-1], "cut short"),
-        (GOOD + b"\x00" * 9, "does not fit"),
+        (GOOD + b"\x00" * 9, "contradicts its own counts"),
         (index_bytes([]), "no documents"),
         (GOOD[:-8] + b"\x63" + b"\x00" * 7, "contradict"),
     ],
@@ -49,7 +49,7 @@ def test_a_damaged_index_is_told(tmp_path: Path, index: bytes, says: str) -> Non
         read_index(prefix)
 
 
-@pytest.mark.parametrize(("size", "says"), [(25, "cut short"), (0, "cut short"), (27, "not of one dataset")])
+@pytest.mark.parametrize(("size", "says"), [(25, "cut short"), (0, "cut short"), (27, "different datasets")])
 def test_a_bin_of_another_size_is_told(tmp_path: Path, size: int, says: str) -> None:
     prefix = write_dataset(tmp_path / "a", LENGTHS)
     Path(f"{prefix}.bin").write_bytes(b"\x00" * size)
@@ -77,8 +77,8 @@ def test_any_bytes_end_in_an_answer(tmp_path_factory: pytest.TempPathFactory, co
 BUILD = """
 import sys
 sys.path.insert(0, {code!r})
-import backfills; backfills.install()
-import cpu; cpu.install()
+from fp8launch.injob.rank.compat import python311; python311.install()
+from fp8launch.injob.rank.compat import cpu; cpu.install()
 import numpy, torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 builder = IndexedDatasetBuilder({prefix!r} + ".bin", dtype=numpy.{dtype})
@@ -94,7 +94,7 @@ builder.finalize({prefix!r} + ".idx")
 def test_what_megatron_writes_is_read(tmp_path: Path, dtype: str) -> None:
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
         pytest.skip("torch or megatron-core is not installed")
-    code = Path(__file__).parents[2] / "launchers" / "fp8launch" / "train"
+    code = Path(__file__).parents[2] / "launchers"
     prefix = str(tmp_path / "real")
     script = BUILD.format(code=str(code), prefix=prefix, dtype=dtype, lengths=LENGTHS)
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sets import BF16, BLOCKWISE, DELAYED, FSDP, MLA, MOE, MXFP8, NVFP4, RULES, Set
 
-from fp8launch.check.facts import facts
+from fp8launch.check.checker import check_all, schema_result
+from fp8launch.check.job_paths import JobPaths
+from fp8launch.check.megatron_validation import request
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
-from fp8launch.check.run import check_all, schema_result
-from fp8launch.check.verdicts import request
 from fp8launch.check.wheel import megatron_for
+from fp8launch.diagnostics import UserError
 from fp8launch.megatron.validators import validate
-from fp8launch.problems import UserError
 
 # Refused before a validator is asked, on purpose more strictly than Megatron does.
 STRICTER = {
@@ -112,7 +113,8 @@ def test_nothing_passes_that_megatron_refuses(cases: list[Set], tmp_path_factory
     found = dict(zip(prepared, check_all(list(prepared.values()), layers=RULES), strict=True))
     for minor in ("0.17", "0.18", "0.19"):
         mine = [i for i in prepared if cases[i].software["megatron"] == minor]
-        real = validate([request(facts(prepared[i])) for i in mine], megatron_for(minor), real_torch=True)
+        requests = [request(resolve_run(prepared[i]), JobPaths(None)) for i in mine]
+        real = validate(requests, megatron_for(minor), real_torch=True)
         for i, verdict in zip(mine, real, strict=True):
             errors = {p.code for p in found[i].problems if p.severity == "error"}
             told = f"{cases[i].change} {cases[i].env} {cases[i].gpu}: {verdict.message}"

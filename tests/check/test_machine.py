@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support_site import codes, ready
 
-from fp8launch.check import machine
-from fp8launch.job.cluster import Cluster
-from fp8launch.job.images import catalogue, software_in
-from fp8launch.problems import Problem
+from fp8launch.check import login_node
+from fp8launch.cluster.images import catalogue, software_in
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
 
 BOX = "container: {image: nemo-26.04}\n"
 # What the catalogue's image has, by its own entry.
@@ -21,9 +21,8 @@ FITS = 'software: {megatron: "0.17"}\n'
 def look(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **profile: object) -> list[Problem]:
     settings = {"run_root": str(tmp_path / "runs"), "runtime": "pyxis", **profile}
     cluster = Cluster.model_validate(settings)
-    return list(
-        machine.local_problems(ready(tmp_path, text), cluster, os.environ if environment is None else environment)
-    )
+    prepared = ready(tmp_path, text)
+    return list(login_node.inspect_run(prepared, cluster, os.environ if environment is None else environment).problems)
 
 
 def only(problems: list[Problem]) -> Problem:
@@ -40,7 +39,7 @@ def test_a_good_machine(tmp_path: Path) -> None:
 def test_a_run_root_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     problem = only(look(tmp_path, run_root=f"{tmp_path}/file/runs"))
-    assert (problem.code, problem.severity, problem.where) == ("run-root", "error", "cluster profile: run_root")
+    assert (problem.code, problem.severity, problem.where) == ("run-root", "error", "run root")
     assert "is not a folder" in problem.message
 
 
@@ -50,6 +49,13 @@ def test_a_run_root_without_space(tmp_path: Path) -> None:
     if not found:
         pytest.skip("no file system without space here that this user may write")
     assert "run-root-full" in codes(look(tmp_path, run_root=found[0]))
+
+
+def test_a_run_root_that_the_profile_does_not_call_shared(tmp_path: Path) -> None:
+    problem = only(look(tmp_path, partition="gpu", shared_folders=["/project", "/home"]))
+    assert (problem.code, problem.severity) == ("run-root-not-shared", "error")
+    assert "/project, /home" in problem.message
+    assert look(tmp_path, partition="gpu", shared_folders=["/project", str(tmp_path)]) == []
 
 
 def test_an_image_file_that_is_not_there(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_gpus_as_nvidia_smi_tells(machine: Machine, script: str, state: str, say
 
 def test_nothing_heavy_is_imported(machine: Machine) -> None:
     code = (
-        "import sys, fp8launch.check.offers as offers; offers.examine(None); "
+        "import sys, fp8launch.check.doctor as offers; offers.examine(None); "
         "print(*{'torch', 'megatron.core', 'submitit', 'numpy'} & set(sys.modules))"
     )
     env = {"HOME": str(machine.folder), "PATH": str(machine.programs), "PYTHONPATH": str(ROOT / "launchers")}

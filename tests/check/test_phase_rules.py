@@ -15,10 +15,10 @@ import pytest
 from sets import RULES
 from train_jobs import train
 
+from fp8launch.check.checker import CheckResult, check
 from fp8launch.check.phases import CODES
-from fp8launch.check.run import CheckResult, check
 from fp8launch.cli import run as command
-from fp8launch.runs.submit import prepare
+from fp8launch.job.prepared import prepare
 
 TWO_PHASES = (
     "train.iterations=6",

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 from sets import RULES, TESTS
+from support import recipe_from_argv
 
-from fp8launch.check.run import check_all
+from fp8launch.check.checker import check_all
+from fp8launch.importer.shell_interpreter import read_list
+from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
-from fp8launch.recipe.from_argv import recipe_from_argv
-from fp8launch.recipe.shell_words import read_list
-from fp8launch.runs.submit import prepare
 
-PUBLISHED = sorted((TESTS / "recipe/data/published").glob("*.args"))
+PUBLISHED = sorted((TESTS / "importer/data/published").glob("*.args"))
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
 # What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: 61 layers in 16 stages;
 # experts whole on each rank; the biases of GPT-OSS unfused; no average in the collectives of Megatron-FSDP.

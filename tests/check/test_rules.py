@@ -11,25 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sets import BF16, BLOCKWISE, FSDP, MLA, MOE, MXFP8, NVFP4, TP2, Set
 
-from fp8launch.check import facts as facts_module
-from fp8launch.check.facts import Facts, facts
+from fp8launch.check import resolved_run as resolved_run_module
+from fp8launch.check.gemm_shapes import tokens, widths
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.rule import all_rules
-from fp8launch.check.rules.entry import CPU_FLAGS, NOT_IN_ENTRY
-from fp8launch.check.shape import moe_pattern, tokens, virtual_stages, widths
-from fp8launch.pack import in_job_folder
-from fp8launch.problems import Problem
+from fp8launch.check.rules.entry import CPU_FLAGS
+from fp8launch.diagnostics import Problem
+from fp8launch.engines.megatron_lm.engine import NOT_IN_ENTRY
+from fp8launch.megatron.model_arithmetic import expert_layers, virtual_stages
+from fp8launch.resources import in_job_folder
 
 
-def facts_of(case: Set, folder: Path) -> Facts:
-    return facts(case.prepare(folder))
+def run_of(case: Set, folder: Path) -> ResolvedRun:
+    return resolve_run(case.prepare(folder))
 
 
 def said(case: Set, code: str, folder: Path) -> list[Problem]:
-    return list(all_rules()[code].problems(facts_of(case, folder)))
+    return list(all_rules()[code].problems(run_of(case, folder)))
 
 
 def test_an_image_with_an_old_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "software_in", lambda image: {"pytorch": "2.10.0a0", "cuda": "12.8.1"})
+    monkeypatch.setattr(resolved_run_module, "software_in", lambda image: {"pytorch": "2.10.0a0", "cuda": "12.8.1"})
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     case = Set({**FSDP, "use_nccl_ub": True}, env=segments, more={"container": {"image": "site"}})
     [problem] = said(case, "nccl-buffers-segments", tmp_path)
@@ -70,34 +72,34 @@ def test_the_advice_for_a_split_dimension_counts_the_ranks(tmp_path: Path) -> No
 
 def test_bf16_may_have_any_width(tmp_path: Path) -> None:
     odd = {**BF16, "hidden_size": 4100, "kv_channels": 128, "seq_length": 8191}
-    run = facts_of(Set(odd), tmp_path)
+    run = run_of(Set(odd), tmp_path)
     assert not [p for rule in all_rules().values() for p in rule.problems(run)]
 
 
 def test_widths_of_a_rank(tmp_path: Path) -> None:
-    dense = {w.name: w.size for w in widths(facts_of(Set(TP2), tmp_path))}
+    dense = {w.name: w.size for w in widths(run_of(Set(TP2), tmp_path))}
     assert dense == {
         "hidden_size": 4096,
         "the query, key and value projection": (32 + 2 * 8) * 128 // 2,
         "the attention output": 4096 // 2,
         "ffn_hidden_size": 14336 // 2,
     }
-    experts = {w.name: w.size for w in widths(facts_of(Set(MOE), tmp_path))}
+    experts = {w.name: w.size for w in widths(run_of(Set(MOE), tmp_path))}
     assert "ffn_hidden_size" not in experts
     assert experts["moe_ffn_hidden_size"] == 768
-    latent = {w.name: w.size for w in widths(facts_of(Set(MLA), tmp_path))}
+    latent = {w.name: w.size for w in widths(run_of(Set(MLA), tmp_path))}
     assert latent["kv_lora_rank + qk_pos_emb_head_dim"] == 576
     assert latent["the query up projection"] == 128 * 192
 
 
 def test_more_tensor_ranks_than_query_groups_repeat_the_groups(tmp_path: Path) -> None:
     few = {"num_query_groups": 4, "tensor_model_parallel_size": 8, "sequence_parallel": True}
-    found = {w.name: w.size for w in widths(facts_of(Set(few), tmp_path))}
+    found = {w.name: w.size for w in widths(run_of(Set(few), tmp_path))}
     assert found["the query, key and value projection"] == (32 // 8 + 2) * 128
 
 
 def test_tokens_of_a_rank(tmp_path: Path) -> None:
-    run = facts_of(Set({**TP2, "context_parallel_size": 2, "micro_batch_size": 2, "global_batch_size": 64}), tmp_path)
+    run = run_of(Set({**TP2, "context_parallel_size": 2, "micro_batch_size": 2, "global_batch_size": 64}), tmp_path)
     assert tokens(run) == (8192, 4096)
 
 
@@ -112,13 +114,14 @@ def test_tokens_of_a_rank(tmp_path: Path) -> None:
     ],
 )
 def test_virtual_stages_however_stated(change: dict[str, Any], stages: int, tmp_path: Path) -> None:
-    assert virtual_stages(facts_of(Set({**change, "pipeline_model_parallel_size": 2}), tmp_path)) == stages
+    run = run_of(Set({**change, "pipeline_model_parallel_size": 2}), tmp_path)
+    assert virtual_stages(run.arguments, 2) == stages
 
 
 def test_a_layout_cannot_grow_without_bound(tmp_path: Path) -> None:
     layout = "(((t*9999)*9999|)*9999"
-    run = facts_of(Set({"pipeline_model_parallel_layout": layout, "pipeline_model_parallel_size": 2}), tmp_path)
-    assert virtual_stages(run) >= 1
+    run = run_of(Set({"pipeline_model_parallel_layout": layout, "pipeline_model_parallel_size": 2}), tmp_path)
+    assert virtual_stages(run.arguments, 2) >= 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,8 @@ def test_a_layout_cannot_grow_without_bound(tmp_path: Path) -> None:
     [("2", [1, 0] * 24), ("[0]*3+[1]*45", [0] * 3 + [1] * 45), ("([0,1])*24", [0, 1] * 24)],
 )
 def test_patterns_of_expert_layers(text: str, layers: list[int], tmp_path: Path) -> None:
-    assert moe_pattern(facts_of(Set({**MOE, "moe_layer_freq": text}), tmp_path)) == layers
+    run = run_of(Set({**MOE, "moe_layer_freq": text}), tmp_path)
+    assert expert_layers(run.arguments, len(layers)) == tuple(map(bool, layers))
 
 
 @given(
@@ -148,16 +152,18 @@ def test_rules_never_break(
         "seq_length": sequence, "tensor_model_parallel_size": tp, "context_parallel_size": cp,
         "sequence_parallel": tp > 1 or None,
     }  # fmt: skip
-    run = facts_of(Set(change, gpu=gpu, nodes=2), tmp_path_factory.mktemp("run"))
+    run = run_of(Set(change, gpu=gpu, nodes=2), tmp_path_factory.mktemp("run"))
     for rule in all_rules().values():
         assert all(p.severity == rule.severity and p.fix for p in rule.problems(run))
 
 
 def test_what_the_entry_and_the_cpu_mode_refuse_is_what_the_rules_say() -> None:
     """Read from the in-job code, which imports torch."""
-    entry = _constant("pretrain.py", "NOT_HERE")
+    entry = _constant("rank/pretrain.py", "NOT_HERE")
     assert tuple(name.lstrip("-").replace("-", "_") for name in entry) == NOT_IN_ENTRY
-    flags = {name.lstrip("-").replace("-", "_"): value or True for name, value in _constant("cpu.py", "FLAGS")}
+    flags = {
+        name.lstrip("-").replace("-", "_"): value or True for name, value in _constant("rank/compat/cpu.py", "FLAGS")
+    }
     assert flags == CPU_FLAGS
 
 
@@ -165,3 +171,33 @@ def _constant(file: str, name: str) -> Any:
     tree = ast.parse((in_job_folder() / file).read_text(encoding="utf-8"))
     [value] = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
     return ast.literal_eval(value)
+
+
+HYBRID = {"hidden_size": 512, "num_layers": 8, "num_attention_heads": 8, "num_query_groups": 4, "swiglu": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "fires"),
+    [
+        ({"hybrid_layer_pattern": "M*M*M*M*", "ffn_hidden_size": 1001, **TP2, **BF16}, "size-not-divisible", False),
+        ({"hybrid_layer_pattern": "M*M-M*M-", "ffn_hidden_size": 1001, **TP2, **BF16}, "size-not-divisible", True),
+        ({"hybrid_layer_pattern": "M*M*M*M*", "ffn_hidden_size": 1000}, "fp8-dimension", False),
+        ({"hybrid_layer_pattern": "M*M*M*M-", "ffn_hidden_size": 1000}, "fp8-dimension", True),
+        ({"hybrid_layer_pattern": "MMMM-MM-", "ffn_hidden_size": 1024, "num_query_groups": 3}, "query-groups", False),
+        ({"hybrid_layer_pattern": "MMMM-MM*", "ffn_hidden_size": 1024, "num_query_groups": 3}, "query-groups", True),
+        (
+            {"hybrid_layer_pattern": "M*M*M*M*", "num_experts": 8, "moe_ffn_hidden_size": 1001, **TP2, **BF16},
+            "size-not-divisible",
+            False,
+        ),
+        (
+            {"hybrid_layer_pattern": "M*M*M*ME", "num_experts": 8, "moe_ffn_hidden_size": 1001, **TP2, **BF16},
+            "size-not-divisible",
+            True,
+        ),
+    ],
+)
+def test_a_hybrid_model_is_held_to_the_layers_that_it_has(
+    change: dict[str, Any], code: str, fires: bool, tmp_path: Path
+) -> None:
+    assert bool(said(Set({**HYBRID, **change}), code, tmp_path)) == fires

@@ -11,8 +11,8 @@ import pytest
 from sets import RULES
 from train_jobs import train
 
-from fp8launch.check.run import check
-from fp8launch.runs.submit import prepare
+from fp8launch.check.checker import check
+from fp8launch.job.prepared import prepare
 
 SHORT = ("train.iterations=2", "train.warmup=0")
 TWO = "resources.gpus_per_node=2"

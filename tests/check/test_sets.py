@@ -8,8 +8,8 @@ import pytest
 from bad_sets import BAD
 from good_sets import GOOD
 
+from fp8launch.check.checker import CheckResult
 from fp8launch.check.rule import all_rules
-from fp8launch.check.run import CheckResult
 
 Checked = Callable[[str], CheckResult]
 

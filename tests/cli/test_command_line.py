@@ -83,6 +83,25 @@ def test_the_login_node_needs_neither_torch_nor_submitit(home: Path, arguments: 
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        (["render", "recipes/llama8b_fp8.yaml"], ["check", "cluster.profile", "data", "logs", "report", "schedulers"]),
+        (
+            ["check", "recipes/llama8b_fp8.yaml"],
+            ["data.manifest", "importer", "logs", "planning", "rehearsal", "report"],
+        ),
+    ],
+    ids=["render", "check"],
+)
+def test_a_command_imports_only_what_it_uses(home: Path, arguments: list[str], unused: list[str]) -> None:
+    code = f"import sys; from fp8launch.cli import run; run({arguments!r})\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    imported = done.stdout.splitlines()[-1].split()
+    assert "fp8launch.recipe.schema" in imported
+    assert [name for name in unused if f"fp8launch.{name}" in imported] == []
+
+
 def test_unknown_commands_and_options_are_usage_errors(fp8launch: Callable[..., Done]) -> None:
     wrong = fp8launch("sumbit")
     assert wrong.returncode == 2

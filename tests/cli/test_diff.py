@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,6 +49,14 @@ def test_precision_touches_numerics_and_layout_speed(capsys: pytest.CaptureFixtu
     ],
 )
 def test_what_a_flag_touches(flag: str, effect: str) -> None:
-    from fp8launch.recipe.difference import _of_flag
+    from fp8launch.submit.recipe_diff import _of_flag
 
     assert _of_flag(flag) == effect
+
+
+def test_a_scripts_own_arguments_count(capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str]) -> None:
+    text = "extends: tiny_cpu\nname: r\nlaunch: {{script: /m/train.py, arguments: [--my-flag, {value}]}}\n"
+    recipes = [write(f"{value}.yaml", text.format(value=value)) for value in (3, 4)]
+    found = diff(capsys, *recipes)
+    assert found["arguments.my_flag"]["a"] == "3"
+    assert found["arguments.my_flag"]["b"] == "4"

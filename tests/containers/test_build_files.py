@@ -73,8 +73,8 @@ def test_what_is_copied_exists_and_is_all_that_the_builder_is_sent() -> None:
 def test_the_in_job_part_lies_where_the_portable_scripts_look() -> None:
     """slurm/*.sbatch find it below FP8LAUNCH_HOME=/opt/fp8launch as in a checkout."""
     script = (ROOT / "slurm/tiny_cpu.sbatch").read_text(encoding="utf-8")
-    assert "code=$home/launchers/fp8launch/train" in script
-    assert "/opt/fp8launch/launchers/fp8launch/train" in dict(copies()).values()
+    assert "code=$home/launchers/fp8launch/injob" in script
+    assert "/opt/fp8launch/launchers/fp8launch/injob" in dict(copies()).values()
 
 
 def inside(*arguments: str, python: str = sys.executable) -> tuple[int, list[str]]:

@@ -11,20 +11,23 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from registry import Registry
+from support import wait_for
 
-from fp8launch.job.image_store import pinned, without_secrets
+from fp8launch.cluster.image_store import without_secrets
+from fp8launch.cluster.images import pinned
 
 ROOT = Path(__file__).parents[2]
 D1, D2 = (f"sha256:{letter * 64}" for letter in "ab")
-# Each call is a line in calls; `tag` holds the registry's digest of the tag; a file `fails` makes imports fail.
+# Each call is a line in calls; `tag` holds the registry's digest of the tag; a file `fails` makes imports fail,
+# a file `held` holds them until it is gone.
 ENROOT = """#!/bin/bash
 here=$(dirname "$0")
 echo "$*" >> "$here/calls"
@@ -32,7 +35,7 @@ case $1 in
 digest) cat "$here/tag" ;;
 import) [ "$2" = --output ] || exit 64
         [ ! -e "$here/fails" ] || { printf 'part' > "$3"; cat "$here/fails" >&2; exit 1; }
-        sleep "$(cat "$here/takes" 2>/dev/null || echo 0)"
+        while [ -e "$here/held" ]; do sleep 0.05; done
         printf 'squashed %s' "$4" > "$3" ;;
 esac
 """
@@ -52,9 +55,13 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.bin, self.images = folder / "bin", folder / "images"
         self.bin.mkdir()
+        (folder / "tools").mkdir()
+        # No skopeo and no enroot but those of the test.
+        for tool in ("bash", "cat", "dirname", "sleep", "sh"):
+            (folder / "tools" / tool).symlink_to(str(shutil.which(tool)))
         (folder / "home").mkdir()
         self.env = {
-            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "PATH": f"{self.bin}:{folder / 'tools'}",
             "HOME": str(folder / "home"),
             "FP8LAUNCH_IMAGES": str(self.images),
             "PYTHONPATH": str(ROOT / "launchers"),
@@ -138,7 +145,7 @@ def test_apptainer_pulls_by_tag_or_by_skopeos_digest(machine: Machine) -> None:
     assert machine.calls[0].split()[::2] == ["pull", "docker://nvcr.io/nvidia/pytorch:26.02-py3"]
     assert machine.record("pytorch-26.02-py3.sif")["digest"] is None
     again = machine.run("nvcr.io/nvidia/pytorch:26.02-py3")
-    assert "whether it is stale cannot be told" in again.stderr and len(machine.calls) == 1
+    assert "whether it is stale cannot be determined" in again.stderr and len(machine.calls) == 1
 
     machine.has(D2, skopeo=SKOPEO).run("nemo-26.04")
     assert machine.calls[-2] == "skopeo inspect --format {{.Digest}} docker://nvcr.io/nvidia/nemo:26.04"
@@ -184,30 +191,58 @@ def test_a_file_that_is_not_what_was_imported_is_told(machine: Machine, spoil: A
     assert machine.run("nemo-26.04").returncode == 0
 
 
+def test_another_file_of_the_same_size_is_not_taken_for_the_image(machine: Machine) -> None:
+    file = machine.images / "nemo-26.04.sqsh"
+    machine.has(D1, enroot=ENROOT).run("nemo-26.04")
+    times, good = file.stat(), file.read_bytes()
+    file.write_bytes(b"x" * len(good))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    done = machine.run("nemo-26.04")
+    assert done.returncode == 1 and "[image-damaged]" in done.stderr and "since it was imported" in done.stderr
+    # Touched, copied back, chmod: the same content is the same image, and is read once.
+    file.write_bytes(good)
+    assert "checking the content" in machine.run("nemo-26.04").stderr
+    assert "checking the content" not in machine.run("nemo-26.04").stderr
+
+
+@pytest.mark.parametrize("name", [".nemo-26.04.sqsh.lock", "nemo-26.04.sqsh", "nemo-26.04.sqsh.json"])
+def test_links_that_somebody_else_put_there_are_not_followed(machine: Machine, name: str) -> None:
+    """The folder may be shared: a link in it must not cost the importer a file elsewhere."""
+    precious = machine.bin.parent / "precious"
+    precious.write_text("mine")
+    machine.images.mkdir()
+    (machine.images / name).symlink_to(precious)
+    machine.has(D1, enroot=ENROOT)
+    done = machine.run("nemo-26.04", "--update")
+    assert precious.read_text() == "mine"
+    refused = name.endswith(".lock")
+    assert (done.returncode, "[image-folder]" in done.stderr) == ((3, True) if refused else (0, False)), done.stderr
+    assert (machine.images / name).is_symlink() == refused
+
+
 def test_two_importers_import_once(machine: Machine) -> None:
     machine.has(D1, enroot=ENROOT)
-    (machine.bin / "takes").write_text("2")
-    both = [
-        subprocess.Popen(machine.argv("nemo-26.04"), env=machine.env, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=60)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    (machine.bin / "held").touch()
+    said = [machine.bin / f"said{number}" for number in range(2)]
+    both = []
+    for file in said:
+        with file.open("w") as stream:
+            both.append(subprocess.Popen(machine.argv("nemo-26.04"), env=machine.env, stderr=stream))
+    wait_for(lambda: any("waiting for it" in file.read_text() for file in said))
+    (machine.bin / "held").unlink()
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert sum(call.startswith("import") for call in machine.calls) == 1
-    assert any("waiting for it" in text for text in said)
 
 
 def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(machine: Machine) -> None:
-    machine.has(D1, enroot=ENROOT.replace("sleep", 'printf half > "$3"; sleep'))
-    (machine.bin / "takes").write_text("30")
+    machine.has(D1, enroot=ENROOT.replace("while", 'printf half > "$3"; while'))
+    (machine.bin / "held").touch()
     process = subprocess.Popen(machine.argv("nemo-26.04"), env=machine.env, start_new_session=True, stderr=-3)
-    deadline = time.monotonic() + 30
-    while not list(machine.images.glob(".*.partial")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: list(machine.images.glob(".*.partial")))
     os.killpg(process.pid, 9)
     process.wait()
     assert not (machine.images / "nemo-26.04.sqsh").exists()
-    (machine.bin / "takes").write_text("0")
+    (machine.bin / "held").unlink()
     assert machine.run("nemo-26.04").returncode == 0
     assert not list(machine.images.glob(".*.partial"))
 
@@ -230,6 +265,8 @@ def test_a_failed_import_is_told_without_secrets(machine: Machine) -> None:
     [
         (["nemo-26.4"], 2, "unknown-image"),
         (["user:hush@nvcr.io/nvidia/nemo:26.04"], 2, "password-in-uri"),
+        (["docker://user:hu/sh@nvcr.io/nvidia/nemo:26.04"], 2, "password-in-uri"),
+        (["user:hu/sh@nvcr.io/nvidia/nemo:26.04"], 2, "password-in-uri"),
         (["nemo-26.04", "--to", "/proc/none"], 3, "image-folder"),
         (["nemo-26.04", "--as", "sif"], 3, "no-import-tool"),
         (["/images/mine.sqsh"], 3, "image-missing"),
@@ -245,7 +282,7 @@ def test_without_a_tool_the_way_out_is_told(machine: Machine) -> None:
     machine.env["PATH"] = str(machine.bin)
     done = machine.run("nemo-26.04")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "no enroot or apptainer" in done.stderr and "srun" in done.stderr
+    assert "needs enroot or apptainer" in done.stderr and "srun" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -267,3 +304,96 @@ def test_text_without_secrets_still_tells_the_rest(monkeypatch: pytest.MonkeyPat
     text = "GET https://me:hush@nvcr.io/x?token=hush with nvapi-hush: 403 Forbidden"
     assert "hush" not in without_secrets(text)
     assert "403 Forbidden" in without_secrets(text) and "nvcr.io" in without_secrets(text)
+
+
+def test_a_real_registry_is_asked_for_the_digest(machine: Machine, tmp_path: Path) -> None:
+    """Debian's docker-registry and skopeo: a tag that moves, by the registry's own digests."""
+    programs = {name: shutil.which(name) for name in ("docker-registry", "skopeo")}
+    if missing := [name for name, path in programs.items() if path is None]:
+        pytest.skip(f"needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{probe.getsockname()[1]}"
+    (tmp_path / "registry.yml").write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/store}}}}\nhttp: {{addr: '{host}'}}\n"
+    )
+    containers = Path(machine.env["HOME"]) / ".config" / "containers"
+    containers.mkdir(parents=True)
+    (containers / "registries.conf").write_text(f'[[registry]]\nlocation = "{host}"\ninsecure = true\n')
+    (containers / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    (machine.bin / "skopeo").symlink_to(str(programs["skopeo"]))
+
+    def push(text: str) -> str:
+        """Put an image with this text to the tag `1`; its digest."""
+        write_oci_layout(tmp_path / text, text)
+        digest = tmp_path / f"{text}.digest"
+        command = [
+            "skopeo",
+            "copy",
+            "--quiet",
+            "--digestfile",
+            str(digest),
+            f"oci:{tmp_path / text}:1",
+            f"docker://{host}/team/tiny:1",
+        ]
+        done = subprocess.run(command, env=machine.env, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return digest.read_text().strip()
+
+    registry = subprocess.Popen(
+        ["docker-registry", "serve", str(tmp_path / "registry.yml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: answers(host), 60)
+        machine.has(apptainer=APPTAINER)
+        first = push("one")
+        done = machine.run(f"docker://{host}/team/tiny:1")
+        assert done.returncode == 0, done.stderr
+        assert machine.record("tiny-1.sif")["digest"] == first
+        assert f"docker://{host}/team/tiny@{first}" in machine.calls[-1]
+        second = push("two")
+        assert second != first
+        stale = machine.run(f"docker://{host}/team/tiny:1")
+        assert (stale.returncode, len(machine.calls)) == (1, 1)
+        assert second in stale.stderr
+        missing = machine.run(f"docker://{host}/team/none:1")
+        assert "skopeo did not report the digest" in missing.stderr
+    finally:
+        registry.terminate()
+        registry.wait()
+
+
+def answers(host: str) -> bool:
+    name, port = host.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((name, int(port))) == 0
+
+
+def write_oci_layout(folder: Path, text: str) -> None:
+    """Write an image of one empty layer, with this text, as an OCI layout."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def blob(content: bytes, kind: str) -> dict[str, Any]:
+        digest = hashlib.sha256(content).hexdigest()
+        (blobs / digest).write_bytes(content)
+        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
+
+    layer = bytes(10240)
+    diff = hashlib.sha256(layer).hexdigest()
+    config = {
+        "architecture": "amd64", "os": "linux", "config": {"Labels": {"text": text}},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{diff}"]},
+    }  # fmt: skip
+    oci = "application/vnd.oci.image"
+    manifest = {
+        "schemaVersion": 2, "mediaType": f"{oci}.manifest.v1+json",
+        "config": blob(json.dumps(config).encode(), f"{oci}.config.v1+json"),
+        "layers": [blob(layer, f"{oci}.layer.v1.tar")],
+    }  # fmt: skip
+    entry = blob(json.dumps(manifest).encode(), f"{oci}.manifest.v1+json")
+    named = {**entry, "annotations": {"org.opencontainers.image.ref.name": "1"}}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')

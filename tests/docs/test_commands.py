@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import path_without_slurm
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,15 +31,15 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fp8launch "$@"\n')
     command.chmod(0o755)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FP8LAUNCH", "XDG"))}
-    # A controller that does not exist: whatever Slurm this machine has is not for these runs.
-    env["SLURM_CONF"] = str(tmp_path / "no-slurm.conf")
-    return {**env, "HOME": str(tmp_path), "PATH": f"{binaries}:{env['PATH']}", "COLUMNS": "110"}
+    # Whatever Slurm this machine has is not for these runs.
+    path = path_without_slurm(tmp_path / "no-slurm")
+    return {**env, "HOME": str(tmp_path), "PATH": f"{binaries}:{path}", "COLUMNS": "110"}
 
 
 @pytest.mark.train
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_commands_work(page: Path, shell_env: dict[str, str], tmp_path: Path) -> None:
-    for name in ("recipes", "slurm", "tools", "Makefile"):
+    for name in ("recipes", "slurm", "tools", "docs", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
     for line in commands(page):
         if line.startswith("make "):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.recipe.schema import PRECISION_RECIPES
+from fp8launch.hardware.quantization import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_no_page_is_stale() -> None:
 def test_every_precision_is_in_the_decision_table() -> None:
     table = (ROOT / "docs/precision.md").read_text(encoding="utf-8").split("## Turn it on")[0]
     takes = " ".join(row.split("|")[2] for row in table.splitlines() if row.startswith("|"))
-    assert all(name in takes for name in PRECISION_RECIPES)
+    assert all(name in takes for name in PRECISIONS)
 
 
 @pytest.mark.parametrize(("gpu", "precision"), [("a100", "tensorwise"), ("h100", "mxfp8"), ("b200", "mxfp8")])

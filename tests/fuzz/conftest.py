@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from sandbox import Sandbox
 
-from fp8launch.backends import slurm
-from fp8launch.check import site
-from fp8launch.check import slurm as ask
-from fp8launch.runs import submission
+from fp8launch.schedulers.slurm import inventory, slurm_cli
+from fp8launch.submit import submission
 
 HERE = Path(__file__).parent
 _sandboxes: list[Sandbox] = []
@@ -68,11 +66,10 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str, 
         status, out, err = answers.get(Path(command[0]).name, (127, "", "not there"))
         return subprocess.CompletedProcess(command, status, out, err)
 
-    for module in (slurm, site, ask):
-        monkeypatch.setattr(module, "call", call)
+    monkeypatch.setattr(slurm_cli, "call", call)
     monkeypatch.setattr(submission, "SETTLE_SECONDS", 0.0)  # nobody is late here
     yield answers
-    site.read_site.cache_clear()
+    inventory.read_site.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,7 +26,7 @@ PIECES = (
 
 @functools.cache
 def originals() -> tuple[bytes, ...]:
-    files = [*sorted((TESTS / "recipe/data").rglob("*.args")), *sorted((TESTS / "recipe/data").rglob("*.sh"))]
+    files = [*sorted((TESTS / "importer/data").rglob("*.args")), *sorted((TESTS / "importer/data").rglob("*.sh"))]
     texts = [file.read_bytes() for file in files]
     # Argument lists are a line or a line each: also in short lines, for mutations that count by line.
     return (*texts, *(text.replace(b" --", b" \\\n  --") for text in texts))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gzip
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
+from support import log_bytes
 from wild import damaged, share
+
+from fp8launch.logs.open_log import logs_in
 
 TESTS = Path(__file__).parents[1]
 PIECES = (
@@ -28,10 +32,11 @@ VERBS = (
 
 @functools.cache
 def real_logs() -> tuple[bytes, ...]:
-    files = [*sorted((TESTS / "logs/data").glob("*.log")), *sorted((TESTS / "data/h200").glob("*.log"))]
+    files = [*logs_in(TESTS / "logs/data"), *logs_in(TESTS / "data/h200")]
     # The end holds the failure, the middle the iterations: each is drawn from.
-    texts = [file.read_bytes() for file in files]
-    return tuple(part for text in texts for part in (text, text[-20_000:], _iterations(text)))
+    texts = [log_bytes(file) for file in files]
+    compressed = gzip.compress(texts[0]), files[0].read_bytes()
+    return (*compressed, *(part for text in texts for part in (text, text[-20_000:], _iterations(text))))
 
 
 def _iterations(text: bytes) -> bytes:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from sandbox import Sandbox
 from wild import as_yaml, damaged, filled, mutated, share, texts, values
 
-from fp8launch.job.cluster import Cluster
-from fp8launch.pack import pack_folder
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.prepared import prepare
+from fp8launch.job.resolved import resolved_yaml
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.schema import Recipe
-from fp8launch.runs.submit import prepare, resolved_yaml
+from fp8launch.resources import pack_folder
 
 SHIPPED = ("tiny_cpu", "llama8b_fp8", "llama8b_nvfp4_b200", "deepseek_v3_mxfp8_gb200", "studies/scaling_weak_llama8b")
 
@@ -45,7 +46,7 @@ def recipe_file(box: Sandbox, content: str | bytes) -> str:
 VERBS = (
     ("render",), ("render", "--as", "sbatch"), ("render", "--as", "sbatch", "--portable"), ("render", "--as", "yaml"),
     ("render", "--as", "json"), ("render", "--nodes", "2"), ("estimate",), ("recipes",), ("diff", "tiny_cpu"),
-    ("submit", "--dry-run"), ("submit", "--yes", "--dry-run", "--over", "train.lr=1,2"),
+    ("submit", "--dry-run"), ("submit", "--yes", "--dry-run", "--sweep", "train.lr=1,2"),
 )  # fmt: skip
 
 
@@ -111,11 +112,11 @@ def _ways(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(data=st.data())
 def test_grids(box: Sandbox, data: st.DataObject) -> None:
     words = []
-    for option in ("--over", "--nodes", "--study", "--repeat", "--run-root", "--attempts"):
+    for option in ("--sweep", "--nodes", "--study", "--repeat", "--run-root", "--attempts"):
         if data.draw(st.booleans()):
             value = data.draw(texts)
             word = f"{data.draw(st.sampled_from(('train.lr', 'megatron.seed', 'env.A', value)))}={value}"
-            chosen = word if option == "--over" else data.draw(st.sampled_from(("1,2", "3", value)))
+            chosen = word if option == "--sweep" else data.draw(st.sampled_from(("1,2", "3", value)))
             words += [
                 option,
                 os.fsdecode(filled(chosen, box.canary).replace("\0", "").encode("utf-8", "surrogatepass")),
@@ -129,7 +130,8 @@ def profiles() -> tuple[Any, ...]:
     more = {
         "account": "a", "partition": "p", "qos": "q", "constraint": "a&b", "nodelist": "n[1-4]", "exclude": "n1",
         "gpus": "gres", "gres_type": "h100", "segment": 2, "exclusive": True, "memory": "0", "requeue": False,
-        "continue_by": "dependency", "rules": {"nan": "go-on"}, "ask_gpu_hours": 5, "arrays": False, "mpi": "pmix",
+        "continue_by": "dependency", "rules": {"nan": "go-on"}, "ask_gpu_hours": 5,
+        "rehearse": {"from_gpu_hours": 1.0e9}, "arrays": False, "mpi": "pmix",
         "launch": "torchrun", "options": {"mail-user": "a@b", "wait-all-nodes": 1}, "setup": ["module load x"],
         "env": {"B": 3.10}, "runtime": "apptainer", "images": {"x": "/a/x.sif"}, "mounts": ["/a:/b"], "python": "/p",
         "run_root": "$HOME/runs", "health_check": True,

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
+from support import log_bytes
 from wild import as_yaml, damaged, filled, mutated, share, texts
 
-from fp8launch.backends.sbatch import SbatchBackend
-from fp8launch.job.cluster import Cluster
-from fp8launch.runs.provenance import Origin
-from fp8launch.runs.submit import make_run, plan_run, prepare
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.prepared import prepare
+from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
+from fp8launch.submit.provenance import Origin
+from fp8launch.submit.submit import make_run, plan_run
 
 TESTS = Path(__file__).parents[1]
 RECORD = {
@@ -35,7 +37,7 @@ RECORD = {
 def manifest(root: Path) -> dict[str, Any]:
     """What a real submission writes of a run with checkpoints."""
     prepared = prepare("tiny_cpu", ["survive.attempts=3", "checkpoint.dir=ckpt", "checkpoint.interval=10"])
-    backend = SbatchBackend()
+    backend = SbatchScheduler()
     place = root / "whole"
     shutil.rmtree(place, ignore_errors=True)
     job = plan_run(prepared, Cluster(), place / "r-1", backend)
@@ -50,7 +52,7 @@ def manifest(root: Path) -> dict[str, Any]:
 
 @functools.cache
 def log() -> bytes:
-    return (TESTS / "logs/data/tiny_cpu_0.17_1rank.log").read_bytes()
+    return log_bytes(TESTS / "logs/data/tiny_cpu_0.17_1rank.log.xz")
 
 
 class Evil:

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from sandbox import Sandbox
 from wild import damaged, share
 
-from fp8launch.backends import slurm
-from fp8launch.check import site
-from fp8launch.runs.folder import RunFolder, create_run_folder
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder
+from fp8launch.schedulers.slurm import inventory, job_states, slurm_cli
 
 ANSWERS = {
     "squeue": b"12|RUNNING|None|tiny_cpu|fp8launch:r-1.s0-1\n13_2|PENDING|(Resources)|x|\n14|COMPLETED|None|r|(null)\n"
@@ -56,7 +55,7 @@ VERBS = (
     ("runs",), ("runs", "r-1", "--json"), ("cancel", "r-1"), ("resume", "r-1"), ("doctor",), ("doctor", "--json"),
     ("submit", "tiny_cpu", "--backend", "sbatch", "--dry-run"), ("check", "llama8b_fp8", "--json"),
     ("submit", "tiny_cpu", "--backend", "sbatch"),
-    ("submit", "tiny_cpu", "--backend", "sbatch", "--over", "megatron.seed=1,2", "--yes", "--retry-failed"),
+    ("submit", "tiny_cpu", "--backend", "sbatch", "--sweep", "megatron.seed=1,2", "--yes", "--retry-failed"),
 )  # fmt: skip
 WEIGHTS = (*VERBS[:6] * 4, *VERBS[6:])
 
@@ -66,7 +65,7 @@ WEIGHTS = (*VERBS[:6] * 4, *VERBS[6:])
 def test_answers_of_slurm(
     box: Sandbox, run: RunFolder, talk: dict[str, tuple[int, str, str]], data: st.DataObject, verb: tuple[str, ...]
 ) -> None:
-    site.read_site.cache_clear()
+    inventory.read_site.cache_clear()
     run.update(jobs=[{"id": data.draw(st.sampled_from(("12", "13_2", "14", "99")))}])
     for name, real in ANSWERS.items():
         text = data.draw(st.sampled_from((real, b"")) | damaged([real], PIECES)).decode("utf-8", "replace")
@@ -94,8 +93,8 @@ def test_states(
         text = data.draw(damaged([ANSWERS[name]], PIECES)).decode("utf-8", "replace")
         talk[name] = (data.draw(st.sampled_from((0, 0, 1))), text, "")
     box.cases += 1
-    assert len(slurm.states(runs)) == len(runs)
-    assert slurm.array_limit() >= 1
-    nodes = site.parse_nodes(talk["sinfo"][1])
-    for partition in site.parse_partitions(talk["scontrol"][1], nodes):
+    assert len(job_states.states(runs)) == len(runs)
+    assert slurm_cli.array_limit() >= 1
+    nodes = inventory.parse_nodes(talk["sinfo"][1])
+    for partition in inventory.parse_partitions(talk["scontrol"][1], nodes):
         assert all(count >= 0 for node in partition.in_service for count in node.gpus.values())

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from script_harness import Call, Harness
 
+from fp8launch.engines.base import Entry
+from fp8launch.job.batch_script import batch_script, local_script
 from fp8launch.job.job import Container, Job, Mount
-from fp8launch.job.script import batch_script, local_script
+from fp8launch.megatron.argv import Argument
 
+CODE = "a run/code/fp8launch/injob/rank"
 NASTY = [
     "", " ", "\n", "\t", "-", "--", "-x", "--lr", "'", '"', "'\"'\"'", "\\", "\\\n", "a\\", "$", "$HOME", "${HOME}",
     "$$", "!", "!!", "\r\n", "\x01\x7f", "\u2028", "ü🙂", "\ufeff", "x" * 5000,
@@ -46,9 +49,13 @@ def harness() -> Iterator[Callable[..., Harness]]:
 def job(harness: Harness, **changes: object) -> Job:
     plain = Job(
         name="r", description="", folder=str(harness.work / "a run"), nodes=2, processes_per_node=2, mode="srun",
-        python=harness.python, megatron_args=(),
+        python=harness.python,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def one_flag(words: Iterable[str]) -> tuple[Argument, ...]:
+    return (Argument("", tuple(words)),)
 
 
 def one_call(harness: Harness, script: str, **environment: str) -> Call:
@@ -68,15 +75,15 @@ def test_a_nasty_value_arrives_everywhere_at_once(harness: Callable[..., Harness
         place,
         batch_script(
             job(
-                place, environment=(("X_A", value),), megatron_args=("--flag", value), container=box,
-                training_script=value, python=place.python + value,
+                place, environment=(("X_A", value),), arguments=(Argument("flag", ("--flag", value)),), container=box,
+                entry=Entry(options=("--script", value), script=value), python=place.python + value,
             )
         ),
     )  # fmt: skip
     assert call.environment["X_A"] == value
     assert call.argv[-2:] == ["--flag", value]
     assert f"--container-image=/{value}" in call.argv
-    assert any(word.endswith(f",/s{value}:/t{value}") for word in call.argv)
+    assert any(word.startswith(f"--container-mounts=/s{value}:/t{value},") for word in call.argv)
     assert call.argv[call.argv.index("--script") + 1] == value
     assert place.python + value in call.argv
 
@@ -88,11 +95,11 @@ def test_environment_and_arguments_under_srun(
     harness: Callable[..., Harness], env: dict[str, str], words: list[str]
 ) -> None:
     place = harness()
-    call = one_call(place, batch_script(job(place, environment=tuple(env.items()), megatron_args=tuple(words))))
+    call = one_call(place, batch_script(job(place, environment=tuple(env.items()), arguments=one_flag(words))))
     assert {name: call.environment[name] for name in env} == env
     start = call.argv.index("--")
     assert call.argv[start + 1 :] == words
-    assert call.argv[start - 2 : start] == [place.python, str(place.work / "a run/code/worker.py")]
+    assert call.argv[start - 2 : start] == [place.python, str(place.work / CODE / "worker.py")]
     assert call.folder == str(place.work / "a run")
 
 
@@ -103,10 +110,28 @@ def test_environment_and_arguments_on_this_machine(
 ) -> None:
     place = harness()
     call = one_call(
-        place, local_script(job(place, nodes=1, environment=tuple(env.items()), megatron_args=tuple(words)))
+        place,
+        local_script(job(place, nodes=1, environment=tuple(env.items()), arguments=one_flag(words))),
     )
     assert {name: call.environment[name] for name in env} == env
-    assert call.argv == ["a python", str(place.work / "a run/code/node.py"), "--nproc-per-node=2", "--", *words]
+    assert call.argv == [
+        "a python",
+        str(place.work / CODE / "node.py"),
+        "--nproc-per-node=2",
+        "--",
+        *words,
+    ]
+
+
+def test_a_program_with_an_equals_sign_in_its_path_is_no_variable(harness: Callable[..., Harness]) -> None:
+    """`env`, which hands the variables over, would take it for one."""
+    place = harness()
+    folder = place.bin / "a=b"
+    folder.mkdir()
+    (place.bin / "a python").rename(folder / "a python")
+    call = one_call(place, local_script(job(place, nodes=1, python=f"{folder}/a python", environment=(("X_A", "1"),))))
+    assert call.argv[0] == "a python"
+    assert call.environment["X_A"] == "1"
 
 
 @quickly
@@ -116,19 +141,21 @@ def test_mounts_and_images_of_every_runtime(
 ) -> None:
     for runtime in ("pyxis", "apptainer", "charliecloud"):
         place = harness()
-        box = Container(runtime, image, (Mount(source, target), Mount("/plain", "/there", read_only=True)))
+        read_only = runtime != "charliecloud"  # ch-run cannot
+        mounts = (Mount(source, target), Mount("/plain", "/there", read_only))
+        box = Container(runtime, image, mounts)
         call = one_call(place, batch_script(job(place, container=box, environment=tuple(env.items()))))
         own, pair = f"{place.work}/a run", f"{source}:{target}"
         if runtime == "pyxis":
             assert f"--container-image={image}" in call.argv
-            assert f"--container-mounts={own}:{own},{pair},/plain:/there:ro" in call.argv
+            assert f"--container-mounts={pair},/plain:/there:ro,{own}:{own}" in call.argv
             exported = next(w for w in call.argv if w.startswith("--container-env=")).partition("=")[2].split(",")
             assert exported == [*env, "MASTER_ADDR", "MASTER_PORT"]
         else:
             at = call.argv.index("apptainer" if runtime == "apptainer" else "ch-run")
             binds = [word for word in call.argv[at:] if word.startswith("--bind=")]
-            read_only = ":ro" if runtime == "apptainer" else ""  # ch-run cannot.
-            assert binds == [f"--bind={own}:{own}", f"--bind={pair}", f"--bind=/plain:/there{read_only}"]
+            mode = ":ro" if read_only else ""
+            assert binds == [f"--bind={pair}", f"--bind=/plain:/there{mode}", f"--bind={own}:{own}"]
             assert call.argv[call.argv.index(binds[-1]) + 1] == image
         if runtime == "apptainer":
             wanted = {**env, "MASTER_ADDR": "node-a", "MASTER_PORT": "24242"}
@@ -141,11 +168,11 @@ def test_a_portable_script_takes_its_places_from_the_submission(
     harness: Callable[..., Harness], image: str, python: str, words: list[str]
 ) -> None:
     place = harness()
-    worker = place.work / "launchers/fp8launch/train/worker.py"
+    worker = place.work / "launchers/fp8launch/injob/rank/worker.py"
     worker.parent.mkdir(parents=True)
     worker.touch()
     box = Container("pyxis", image)
-    script = batch_script(job(place, folder=None, python=python, megatron_args=tuple(words), container=box))
+    script = batch_script(job(place, folder=None, python=python, arguments=one_flag(words), container=box))
     call = one_call(place, script)
     assert f"--container-image={image}" in call.argv
     assert call.argv[-len(words) - 3 :] == [python, str(worker), "--", *words]
@@ -154,7 +181,7 @@ def test_a_portable_script_takes_its_places_from_the_submission(
 
 def test_a_portable_script_follows_its_variables(harness: Callable[..., Harness], tmp_path: Path) -> None:
     place = harness()
-    worker = tmp_path / "my checkout/launchers/fp8launch/train/worker.py"
+    worker = tmp_path / "my checkout/launchers/fp8launch/injob/rank/worker.py"
     worker.parent.mkdir(parents=True)
     worker.touch()
     call = one_call(
@@ -187,7 +214,7 @@ def test_the_exit_status_is_the_training_s_and_is_kept(
     harness: Callable[..., Harness], status: int, kind: Callable[[Job], str]
 ) -> None:
     place = harness(status)
-    assert place.run(kind(job(place, nodes=1)), SLURM_RESTART_COUNT="3").status == status
+    assert place.run(kind(job(place, nodes=1)), SLURM_RESTART_COUNT="3", FP8LAUNCH_START="3").status == status
     assert (place.work / "a run/logs/4242-3.exit").read_text() == f"{status}\n"
 
 
@@ -201,7 +228,12 @@ def test_all_processes_meet_at_the_first_node(harness: Callable[..., Harness]) -
 def test_torchrun_mode_starts_one_process_per_node(harness: Callable[..., Harness]) -> None:
     place = harness()
     call = one_call(place, batch_script(job(place, mode="torchrun", cpus_per_task=6, mpi="none")))
-    assert call.argv[-4:] == [place.python, f"{place.work}/a run/code/node.py", "--nproc-per-node=2", "--"]
+    assert call.argv[-4:] == [
+        place.python,
+        f"{place.work}/{CODE}/node.py",
+        "--nproc-per-node=2",
+        "--",
+    ]
     assert {"--cpus-per-task=6", "--mpi=none"} <= set(call.argv)
 
 

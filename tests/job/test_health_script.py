@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.pack import in_job_folder
+from fp8launch.resources import in_job_folder
 
 HEALTH = in_job_folder() / "health.sh"
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.job.cluster import Cluster
-from fp8launch.job.images import catalogue, image_for
+from fp8launch.cluster.images import catalogue, image_for
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.build_job import plan
 from fp8launch.job.job import Job, Mount
-from fp8launch.job.plan import plan
-from fp8launch.runs.submit import prepare
+from fp8launch.job.prepared import prepare
 
 Write = Callable[[str, str], str]
 
@@ -103,7 +103,8 @@ def test_the_catalogue_says_where_each_image_comes_from() -> None:
 
 def planned(write: Write, mounts: str, cluster: Cluster | None = None, check: bool = True) -> Job:
     one = prepare(write("r.yaml", f"name: r\ncontainer:\n  image: a/b\n  mounts: {mounts}\n"))
-    return plan(one.loaded, one.args, cluster or Cluster(), Path("/r"), runtime="pyxis", check_paths=check)
+    cluster = cluster or Cluster()
+    return plan(one.loaded, one.args, cluster, Path("/r"), runtime=cluster.runtime or "pyxis", check_paths=check)
 
 
 def test_mounts_of_cluster_and_recipe(write: Write, tmp_path: Path, home: Path) -> None:
@@ -131,6 +132,17 @@ def test_a_missing_source_is_told_before_submission(write: Write) -> None:
     planned(write, "[/no/such/folder]", check=False)
 
 
+def test_a_read_only_mount_where_the_runtime_has_none(write: Write, tmp_path: Path) -> None:
+    """ch-run would mount it so that the run may write there."""
+    image = tmp_path / "image"
+    image.mkdir()
+    for texts, profile in (([f"{tmp_path}:/data:ro"], []), ([], [f"{tmp_path}:/data:ro"])):
+        cluster = Cluster(runtime="charliecloud", images={"a/b": str(image)}, mounts=profile)
+        problem = only(refused(planned, write, str(texts), cluster))
+        assert (problem.code, problem.severity) == ("mount-read-only", "error")
+        assert f"{tmp_path}:/data:ro" in problem.message and problem.where and problem.fix
+
+
 def test_all_wrong_mounts_come_at_once(write: Write) -> None:
     problems = refused(planned, write, "[/no/such/folder, relative]", Cluster(mounts=["also relative"]))
     assert [p.code for p in problems] == ["bad-mount", "mount-missing", "bad-mount"]
@@ -145,7 +157,7 @@ def test_no_runtime_no_container(write: Write) -> None:
 def test_a_training_script_of_this_machine_must_be_there(write: Write, tmp_path: Path) -> None:
     script = write("train.py", "")
     one = prepare(write("r.yaml", f"name: r\nlaunch:\n  script: {script}\n"))
-    assert plan(one.loaded, one.args, Cluster(), Path("/r")).training_script == script
+    assert plan(one.loaded, one.args, Cluster(), Path("/r")).entry.script == script
     one = prepare(write("r.yaml", "name: r\nlaunch:\n  script: /no/such.py\n"))
     problem = only(refused(plan, one.loaded, one.args, Cluster(), Path("/r")))
     assert (problem.code, problem.where) == ("script-missing", f"{tmp_path}/r.yaml:3")
@@ -155,4 +167,4 @@ def test_in_a_container_python_and_script_are_the_images(write: Write) -> None:
     text = "name: r\ncontainer: {image: a/b}\nlaunch: {script: /opt/Megatron-LM/pretrain_gpt.py}\n"
     one = prepare(write("r.yaml", text))
     job = plan(one.loaded, one.args, Cluster(python="/host/python"), Path("/r"), runtime="pyxis")
-    assert (job.python, job.training_script) == ("python3", "/opt/Megatron-LM/pretrain_gpt.py")
+    assert (job.python, job.entry.script) == ("python3", "/opt/Megatron-LM/pretrain_gpt.py")

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.job.cluster import Cluster
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.batch_script import batch_script, local_script
+from fp8launch.job.build_job import plan
 from fp8launch.job.job import Job
-from fp8launch.job.plan import plan
-from fp8launch.job.script import batch_script, local_script
-from fp8launch.job.words import flags_of
-from fp8launch.runs.submit import Prepared, prepare
+from fp8launch.job.prepared import Prepared, prepare
 
 RECIPE = """
 extends: [tiny_cpu]
@@ -59,8 +58,8 @@ def job(one: Prepared, folder: Path, runtime: str = "none") -> Job:
 def test_common_and_own_arguments_are_each_phase_s_list(prepared: Prepared) -> None:
     planned = job(prepared, Path("/r/x"))
     for phase, own in zip(prepared.phases, planned.phases, strict=True):
-        mine = sorted([*flags_of(planned.megatron_args), *flags_of(own.megatron_args)])
-        assert mine == sorted([*flags_of(phase.args.argv), ("--exit-signal-handler",)])
+        mine = sorted(argument.words for argument in (*planned.arguments, *own.arguments))
+        assert mine == sorted([*(argument.words for argument in phase.args.arguments), ("--exit-signal-handler",)])
         assert (own.name, own.end) == (phase.name, phase.end)
     environment = dict(planned.environment)
     assert environment["ALL"] == "of $HOME, 'all'" and "SOME" not in environment
@@ -91,8 +90,15 @@ def test_what_images_must_be_told_holds_for_every_phase(write: Callable[[str, st
     names = next(line for line in script.splitlines() if "--container-env=" in line)
     assert {"ALL", "SOME", "MORE"} <= set(names.partition("=")[2].strip("' \\").split(","))
     apptainer = batch_script(job(one, Path("/r/x"), "apptainer"))
-    assert apptainer.count('export APPTAINERENV_SOME="$SOME"') == 2
-    assert apptainer.count('export APPTAINERENV_ALL="$ALL"') == 1
+    variables = apptainer[apptainer.index("environment=(") : apptainer.index("# All processes meet")]
+    prefixed = next(line for line in apptainer.splitlines() if "/#/APPTAINERENV_" in line)
+    seen = {}
+    for phase in one.phases:
+        text = f"phase={phase.name}\n{variables}\n{prefixed}\nprintf '%s\\0' \"${{environment[@]}}\""
+        words = subprocess.run(["bash", "-c", text], stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")
+        seen[phase.name] = dict(word.split("=", 1) for word in words if word)
+    assert [found.get("APPTAINERENV_SOME") for found in seen.values()] == ["outer", "the body's; $(date)", None]
+    assert {found["APPTAINERENV_ALL"] for found in seen.values()} == {"of $HOME, 'all'"}
 
 
 @pytest.fixture

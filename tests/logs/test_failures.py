@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import log_text
 from support_logs import DATA, REAL, dump, line
 
+from fp8launch.injob.supervisor.failure_patterns import PATTERNS
+from fp8launch.injob.supervisor.failures import NEEDLES, find_failure
 from fp8launch.logs import read_log
-from fp8launch.logs.failure_patterns import NEEDLES, PATTERNS
-from fp8launch.logs.failures import find_failure
 
 
 def cause(*lines: str) -> str | None:
@@ -44,29 +45,12 @@ def test_the_quick_search_lets_each_line_through(code: str, text: str) -> None:
 @settings(max_examples=300, deadline=None)
 def test_whatever_matches_a_pattern_is_found_by_the_quick_search(data: st.DataObject) -> None:
     """The fixed texts are only a shortcut: they may not hide a line that a pattern knows."""
-    pattern = data.draw(st.sampled_from(PATTERNS))
-    alternative = data.draw(st.sampled_from(_alternatives(pattern.expression.pattern)))
-    text = data.draw(st.from_regex(re.compile(alternative, re.ASCII)))
-    assert any(needle in text.encode("utf-8", "replace") for needle in NEEDLES), (alternative, text)
-
-
-def _alternatives(pattern: str) -> list[str]:
-    parts, depth, start, escaped, in_class = [], 0, 0, False, False
-    for i, c in enumerate(pattern):
-        if escaped:
-            escaped = False
-        elif c == "\\":
-            escaped = True
-        elif in_class:
-            in_class = c != "]"
-        elif c == "[":
-            in_class = True
-        elif c in "()":
-            depth += 1 if c == "(" else -1
-        elif c == "|" and depth == 0:
-            parts.append(pattern[start:i])
-            start = i + 1
-    return [*parts, pattern[start:]]
+    pattern = data.draw(st.sampled_from([one for each in PATTERNS for one in each.alternatives]))
+    text = data.draw(st.from_regex(re.compile(pattern.expression, re.ASCII)))
+    assert any(needle in text.encode("utf-8", "replace") for needle in NEEDLES), (pattern.expression, text)
+    assert pattern.needle in text
+    if text.isascii() and text.isprintable():
+        assert pattern.matches(text)
 
 
 CASCADE = [
@@ -212,9 +196,9 @@ def test_real_logs_that_ended_well_show_no_failure(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [
-        ("tiny_cpu_0.19_bad_argument.log", "bad-arguments", "--frobnicate"),
-        ("tiny_cpu_0.19_exception.log", "exception", "invalid for input of size"),
-        ("tiny_cpu_0.19_nan.log", "nan", "found NaN in local grad norm"),
+        ("tiny_cpu_0.19_bad_argument.log.xz", "bad-arguments", "--frobnicate"),
+        ("tiny_cpu_0.19_exception.log.xz", "exception", "invalid for input of size"),
+        ("tiny_cpu_0.19_nan.log.xz", "nan", "found NaN in local grad norm"),
     ],
 )
 def test_real_logs_of_failed_runs(name: str, code: str, text: str) -> None:
@@ -223,7 +207,7 @@ def test_real_logs_of_failed_runs(name: str, code: str, text: str) -> None:
     assert failure is not None
     assert failure.code == code
     assert text in failure.message
-    assert text in path.read_text().split("\n")[failure.line - 1]
+    assert text in log_text(path).split("\n")[failure.line - 1]
 
 
 def test_trouble_that_training_outlived_is_no_failure(tmp_path: Path) -> None:

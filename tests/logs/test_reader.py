@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import log_bytes
 from support_logs import DATA, H200, REAL, WITH_ITERATIONS, dump, line
 
 from fp8launch.logs import IterationTable, LogTail, Scanner, scan_file
 from fp8launch.logs.lines import Iteration, parse_iterations
+from fp8launch.logs.open_log import log_name
 
 
 def scan(data: bytes, sizes: list[int] | None = None) -> Scanner:
@@ -35,13 +37,13 @@ def slow_way(data: bytes) -> list[Iteration]:
     return [r for raw in data.split(b"\n") for r in parse_iterations(raw.decode("utf-8", "replace"))]
 
 
-@pytest.mark.parametrize("path", REAL, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", REAL, ids=log_name)
 def test_blocks_say_the_same_as_lines(path: Path) -> None:
-    assert records(scan_file(path).table) == slow_way(path.read_bytes())
+    assert records(scan_file(path).table) == slow_way(log_bytes(path))
 
 
 def test_real_logs_have_all_their_iterations() -> None:
-    counts = {p.stem: len(scan_file(p).table) for p in WITH_ITERATIONS}
+    counts = {log_name(p): len(scan_file(p).table) for p in WITH_ITERATIONS}
     assert counts == {
         "llama8b_4gpu_bf16_mbs1": 7,
         "llama8b_4gpu_tw_mbs1": 7,
@@ -55,11 +57,11 @@ def test_real_logs_have_all_their_iterations() -> None:
 
 
 def test_events_of_a_real_log() -> None:
-    found = scan_file(DATA / "tiny_cpu_0.19_resumed.log")
+    found = scan_file(DATA / "tiny_cpu_0.19_resumed.log.xz")
     assert len(found.dumps) == 2
     assert list(found.saves) == [5, 10, 12]
     assert [v.iteration for _, v in found.validations] == [6, 12, 12, 12]
-    memory = scan_file(DATA / "llama8b_4gpu_tw_mbs1.log").peak_memory
+    memory = scan_file(DATA / "llama8b_4gpu_tw_mbs1.log.xz").peak_memory
     assert memory["max allocated"] == 107804.33
     assert memory["max reserved"] == 108878.00
 
@@ -67,7 +69,7 @@ def test_events_of_a_real_log() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=20))
 def test_pieces_of_any_size_give_the_same(sizes: list[int]) -> None:
-    data = b"".join(p.read_bytes()[-12_000:] for p in H200)
+    data = b"".join(log_bytes(p)[-12_000:] for p in H200)
     whole, pieces = scan(data).scan, scan(data, sizes).scan
     assert records(pieces.table) == records(whole.table)
     assert (pieces.dumps, pieces.peak_memory, pieces.size) == (whole.dumps, whole.peak_memory, whole.size)
@@ -100,9 +102,9 @@ def test_mixtures_of_dialects_noise_and_wrecks_agree_with_single_lines(pieces: l
 
 
 @pytest.mark.parametrize("prefix", [b"0: ", b"[default3]:", b"[rank11]:"])
-@pytest.mark.parametrize("path", WITH_ITERATIONS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", WITH_ITERATIONS, ids=log_name)
 def test_a_prefix_on_every_line_changes_nothing(path: Path, prefix: bytes) -> None:
-    data = path.read_bytes()
+    data = log_bytes(path)
     prefixed = b"\n".join(prefix + x for x in data.split(b"\n"))
     plain, found = scan(data).scan, scan(prefixed).scan
     assert [r.values for r in found.table] == [r.values for r in plain.table]
@@ -111,7 +113,7 @@ def test_a_prefix_on_every_line_changes_nothing(path: Path, prefix: bytes) -> No
 
 
 def test_lines_of_other_ranks_in_between_change_nothing() -> None:
-    data = H200[0].read_bytes().split(b"\n")
+    data = log_bytes(H200[0]).split(b"\n")
     noise = random.Random(1)
     mixed = []
     for text in data:
@@ -148,7 +150,7 @@ class TestTail:
         tail = LogTail(log)
         assert tail.poll() == []
         seen = []
-        data = (H200[1]).read_bytes()
+        data = log_bytes(H200[1])
         for end in range(0, len(data) + 7001, 7000):
             log.write_bytes(data[:end])
             seen += [r.number for r in tail.poll()]

@@ -32,6 +32,8 @@ class Parser:
     def __init__(self, site: Path) -> None:
         command = [sys.executable, "-I", str(validators._WORKER), str(site)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        assert self.process.stdout.readline().strip() == validators.READY
 
     def __call__(self, argv: list[str]) -> dict[str, Any]:
         request = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fp8launch.diagnostics import UserError
 from fp8launch.megatron import validators
-from fp8launch.problems import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

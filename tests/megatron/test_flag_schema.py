@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fp8launch.diagnostics import UserError
 from fp8launch.megatron import schema as schemas
 from fp8launch.megatron.schema import load_schema, other_names, supported_versions, versions_with
-from fp8launch.problems import UserError
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "flag_schemas.py"
 

@@ -10,9 +10,10 @@ from flag_values import value_mappings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
+from fp8launch.diagnostics import UserError
+from fp8launch.megatron.argv import as_parsed, emit_arguments, emit_argv, parse_argv
+from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema, supported_versions
-from fp8launch.problems import UserError
 
 SCHEMA = load_schema("0.19")
 
@@ -50,6 +51,33 @@ def test_what_is_emitted_is_read_back(version: str, data: st.DataObject) -> None
                 assert got == str(given_value) or float(got) == given_value
         else:
             assert read[name] == expected
+
+
+@pytest.mark.parametrize("version", supported_versions())
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_typed_values_are_those_that_the_parser_reads(version: str, data: st.DataObject) -> None:
+    schema = load_schema(version)
+    values = data.draw(value_mappings(schema))
+    read, _ = parse_argv(emit_argv(values, schema), schema)
+    typed = as_parsed(values, schema)
+    assert repr(typed) == repr(read)
+    assert [argument.flag for argument in emit_arguments(values, schema)] == list(typed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("yarn_correction_range_round_to_int", False),
+        ("no_yarn_correction_range_round_to_int", False),
+        ("inference_disable_ep_consensus", False),
+        ("no_inference_disable_ep_consensus", True),
+        ("inference_disable_ep_consensus", True),
+    ],
+)
+def test_a_bare_flag_that_is_turned_off(name: str, value: bool) -> None:
+    read, problems = parse_argv(emit_argv({name: value}, SCHEMA), SCHEMA)
+    assert (as_parsed({name: value}, SCHEMA), problems) == (read, [])
 
 
 @settings(deadline=None, max_examples=200)

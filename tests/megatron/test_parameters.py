@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from fp8launch.megatron.architecture import architecture, division, parse_layout, stages
+from fp8launch.importer.shell_interpreter import read_list
+from fp8launch.megatron.architecture import architecture, division, stages
 from fp8launch.megatron.argv import parse_argv
+from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.megatron.parameters import parameters
 from fp8launch.megatron.schema import load_schema
-from fp8launch.recipe.shell_words import read_list
 
 HERE = Path(__file__).parent
-PUBLISHED = HERE.parent / "recipe/data/published"
+PUBLISHED = HERE.parent / "importer/data/published"
 SCHEMA = load_schema("0.19")
 
 LLAMA: dict[str, object] = {

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from megatron_sites import megatron_site
 
+from fp8launch.diagnostics import MACHINE_LACKS, UserError
 from fp8launch.megatron import validators
-from fp8launch.megatron.argv import check_values, emit_argv, parse_argv
+from fp8launch.megatron.argv import emit_argv, parse_argv
+from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema
-from fp8launch.megatron.validators import Request, Verdict, find_megatron, megatron_version, validate
-from fp8launch.problems import MACHINE_LACKS, UserError
+from fp8launch.megatron.validators import MegatronVerdict, Request, find_megatron, megatron_version, validate
 
 # Llama-3 8B, FP8 current scaling, one node: it passes everything.
 BASE = (Path(__file__).parent / "llama3_8b_fp8.args").read_text().split()
@@ -153,7 +154,7 @@ BATCHES = {
 }
 
 
-def verdicts(cases: dict[str, Case], minor: str, site: Path, **options: Any) -> dict[str, Verdict]:
+def verdicts(cases: dict[str, Case], minor: str, site: Path, **options: Any) -> dict[str, MegatronVerdict]:
     """One verdict a case that this version can express."""
     requests = {name: case.request(minor, with_args=bool(options)) for name, case in cases.items()}
     possible = {name: request for name, request in requests.items() if request}
@@ -278,7 +279,7 @@ def test_a_broken_megatron_is_the_machines_lack(tmp_path: Path) -> None:
         validate([Request(tuple(BASE), 8, (9, 0), "2.20")], tmp_path)
     assert caught.value.exit_code == MACHINE_LACKS
     with pytest.raises(UserError, match="cannot be run"):
-        validate([], tmp_path, python=str(tmp_path / "no-python"))
+        validate([Request(tuple(BASE), 8, (9, 0), "2.20")], tmp_path, python=str(tmp_path / "no-python"))
 
 
 @pytest.mark.slow

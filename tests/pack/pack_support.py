@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fp8launch.check.megatron_validation import ASSUMED_TE
+from fp8launch.check.resolved_run import installed_software
+from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
+from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron import validators
-from fp8launch.megatron.validators import Request, Verdict
-from fp8launch.problems import UserError
+from fp8launch.megatron.validators import MegatronVerdict, Request
 from fp8launch.recipe.load import load_recipe
-from fp8launch.runs.submit import Prepared, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "recipes"
@@ -42,18 +44,20 @@ def runs(file: Path) -> list[Prepared]:
 def request(prepared: Prepared) -> Request:
     """What a job of this run would ask of Megatron, on the hardware and software that the recipe names."""
     recipe = prepared.loaded.recipe
+    te = installed_software(prepared.loaded).transformer_engine
+    te_version = ".".join(map(str, te)) if te else ASSUMED_TE
     return Request(
         prepared.args.argv,
         world_size=recipe.resources.world_size,
         compute_capability=gpu(recipe.resources.gpu).capability,
-        te_version=recipe.software.transformer_engine,
+        te_version=None if recipe.resources.gpu == "cpu" else te_version,
         env=recipe.environment,
     )
 
 
-def verdicts(prepared: Sequence[Prepared]) -> list[Verdict]:
+def verdicts(prepared: Sequence[Prepared]) -> list[MegatronVerdict]:
     """The verdict of each run's own version of Megatron. Skips the test where one of them is not installed."""
-    found: dict[int, Verdict] = {}
+    found: dict[int, MegatronVerdict] = {}
     for version in sorted({p.args.version for p in prepared}):
         mine = [i for i, p in enumerate(prepared) if p.args.version == version]
         answers = validators.validate([request(prepared[i]) for i in mine], megatron_site(version))

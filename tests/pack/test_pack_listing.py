@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pack_support import HEADLINE, PACK, ROOT, STUDIES, name_of, points
 
-from fp8launch.recipe.explain import explained, pack_recipes, study_points
+from fp8launch.recipe.catalog import explained, pack_recipes, study_points
 from fp8launch.recipe.load import load_recipe
 
 

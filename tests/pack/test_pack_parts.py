@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from pack_support import HEADLINE, PACK, STUDIES, runs, verdicts
 
-from fp8launch.check.facts import facts
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cluster.images import catalogue
 from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.job.prepared import prepare
 from fp8launch.megatron.parameters import parameters
 from fp8launch.recipe.load import load_recipe
-from fp8launch.recipe.schema import PRECISION_RECIPES
-from fp8launch.runs.submit import prepare
 
 MODELS = sorted(file.stem for file in (PACK / "models").glob("*.yaml") if file.stem != "tiny")
 BLACKWELL_ONLY = ("mxfp8", "nvfp4")
@@ -34,7 +35,7 @@ def header(model: str) -> str:
 def test_a_model_has_the_published_number_of_parameters(model: str, write: Callable[[str, str], str]) -> None:
     """Digit for digit where the published configuration gives an exact count, else to the published rounding."""
     prepared = prepare(write("one.yaml", recipe_of([f"models/{model}", "parts/pretrain", "precision/bf16"])))
-    run = facts(prepared)
+    run = resolve_run(prepared)
     counted = parameters({**run.defaults, **run.given}, 8)
     assert counted is not None
     exact = re.search(r"(\d{1,3}(?: \d{3}){3,}) parameters", header(model))
@@ -54,7 +55,7 @@ def test_a_model_names_its_source(model: str) -> None:
 def test_any_model_goes_with_any_precision(write: Callable[[str, str], str]) -> None:
     prepared = []
     for model in MODELS:
-        for precision in PRECISION_RECIPES:
+        for precision in PRECISIONS:
             hardware = "hardware/b200" if precision in BLACKWELL_ONLY else "hardware/h100"
             parts = [f"models/{model}", "parts/pretrain", f"precision/{precision}", hardware, "images/nemo_26_06"]
             if "num_experts" in load_recipe(write("model.yaml", recipe_of(parts))).recipe.model:
@@ -114,3 +115,13 @@ def test_low_precision_states_meet_only_the_scaling_that_trains_them() -> None:
             if "use_precision_aware_optimizer" in values and "fp8_param_gather" in values:
                 half = values.get("main_params_dtype") == "fp16"
                 assert (values["fp8_recipe"] == "delayed") == half, file
+
+
+@pytest.mark.parametrize("file", sorted((PACK / "images").glob("*.yaml")), ids=lambda file: file.stem)
+def test_an_image_part_says_what_the_catalogue_says(file: Path) -> None:
+    recipe = load_recipe(str(file)).recipe
+    known = catalogue()[str(recipe.container.image)]
+    for package in ("megatron", "transformer_engine", "cuda"):
+        stated = getattr(recipe.software, package)
+        assert known[package] == stated or known[package].startswith(f"{stated}."), package
+    assert recipe.software.megatron == known["megatron"], "the patch level decides what is legal"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support import only, refused
 
-from fp8launch.megatron.translate import layout, translate
-from fp8launch.problems import ANSWER_IS_NO, BAD_INPUT, UserError
+from fp8launch.diagnostics import ANSWER_IS_NO, BAD_INPUT, UserError
+from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.engines.megatron_lm.translate import translate
 from fp8launch.recipe.load import load_recipe
 
 SECTIONS = (
@@ -121,3 +125,21 @@ def test_any_override(override: str) -> None:
 @example(name="/proc/self/mem")
 def test_any_name_of_a_recipe(name: str) -> None:
     load(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "notes: [&a '{long}', {aliases}]",
+        "env: {{A: &a '{long}', B: [{aliases}]}}",
+        "notes: &a [x, {{'{long:.900}': '{long}'}}]\nmegatron: {{x: [{aliases}]}}",
+        "notes: [&a [&b '{long}', *b, *b, *b], {aliases}]",
+    ],
+)
+def test_a_long_text_that_is_repeated_is_refused(write: Callable[[str, str], str], text: str) -> None:
+    """One text of a megabyte and thousands of aliases for it would become gigabytes in the run's files."""
+    full = text.format(long="x" * 900_000, aliases=", ".join(["*a"] * 4000))
+    before = time.process_time()
+    problem = only(refused(load_recipe, write("r.yaml", f"name: r\n{full}\n")))
+    assert problem.code == "yaml-too-large"
+    assert time.process_time() - before < 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.pack import pack_folder
 from fp8launch.recipe.load import MAX_GENERATIONS, LoadedRecipe, find_recipe, load_recipe
+from fp8launch.resources import pack_folder
 
 Write = Callable[[str, str], str]
 
@@ -148,10 +149,57 @@ def test_a_recipe_of_the_pack_is_found_by_name_from_anywhere(
     assert find_recipe(name) == pack_folder("recipes") / "tiny_cpu.yaml"
 
 
-def test_a_file_here_comes_before_the_pack(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tiny_cpu", "recipes/tiny_cpu"])
+def test_a_name_of_the_pack_is_the_pack_s(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Anybody may have put a file of that name into the working folder."""
     monkeypatch.chdir(tmp_path)
-    write("tiny_cpu.yaml", "name: mine\n")
-    assert load_recipe("tiny_cpu").recipe.name == "mine"
+    for file in ("tiny_cpu", "tiny_cpu.yaml", "recipes/tiny_cpu", "recipes/tiny_cpu.yaml"):
+        write(file, "name: mine\n")
+    assert load_recipe(name).recipe.name == "tiny_cpu"
+
+
+@pytest.mark.parametrize("name", ["./tiny_cpu", "tiny_cpu.yaml", "./tiny_cpu.yaml", "recipes/tiny_cpu.yaml"])
+def test_a_path_is_a_file_here(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("tiny_cpu.yaml", "recipes/tiny_cpu.yaml"):
+        write(file, "name: mine\n")
+    assert load_recipe(name).recipe.name == "mine"
+
+
+@pytest.mark.parametrize("place", ["", "a/", "a/b/"])
+def test_extends_takes_the_pack_s_part_and_a_path_takes_the_file(write: Write, place: str) -> None:
+    write(f"{place}tiny_cpu.yaml", "description: planted\n")
+    up = {"": "../../", "a/": "../", "a/b/": "./"}[place]
+    by_name = write("a/b/mine.yaml", "extends: tiny_cpu\nname: x\n")
+    assert "planted" not in load_recipe(by_name).recipe.description
+    by_path = write("a/b/mine.yaml", f"extends: {up}tiny_cpu\nname: x\n")
+    assert load_recipe(by_path).recipe.description == "planted"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("place", ["", "a/", "a/b/"])
+def test_a_part_that_another_user_put_there_is_refused(write: Write, place: str) -> None:
+    theirs = write(f"{place}common.yaml", "description: planted\n")
+    mine = write("a/b/mine.yaml", "extends: common\nname: x\n")
+    os.chown(theirs, 65534, 65534)
+    problem = only(refused(load_recipe, mine))
+    assert problem.code == "foreign-recipe" and problem.where == f"{mine}:1"
+    assert "write its path" in (problem.fix or "")
+    # A recipe of theirs that the user chose brings its own parts.
+    os.chown(mine, 65534, 65534)
+    assert load_recipe(mine).recipe.description == "planted"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_recipe_of_another_user_is_named_by_its_path(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.chown(write("theirs.yaml", "name: x\n"), 65534, 65534)
+    assert only(refused(load_recipe, "theirs")).code == "foreign-recipe"
+    assert load_recipe("./theirs.yaml").recipe.name == "x"
 
 
 def test_parents_are_found_beside_the_child_above_it_and_in_the_pack(write: Write) -> None:

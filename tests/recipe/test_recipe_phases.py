@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import only, refused
 
-from fp8launch.megatron.phases import Phase
-from fp8launch.problems import UserError
+from fp8launch.diagnostics import UserError
+from fp8launch.job.phases import Phase
+from fp8launch.job.prepared import prepare
+from fp8launch.job.resolved import resolved_yaml
 from fp8launch.recipe.schema import Phase as Section
-from fp8launch.runs.grid import Point, point_key
-from fp8launch.runs.submit import prepare, resolved_yaml
+from fp8launch.submit.grid import Point, point_key
 
 SAVED = "checkpoint: {dir: ckpt, interval: 10}\n"
 THREE = """
@@ -112,12 +113,12 @@ def test_a_change_of_recipe_leaves_nothing_of_the_old_one(phases: Callable[..., 
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        (["phases.body.iterations=11"], "phase-iterations", "the phases together have 31"),
-        (["train.iterations=20"], "phase-iterations", "leaves none for phase body"),
-        (["train.iterations=null"], "phase-iterations", "train.iterations none for all"),
-        (["phases.more={}"], "phase-iterations", "phases body, more state no iterations"),
+        (["phases.body.iterations=11"], "phase-iterations", "the phases add up to 31"),
+        (["train.iterations=20"], "phase-iterations", "none are left for phase body"),
+        (["train.iterations=null"], "phase-iterations", "train.iterations is not set either"),
+        (["phases.more={}"], "phase-iterations", "phases body, more do not set iterations"),
         (["phases.body.train.iterations=4"], "phase-iterations", "phase body"),
-        (["megatron.exit_interval=7"], "phase-exit", "exit_interval ends a start"),
+        (["megatron.exit_interval=7"], "phase-exit", "exit_interval conflicts with phases"),
         (["phases.body.megatron.exit-interval=7"], "phase-exit", "phase body: exit-interval"),
         (["checkpoint.dir=null"], "bad-value", "`phases` need `checkpoint.dir`"),
         (["phases.body=null"], "bad-value", "'phases.body' must be a mapping"),
@@ -139,7 +140,7 @@ def test_what_is_wrong_is_told(
 
 def test_places_are_those_of_the_phase(phases: Callable[..., tuple[Phase, ...]]) -> None:
     problem = only(refused(phases, THREE.replace("micro: 1", "micro: 3"), exit_code=1))
-    assert problem.message.startswith("phase body: global batch 8 is no multiple")
+    assert problem.message.startswith("phase body: global batch 8 is not a multiple")
     assert phases(THREE)[1].args.places["micro_batch_size"].endswith("r.yaml:8")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import only, refused
 
-from fp8launch.recipe.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse_yaml, read_yaml
+from fp8launch.recipe.yaml_source import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse_yaml, read_yaml
 
 
 def value(text: str) -> Any:
@@ -138,10 +138,10 @@ def bomb(levels: int, width: int = 9) -> str:
     ids=["laughs", "wide-laughs", "mappings", "deep", "100k-brackets", "50k-braces", "indents", "long", "dashes"],
 )
 def test_a_bomb_is_refused_fast(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     problem = only(refused(parse_yaml, text, "r.yaml"))
     assert problem.code in ("yaml-too-large", "not-yaml")
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_an_alias_to_what_holds_it_is_refused() -> None:
@@ -177,11 +177,11 @@ def test_aliases_cannot_nest_deeper_than_text() -> None:
 def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, code: str, line: str | None) -> None:
     file = tmp_path / "r.yaml"
     file.write_bytes(content)
-    begin = time.perf_counter()
+    begin = time.process_time()
     problem = only(refused(read_yaml, file))
     assert problem.code == code
     assert problem.where == f"{file}{line}" if line is not None else str(problem.where).startswith(str(file))
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_obstacle(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from support import only, refused
 
-from fp8launch.problems import ANSWER_IS_NO
-from fp8launch.runs.submit import Prepared, prepare
+from fp8launch.diagnostics import ANSWER_IS_NO
+from fp8launch.job.prepared import Prepared, prepare
 
 Write = Callable[[str, str], str]
 

@@ -7,16 +7,18 @@ from collections.abc import Callable
 import pytest
 from support import only, refused
 
+from fp8launch.diagnostics import ANSWER_IS_NO
+from fp8launch.engines.base import EngineArguments
+from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.engines.megatron_lm.translate import translate
 from fp8launch.megatron.schema import load_schema, supported_versions
-from fp8launch.megatron.translate import MegatronArgs, layout, translate
-from fp8launch.problems import ANSWER_IS_NO
 from fp8launch.recipe.load import load_recipe
 
 Write = Callable[[str, str], str]
 
 
 @pytest.fixture
-def args(write: Write) -> Callable[..., MegatronArgs]:
+def args(write: Write) -> Callable[..., EngineArguments]:
     """The arguments of a recipe with just this text."""
     return lambda text, *overrides: translate(load_recipe(write("r.yaml", f"name: r\n{text}\n"), overrides))
 
@@ -114,15 +116,15 @@ def wrong(write: Write) -> Callable[..., tuple]:
         ("megatron: {adam_beta1: 0.9, log_interval: 1}", "--adam-beta1 0.9 --log-interval 1"),
     ],
 )  # fmt: skip
-def test_each_section_becomes_its_flags(args: Callable[..., MegatronArgs], text: str, argv: str) -> None:
+def test_each_section_becomes_its_flags(args: Callable[..., EngineArguments], text: str, argv: str) -> None:
     assert " ".join(args(text).argv) == argv
 
 
-def test_values_with_spaces_are_one_argument(args: Callable[..., MegatronArgs]) -> None:
+def test_values_with_spaces_are_one_argument(args: Callable[..., EngineArguments]) -> None:
     assert args("megatron: {wandb_project: 'two words; $(id)'}").argv == ("--wandb-project", "two words; $(id)")
 
 
-def test_a_value_that_looks_like_a_flag_is_joined_to_its_own(args: Callable[..., MegatronArgs]) -> None:
+def test_a_value_that_looks_like_a_flag_is_joined_to_its_own(args: Callable[..., EngineArguments]) -> None:
     assert args("megatron: {wandb_project: --lr}").argv == ("--wandb-project=--lr",)
 
 
@@ -169,7 +171,7 @@ def test_a_flag_from_two_places_with_two_values_names_both(
     assert "r.yaml:2" in problem.message
 
 
-def test_the_same_value_twice_is_fine(args: Callable[..., MegatronArgs]) -> None:
+def test_the_same_value_twice_is_fine(args: Callable[..., EngineArguments]) -> None:
     text = "batch: {micro: 1}\nprecision: {recipe: bf16}\nmegatron: {micro-batch-size: 1, bf16: true}"
     assert args(text).argv == ("--micro-batch-size", "1", "--bf16")
 

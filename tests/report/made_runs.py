@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8launch.cli.compare import measure_all
+from fp8launch.cli.compare import read_runs
 from fp8launch.report.compare import compare
 from fp8launch.report.comparison import Comparison
 
@@ -115,4 +115,4 @@ def write_study(
 
 def of(*names: object, gpu: str | None = "h200", **options: Any) -> Comparison:
     """The comparison of runs, studies and logs by their names."""
-    return compare(measure_all([str(n) for n in names], gpu), **options)
+    return compare(read_runs([str(n) for n in names], gpu), **options)

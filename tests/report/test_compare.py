@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 from made_runs import FP8, OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
+from support import log_text, sitting
 from tests.support import only, refused
 
 from fp8launch.cli import run as command
-from fp8launch.cli.compare import measure_all
+from fp8launch.cli.compare import read_runs
 from fp8launch.report.export import to_csv, to_markdown
-from fp8launch.report.measured import arguments_of, precision_of
+from fp8launch.report.run_facts import arguments_of, precision_of
 
 LOGS = Path(__file__).parents[1] / "logs" / "data"
 H200 = Path(__file__).parents[1] / "data" / "h200"
-FOUR_GPUS = [str(LOGS / f"llama8b_4gpu_{name}_mbs1.log") for name in ("bf16", "tw")]
+FOUR_GPUS = [str(LOGS / f"llama8b_4gpu_{name}_mbs1.log.xz") for name in ("bf16", "tw")]
 
 
 class TestRealLogs:
@@ -70,18 +71,17 @@ class TestRealLogs:
         assert found.entries[0].efficiency is None
 
     def test_layouts_are_variants_and_the_other_model_is_refused(self) -> None:
-        folder = Path(__file__).parents[2] / "benchmarks" / "h200" / "2026-11-20-layouts"
-        found = of(folder, baseline="dp4_pg")
+        found = of(sitting("2026-11-20-layouts"), baseline="dp4_pg")
         by_label = {e.row.label: e for e in found.entries}
         assert {"tensorwise, CP 2", "tensorwise, TP 2, SP", "tensorwise, FSDP", "tensorwise, PP 2, VP 2"} <= set(
             by_label
         )
         moe = by_label["tensorwise, experts 8, EP 4"]
         assert moe.speedup.value is None
-        assert any("num_experts" in reason for reason in moe.speedup.verdict.unlike)
+        assert any("num_experts" in reason for reason in moe.speedup.comparability.unlike)
         tp = by_label["tensorwise, TP 2, SP"].speedup
         assert tp.value == pytest.approx(466.45 / 495.8, rel=1e-4)
-        assert any("tensor_model_parallel_size 2 against 1" in noted for noted in tp.verdict.noted)
+        assert any("tensor_model_parallel_size 2 against 1" in noted for noted in tp.comparability.noted)
         assert not found.valid
 
 
@@ -120,8 +120,8 @@ class TestStudies:
         ]
         found = of(write_study(tmp_path, points), gpu=None)
         assert [e.row.label for e in found.entries] == ["bf16", FP8, f"{FP8}, TP 2"]
-        assert found.entries[1].speedup.verdict.noted == ()
-        assert found.entries[2].speedup.verdict.noted == ("tensor_model_parallel_size 2 against 1",)
+        assert found.entries[1].speedup.comparability.noted == ()
+        assert found.entries[2].speedup.comparability.noted == ("tensor_model_parallel_size 2 against 1",)
 
     def test_weak_scaling(self, tmp_path: Path) -> None:
         found = of(self.study(tmp_path), gpu=None)
@@ -192,7 +192,7 @@ class TestStudies:
         assert [run["status"] for run in rows[FP8, 2]["runs"]] == ["missing", "missing"]
         assert len(rows) == 4
         assert found.valid
-        assert any("3 runs of the study missing: run05, run06, run07; the same" in note for note in found.notes)
+        assert any("3 runs of the study missing: run05, run06, run07; repeat the same" in note for note in found.notes)
 
     def test_points_left_out_by_the_check_say_so(self, tmp_path: Path) -> None:
         folder = write_study(tmp_path, [({"precision.recipe": "bf16"}, 1, 1, Made())])
@@ -255,7 +255,7 @@ class TestBesideTheSpeed:
 
     def test_tflops_of_another_formula_are_not_set_beside_megatrons(self, tmp_path: Path) -> None:
         """The same run, one log with a throughput that counts attention without the causal mask."""
-        text = Path(FOUR_GPUS[0]).read_text()
+        text = log_text(Path(FOUR_GPUS[0]))
         other = tmp_path / "other.log"
         other.write_text(text.replace("(TFLOP/s/GPU): 56", "(TFLOP/s/GPU): 63"))
         found = of(FOUR_GPUS[1], other)
@@ -317,7 +317,7 @@ class TestCommand:
         assert "no *.log" in capsys.readouterr().err
 
     def test_the_same_run_twice_is_one_run(self) -> None:
-        assert len(measure_all([FOUR_GPUS[0], FOUR_GPUS[0]])) == 1
+        assert len(read_runs([FOUR_GPUS[0], FOUR_GPUS[0]])) == 1
 
 
 def test_command_line_under_the_names_of_the_dump() -> None:

@@ -10,14 +10,14 @@ from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import (
     PARITY,
     UNLIKE,
-    Difference,
+    FactDifference,
     differing,
     facts_of_axis,
     kind_of,
     parity_differences,
-    speed_verdict,
+    speed_comparability,
 )
-from fp8launch.report.table import differences_table
+from fp8launch.report.remarks import differences_table
 
 value = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=60),
@@ -31,7 +31,7 @@ facts = st.dictionaries(names | st.text(max_size=8), value, max_size=8)
 @given(facts, facts)
 def test_both_sides_see_the_same(a: dict[str, object], b: dict[str, object]) -> None:
     assert differing([a, b]) == differing([b, a])
-    one, other = speed_verdict(a, b), speed_verdict(b, a)
+    one, other = speed_comparability(a, b), speed_comparability(b, a)
     assert one.comparable == other.comparable
     assert len(one.noted) == len(other.noted)
     assert len(parity_differences(a, b)) == len(parity_differences(b, a))
@@ -40,19 +40,19 @@ def test_both_sides_see_the_same(a: dict[str, object], b: dict[str, object]) -> 
 @given(facts)
 def test_a_run_does_not_differ_from_itself(a: dict[str, object]) -> None:
     assert differing([a, a]) == []
-    assert speed_verdict(a, a).comparable
+    assert speed_comparability(a, a).comparable
 
 
 @given(facts, facts)
 def test_an_axis_of_the_study_never_makes_runs_unlike(a: dict[str, object], b: dict[str, object]) -> None:
-    assert speed_verdict(a, b, axes=set(UNLIKE)).comparable
+    assert speed_comparability(a, b, axes=set(UNLIKE)).comparable
 
 
 @given(st.lists(value, min_size=1, max_size=4))
 def test_any_value_can_be_shown(values: list[object]) -> None:
-    found = Difference("x", "noted", False, {str(i): v for i, v in enumerate(values)})
+    found = FactDifference("x", "noted", False, {str(i): v for i, v in enumerate(values)})
     table = differences_table(Comparison((), (found,), (), None, ()))
-    assert table.rows[0][:2] == ("x", "noted")
+    assert table.rows[0][:2] == ("x", "may change the speed")
     assert found.as_json()["name"] == "x"
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import pytest
-from made_runs import FP8, Made, of, write_run
+from made_runs import FP8, Made, of, write_log, write_run
+from rich.console import Console
 
-from fp8launch.report.export import to_markdown
+from fp8launch.report.comparison import Comparison
+from fp8launch.report.export import to_markdown, to_terminal
+from fp8launch.report.html import to_html
+from fp8launch.report.remarks import differences_table
+
+
+def terminal(comparison: Comparison) -> str:
+    out = io.StringIO()
+    Console(file=out, width=300).print(to_terminal(comparison))
+    return out.getvalue()
 
 
 class TestGuard:
@@ -27,8 +39,8 @@ class TestGuard:
         found = of(*logs(base=base, other=other))
         speedup = found.entries[1].speedup
         assert speedup.value is None
-        assert not speedup.verdict.comparable
-        assert any(reason in text for text in speedup.verdict.unlike), speedup.verdict.unlike
+        assert not speedup.comparability.comparable
+        assert any(reason in text for text in speedup.comparability.unlike), speedup.comparability.unlike
         assert not found.valid
         assert found.entries[1].tokens is not None, "the run's own numbers stay"
 
@@ -47,15 +59,67 @@ class TestGuard:
         speedup = found.entries[1].speedup
         assert found.valid
         assert speedup.value == 1
-        assert any(name in noted for noted in speedup.verdict.noted)
+        assert any(name in noted for noted in speedup.comparability.noted)
         assert name in {d.name for d in found.differences}
         assert "1.00×\\*" in to_markdown(found)
 
-    @pytest.mark.parametrize(("name", "value"), [("seed", 7), ("lr", 1e-5), ("save", "/elsewhere"), ("train_iters", 9)])
-    def test_what_changes_no_speed_is_no_difference(self, logs, name: str, value: object) -> None:
+    @pytest.mark.parametrize(("name", "value"), [("seed", 7), ("lr", 1e-5), ("train_iters", 9)])
+    def test_what_changes_the_loss_only_is_listed_as_that(self, logs, name: str, value: object) -> None:
+        """`What differs: nothing` was printed while the learning rate differed."""
         found = of(*logs(base=Made(arguments={name: 1}), other=Made(precision=FP8, arguments={name: value})))
-        assert found.entries[1].speedup.verdict.noted == ()
+        assert found.entries[1].speedup.comparability.noted == ()
+        assert [(d.name, d.kind) for d in found.differences] == [("precision", "noted"), (name, "neutral")]
+        assert ("changes the loss only", "1", str(value)) in [row[1:] for row in differences_table(found).rows]
+        assert f"changes the loss only: {name}" in terminal(found)
+        assert name in to_html(found)
+
+    def test_what_changes_neither_speed_nor_loss_is_no_difference(self, logs) -> None:
+        found = of(*logs(base=Made(arguments={"save": "/a"}), other=Made(precision=FP8, arguments={"save": "/b"})))
         assert [d.name for d in found.differences] == ["precision"]
+
+    def test_a_ratio_has_one_unit(self, tmp_path: Path) -> None:
+        """A log with tokens/s beside one without gave a speed-up of tokens over iterations, 79256×."""
+        full = write_log(tmp_path / "full.log", Made())
+        bare = tmp_path / "bare.log"
+        bare.write_text(Made(ms=lambda i: 500.0).text().partition("end of arguments ---------------------\n")[2])
+        found = of(full, bare)
+        speedup = found.entries[1].speedup
+        assert (speedup.value, speedup.unit) == (2.0, "iterations/s")
+        assert "speed-up of bare is of iterations/s" in terminal(found)
+        assert found.entries[0].speedup.unit == "tokens/s/GPU"
+
+    def test_scaling_without_a_sequence_length_counts_samples(self, tmp_path: Path) -> None:
+        """Twice the GPUs at half the step time of the same batch is an efficiency of 1, in iterations/s it was 2."""
+        logs = []
+        for world in (1, 2):
+            made = Made(ms=lambda i, world=world: 1000.0 / world, world=world, batch=64)
+            text = re.sub(r"  seq_length .*\n", "", made.text())
+            logs.append(tmp_path / f"{world}.log")
+            logs[-1].write_text(text)
+        efficiency = of(*logs).entries[1].efficiency
+        assert efficiency.mode == "strong"
+        assert efficiency.ratio.value == pytest.approx(1.0)
+        assert efficiency.ratio.unit == "samples/s/GPU"
+
+    def test_logs_of_one_name_in_two_folders_are_two_runs(self, tmp_path: Path) -> None:
+        """Two logs without arguments, both called run.log, were one row with `2 ok`, the mean of both."""
+        logs = []
+        for folder, ms in (("a", 1000.0), ("b", 500.0)):
+            logs.append(tmp_path / folder / "run.log")
+            logs[-1].parent.mkdir()
+            bare = Made(ms=lambda i, ms=ms: ms).text().partition("end of arguments ---------------------\n")[2]
+            logs[-1].write_text(bare)
+        found = of(*logs)
+        assert [(entry.row.label, entry.step_time.median) for entry in found.entries] == [
+            ("a/run", 1000.0),
+            ("b/run", 500.0),
+        ]
+        assert found.entries[1].speedup.value == 2.0
+
+    def test_a_row_of_differences_does_not_repeat_the_header(self, logs) -> None:
+        found = of(*logs(a=Made(), b=Made(precision=FP8, arguments={"lr": 1e-5})))
+        assert [row[0] for row in differences_table(found).rows] == ["lr"]
+        assert [d.name for d in found.differences] == ["precision", "lr"]
 
     def test_runs_alike_in_all_but_the_seed_are_repeats(self, logs) -> None:
         found = of(*logs(a=Made(), b=Made(arguments={"seed": 5}), c=Made(precision=FP8)))
@@ -65,7 +129,7 @@ class TestGuard:
         a = write_run(tmp_path / "a", Made())
         b = write_run(tmp_path / "b", Made(precision=FP8), gpu="b200")
         found = of(a, b, gpu=None)
-        assert found.entries[1].speedup.verdict.unlike == ("GPU model b200 against h100",)
+        assert found.entries[1].speedup.comparability.unlike == ("GPU model b200 against h100",)
 
     def test_image_environment_and_software_are_noted(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", Made(), image={"image": "x.sqsh", "digest": "sha256:1"}, environment={"N": "1"})
@@ -73,7 +137,7 @@ class TestGuard:
             tmp_path / "b", Made(precision=FP8), image={"image": "x.sqsh", "digest": "sha256:2"},
             environment={"N": "2"}, git={"commit": "c" * 40, "dirty": False},
         )  # fmt: skip
-        noted = of(a, b, gpu=None).entries[1].speedup.verdict.noted
+        noted = of(a, b, gpu=None).entries[1].speedup.comparability.noted
         assert [text.split(" ")[0] for text in noted] == ["env", "image"]
 
     def test_what_only_one_run_sets_makes_it_no_repeat_of_the_other(self, tmp_path: Path) -> None:
@@ -86,7 +150,7 @@ class TestGuard:
         labels = [entry.row.label for entry in found.entries]
         assert labels == ["bf16", "bf16, NCCL_ALGO=Tree", "bf16, fused_rope=True", "peer"]
         assert [len(entry.row.runs) for entry in found.entries] == [2, 1, 1, 1]
-        noted = [entry.speedup.verdict.noted for entry in found.entries[1:]]
+        noted = [entry.speedup.comparability.noted for entry in found.entries[1:]]
         assert noted[0] == ("env NCCL_ALGO Tree against unset",)
         assert noted[1] == ("config fused_rope on against unset",)
         assert noted[2] == ("script peer.py against fp8launch's entry",)
@@ -103,4 +167,4 @@ class TestGuard:
         a, b = found.entries
         assert (a.row.label, b.row.label) == ("a", "b"), "nobody knows that they are repeats"
         assert b.speedup.value == pytest.approx(2)
-        assert any("not known of both: seq_length" in noted for noted in b.speedup.verdict.noted)
+        assert any("not known of both: seq_length" in noted for noted in b.speedup.comparability.noted)

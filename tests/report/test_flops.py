@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import GPUS, gpu
-from fp8launch.megatron.flops import flops_per_batch, flops_per_token, miscounted, padded_vocab_size
-from fp8launch.problems import UserError
+from fp8launch.megatron.flops import flops_per_token, miscounted
+from fp8launch.megatron.model_arithmetic import padded_vocab_size
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -78,7 +79,6 @@ def test_a_count_that_is_not_what_the_gpus_do_is_told() -> None:
 def test_what_cannot_be_known_is_none(missing: str) -> None:
     args = {k: v for k, v in MODELS["llama3-8b"][0].items() if k != missing}
     assert flops_per_token(args) is None
-    assert flops_per_batch(args, 8) is None
 
 
 def test_models_that_are_not_counted_are_none() -> None:
@@ -112,7 +112,7 @@ def _site(version: str) -> Path | None:
 # Reads argument sets, one a line, and answers with the FLOPs of a batch of three.
 REAL = """
 import json, sys, types
-import backfills, lone_triton; backfills.install(); lone_triton.install()
+from fp8launch.injob.rank.compat import python311, triton_stub; python311.install(); triton_stub.install()
 from megatron.training.training import num_floating_point_operations
 print("ready", flush=True)
 for line in sys.stdin:
@@ -139,7 +139,7 @@ def megatron(request: pytest.FixtureRequest):
     site = _site(request.param)
     if site is None and importlib.util.find_spec("megatron") is None:
         pytest.skip("megatron-core is not installed")
-    folders = [*([str(site)] if site else []), str(REPOSITORY / "launchers" / "fp8launch" / "train")]
+    folders = [*([str(site)] if site else []), str(REPOSITORY / "launchers")]
     process = subprocess.Popen(
         [sys.executable, "-c", REAL],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
@@ -204,6 +204,11 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
+def flops_of_step(args: dict[str, object], batch: int) -> float:
+    """Per step of `batch` sequences, as Megatron's function counts."""
+    return flops_per_token(args) * int(str(args["seq_length"])) * batch
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_megatrons_own_function_agrees_on_published_models(megatron, name: str) -> None:
@@ -212,14 +217,14 @@ def test_megatrons_own_function_agrees_on_published_models(megatron, name: str) 
     args["padded_vocab_size"] = padded_vocab_size(args)
     if isinstance(args["moe_layer_freq"], str):
         args["moe_layer_freq"] = [0] * 3 + [1] * 58
-    assert flops_per_batch(args, 3) == pytest.approx(megatron(args), rel=1e-12)
+    assert flops_of_step(args, 3) == pytest.approx(megatron(args), rel=1e-12)
 
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(args=shapes())
 def test_megatrons_own_function_agrees_on_any_shape(megatron, args: dict[str, object]) -> None:
-    assert flops_per_batch(args, 3) == pytest.approx(megatron(args), rel=1e-12)
+    assert flops_of_step(args, 3) == pytest.approx(megatron(args), rel=1e-12)
 
 
 class TestGpus:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from made_runs import Made, write_log, write_study
 
-import fp8launch.train
-from fp8launch.cli.compare import measure_all
+import fp8launch.injob
+from fp8launch.cli.compare import read_runs
 from fp8launch.report.compare import compare
 from fp8launch.report.machines import Machines, compressed
-from fp8launch.report.measured import from_logs
+from fp8launch.report.run_data import run_from_logs
 from fp8launch.report.throughput import parse_paths
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC: x\n"
@@ -23,7 +23,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Rel
 @pytest.fixture(scope="module")
 def machine():
     """The in-job part stands outside the package, as it does in a run folder."""
-    file = Path(fp8launch.train.__file__).with_name("machine.py")
+    file = Path(fp8launch.injob.__file__).with_name("rank") / "node_info.py"
     spec = importlib.util.spec_from_file_location("machine", file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -108,13 +108,13 @@ def test_the_report_names_them_and_mfu_follows(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_not_the_one_stated_is_told(tmp_path: Path) -> None:
     report = parse_paths([log(tmp_path / "a.log", Made(), "n1")], gpu="h100")
-    assert "the GPU is said to be h100, and the nodes have NVIDIA H200" in report.notes
+    assert "the GPU is set to h100, but the nodes have NVIDIA H200" in report.notes
 
 
 def test_other_nodes_and_drivers_are_listed_and_marked(tmp_path: Path) -> None:
     runs = [
-        from_logs("bf16", [log(tmp_path / "bf16.log", Made(), "n1")]),
-        from_logs("fp8", [log(tmp_path / "fp8.log", Made(precision="tensorwise"), "n2", driver="580.1")]),
+        run_from_logs("bf16", [log(tmp_path / "bf16.log", Made(), "n1")]),
+        run_from_logs("fp8", [log(tmp_path / "fp8.log", Made(precision="tensorwise"), "n2", driver="580.1")]),
     ]
     found = compare(runs)
     assert found.valid
@@ -122,14 +122,14 @@ def test_other_nodes_and_drivers_are_listed_and_marked(tmp_path: Path) -> None:
         "node set": ("n1", "n2"),
         "driver": ("570.124.06", "580.1"),
     }
-    noted = found.entries[1].speedup.verdict.noted
+    noted = found.entries[1].speedup.comparability.noted
     assert "node set n2 against n1" in noted and "driver 580.1 against 570.124.06" in noted
 
 
 def test_another_gpu_model_is_refused(tmp_path: Path) -> None:
     runs = [
-        from_logs("a", [log(tmp_path / "a.log", Made(), "n1", gpu="NVIDIA H100 PCIe")]),
-        from_logs("b", [log(tmp_path / "b.log", Made(precision="tensorwise"), "n1", gpu="NVIDIA H100 NVL")]),
+        run_from_logs("a", [log(tmp_path / "a.log", Made(), "n1", gpu="NVIDIA H100 PCIe")]),
+        run_from_logs("b", [log(tmp_path / "b.log", Made(precision="tensorwise"), "n1", gpu="NVIDIA H100 NVL")]),
     ]
     found = compare(runs)
     assert not found.valid
@@ -142,15 +142,22 @@ def test_repeats_that_covered_the_same_nodes_carry_no_mark(tmp_path: Path) -> No
     folder = write_study(tmp_path, points)
     for i, node in enumerate(("n1", "n2", "n2", "n1")):
         log(folder / f"run{i:02d}/logs/1-0.log", points[i][3], node, gpu="NVIDIA H100 80GB HBM3")
-    found = compare(measure_all([str(folder)]))
-    assert found.entries[1].speedup.verdict.noted == ()
+    found = compare(read_runs([str(folder)]))
+    assert found.entries[1].speedup.comparability.noted == ()
     assert any("its runs differ in node set" in note for note in found.entries[0].notes)
 
 
 def test_more_nodes_are_no_other_nodes_to_scaling(tmp_path: Path) -> None:
     runs = [
-        from_logs("one", [log(tmp_path / "one.log", Made(), "n1")]),
-        from_logs("two", [log(tmp_path / "two.log", Made(world=16, batch=128), "n1", "n2")]),
+        run_from_logs("one", [log(tmp_path / "one.log", Made(), "n1")]),
+        run_from_logs("two", [log(tmp_path / "two.log", Made(world=16, batch=128), "n1", "n2")]),
     ]
     found = compare(runs)
-    assert found.entries[1].efficiency.ratio.verdict.noted == ()
+    assert found.entries[1].efficiency.ratio.comparability.noted == ()
+
+
+def test_how_many_processes_the_kernel_has_killed_for_memory(machine, tmp_path: Path) -> None:
+    counters = tmp_path / "vmstat"
+    counters.write_text("pgfault 12\noom_kill 7\noom_killer_x 9\n")
+    assert machine.memory_kills(counters) == 7
+    assert machine.memory_kills(tmp_path / "none") is None

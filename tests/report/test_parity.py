@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Made, write_log
 
-from fp8launch.report.measured import Measured, from_logs
 from fp8launch.report.parity import Parity, losses, parity, smooth
+from fp8launch.report.run_data import RunData, run_from_logs
 
 LOGS = Path(__file__).parents[1] / "logs" / "data"
 
@@ -26,8 +26,8 @@ def pair(tmp_path: Path):
     def make(
         loss: Callable[[int], float | None], tolerance: float = 0.02, iterations: int = 400, **arguments
     ) -> Parity:
-        def run(name: str, made: Made) -> Measured:
-            return from_logs(name, [write_log(tmp_path / f"{name}.log", made)])
+        def run(name: str, made: Made) -> RunData:
+            return run_from_logs(name, [write_log(tmp_path / f"{name}.log", made)])
 
         base = run("bf16", Made(loss=curve, iterations=iterations))
         fp8 = Made(loss=loss, iterations=iterations, precision="tensorwise", arguments=arguments)
@@ -64,14 +64,17 @@ def test_a_bump_that_heals_is_no_divergence(pair) -> None:
     assert found.diverged_at is None
 
 
-def test_a_better_loss_beyond_the_tolerance_is_apart_too(pair) -> None:
-    assert pair(lambda i: 0.95 * curve(i)).verdict == "apart"
+def test_a_lower_loss_is_called_lower(pair) -> None:
+    found = pair(lambda i: 0.95 * curve(i))
+    assert found.verdict == "lower"
+    assert "lower loss, -5.00 %" in found.sentence()
+    assert "higher loss, +5.00 %" in pair(lambda i: 1.05 * curve(i)).sentence()
 
 
 def test_a_loss_that_is_gone(pair) -> None:
     found = pair(lambda i: curve(i) if i < 300 else None)
     assert (found.verdict, found.diverged_at) == ("diverged", 300)
-    assert "gone from iteration 300" in found.says()
+    assert "NaN from iteration 300" in found.sentence()
 
 
 def test_a_loss_that_was_never_there(pair) -> None:
@@ -81,11 +84,11 @@ def test_a_loss_that_was_never_there(pair) -> None:
 def test_short_runs_say_nothing(pair) -> None:
     found = pair(curve, iterations=60)
     assert found.verdict == "too short"
-    assert "say nothing of parity" in found.says()
+    assert "are too few" in found.sentence()
 
 
 def test_real_logs_are_too_short() -> None:
-    runs = [from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log"]) for n in ("tw", "bf16")]
+    runs = [run_from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log.xz"]) for n in ("tw", "bf16")]
     found = parity(*([run] for run in runs), 0.02, ("tw", "bf16"))
     assert found.verdict == "too short"
     # Iterations 3 to 7: the first two lines of a process mix iterations.
@@ -106,11 +109,11 @@ def test_real_logs_are_too_short() -> None:
 )
 def test_other_data_or_schedule_is_not_comparable(pair, name: str, value: object, tmp_path: Path) -> None:
     extra = {"data_path": "mine", "split": "99,1,0"}
-    base = from_logs("b", [write_log(tmp_path / "b.log", Made(loss=curve, iterations=300, arguments=extra))])
+    base = run_from_logs("b", [write_log(tmp_path / "b.log", Made(loss=curve, iterations=300, arguments=extra))])
     made = Made(loss=curve, iterations=300, precision="delayed", arguments={**extra, name: value})
     if name == "global_batch_size":
         made = Made(loss=curve, iterations=300, precision="delayed", batch=32, arguments=extra)
-    found = parity([from_logs("a", [write_log(tmp_path / "a.log", made)])], [base], 0.02, ("a", "b"))
+    found = parity([run_from_logs("a", [write_log(tmp_path / "a.log", made)])], [base], 0.02, ("a", "b"))
     assert found.verdict == "not comparable"
     assert any(name in r or "global batch" in r for r in found.reasons)
 
@@ -125,7 +128,7 @@ def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
     text = " iteration {}/9 | elapsed time per iteration (ms): 10.0 | global batch size: 8 | lm loss: 2.0 |"
     log = tmp_path / "a.log"
     log.write_text("\n".join(text.format(i) for i in range(1, 10)))
-    found = parity([from_logs("a", [log])], [from_logs("b", [log])], 0.02, ("a", "b"))
+    found = parity([run_from_logs("a", [log])], [run_from_logs("b", [log])], 0.02, ("a", "b"))
     assert found.verdict == "not comparable"
     assert any("seed is not known" in reason for reason in found.reasons)
 
@@ -134,13 +137,13 @@ def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
 def repeated(tmp_path: Path):
     """Runs of a variant and its baseline, given as factors on the curve, or as (factor, seed)."""
 
-    def side(name: str, precision: str, factors: Sequence[float | tuple[float, int]]) -> list[Measured]:
+    def side(name: str, precision: str, factors: Sequence[float | tuple[float, int]]) -> list[RunData]:
         runs = []
         for i, one in enumerate(factors):
             factor, seed = one if isinstance(one, tuple) else (one, 1234)
             loss = lambda n, f=factor, s=seed: f * curve(n + s % 10)  # noqa: E731
             made = Made(loss=loss, iterations=400, precision=precision, arguments={"seed": seed})
-            runs.append(from_logs(f"{name}{i}", [write_log(tmp_path / f"{name}{i}.log", made)]))
+            runs.append(run_from_logs(f"{name}{i}", [write_log(tmp_path / f"{name}{i}.log", made)]))
         return runs
 
     def make(variant, base, tolerance: float = 0.02) -> Parity:
@@ -158,8 +161,9 @@ class TestRepeats:
         b = statistics.variance([1.0, 0.99, 0.995]) / 0.995**2
         assert found.noise == pytest.approx(2.776445 * ((a + b) / 2 * 2 / 3) ** 0.5, rel=1e-3)
         assert found.runs == (3, 3)
-        assert found.verdict == "within tolerance"
-        assert "between repeats" in found.says() and "3 against 3 runs" in found.says()
+        # 1.51 % ± 1.84 %: the interval reaches beyond 2 %.
+        assert found.verdict == "undecided"
+        assert "between repeats" in found.sentence() and "3 against 3 runs" in found.sentence()
 
     def test_beyond_the_tolerance_and_beyond_the_noise(self, repeated) -> None:
         assert repeated([1.04, 1.041, 1.042], [1.0, 1.001]).verdict == "apart"
@@ -167,8 +171,17 @@ class TestRepeats:
     def test_beyond_the_tolerance_but_so_are_repeats(self, repeated) -> None:
         found = repeated([1.0, 1.1, 1.0], [1.0, 1.06, 0.95])
         assert abs(found.last_quarter) > 0.02
-        assert found.verdict == "within noise"
-        assert "more repeats would tell" in found.says()
+        assert found.verdict == "undecided"
+        assert "more repeats are needed" in found.sentence()
+
+    def test_a_wide_interval_decides_nothing(self, repeated) -> None:
+        """`within tolerance, -0.99 % ± 16.52 %` was printed."""
+        found = repeated([0.94, 1.04], [1.06, 0.96])
+        assert abs(found.last_quarter) < 0.02 < found.noise
+        assert found.verdict == "undecided"
+
+    def test_a_narrow_interval_inside_the_tolerance(self, repeated) -> None:
+        assert repeated([1.005, 1.0055, 1.0045], [1.0, 1.0005, 0.9995]).verdict == "within tolerance"
 
     def test_one_bad_repeat_is_not_hidden_behind_the_first(self, repeated) -> None:
         assert repeated([1.0, 1.3, 1.3], [1.0, 1.0, 1.0], tolerance=0.1).verdict != "within tolerance"
@@ -176,7 +189,7 @@ class TestRepeats:
     def test_a_repeat_that_lost_its_loss(self, repeated, tmp_path: Path) -> None:
         found = repeated([1.0, float("nan")], [1.0])
         assert found.verdict == "diverged"
-        assert "fp81: the loss is gone from iteration" in found.says()
+        assert "fp81: the loss is NaN from iteration" in found.sentence()
 
     def test_repeats_of_other_seeds_are_held_against_their_own(self, repeated) -> None:
         """Each seed has its own curve, and the variant is 1 % above it."""
@@ -187,14 +200,14 @@ class TestRepeats:
     def test_a_seed_without_a_partner_is_left_out(self, repeated) -> None:
         found = repeated([(1.01, 1), (1.5, 3)], [(1.0, 1), (1.0, 2)])
         assert found.last_quarter == pytest.approx(0.01, rel=1e-3)
-        assert "1 of 2 runs had other data" in found.says()
+        assert "1 of 2 runs had other data" in found.sentence()
 
     def test_without_repeats_there_is_no_noise(self, repeated) -> None:
         assert repeated([1.01], [1.0]).noise is None
 
 
 def test_losses_leave_out_lines_that_mix_iterations() -> None:
-    found = losses(from_logs("x", [LOGS / "tiny_cpu_0.19_resumed.log"]))
+    found = losses(run_from_logs("x", [LOGS / "tiny_cpu_0.19_resumed.log.xz"]))
     assert set(found) == {3, 4, 5, 8, 9, 10, 11, 12}
 
 

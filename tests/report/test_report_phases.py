@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from made_runs import OUT_OF_MEMORY, Made, write_run
+from support import log_text, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.report.compare import compare
 from fp8launch.report.export import to_markdown
 from fp8launch.report.html import to_html
-from fp8launch.report.measured import from_run
-from fp8launch.report.phases import Span, spans_of, summarise_run
+from fp8launch.report.phases import PhaseSpan, spans_of
 from fp8launch.report.plots import available
-from fp8launch.report.throughput import read_logs
-from fp8launch.runs.folder import RunFolder
+from fp8launch.report.run_data import run_from_folder
+from fp8launch.report.throughput import read_logs, summarise_run
+from fp8launch.rundir.run_dir import RunFolder
 
-VERIFY = Path(__file__).resolve().parents[2] / "benchmarks" / "h200" / "2026-11-20-verify"
 PHASES = [("warmup", 0, 10), ("body", 10, 40), ("cooldown", 40, 50)]
 LEFT = "[exiting program at iteration {end}] datetime: 2026-11-20 10:00:00 "
 
@@ -71,7 +71,7 @@ WHOLE = (
 
 def report_of(run: RunFolder) -> Any:
     logs = read_logs([attempt.log for attempt in run.attempts()])
-    return summarise_run(logs, spans_of(run.manifest()))[0]
+    return summarise_run(logs, spans_of(run.manifest()))
 
 
 def test_each_phase_has_its_own_median(run: Callable[..., RunFolder]) -> None:
@@ -122,21 +122,21 @@ def test_logs_alone_are_told_apart_by_precision(tmp_path: Path) -> None:
     for i, text in enumerate(WHOLE):
         files.append(tmp_path / f"{i}.log")
         files[-1].write_text(text)
-    report, counted = summarise_run(read_logs(files))
+    report = summarise_run(read_logs(files))
     assert [(p.name, p.span) for p in report.phases] == [
         ("bf16 1", "1-10"),
         ("tensorwise", "11-40"),
         ("bf16 2", "41-50"),
     ]
     assert report.step_time_ms.median == 500.0
-    assert [log.path for log in counted] == [files[1]]
-    one, _ = summarise_run(read_logs(files[:1]))
+    assert {line.log.path for line in report.steady_state.kept} == {files[1]}
+    one = summarise_run(read_logs(files[:1]))
     assert one.phases == ()
 
 
 def real(name: str, begin: int) -> str:
     """A real log of an H200; `asked_but_bf16` lost its FP8 without a word."""
-    return shifted((VERIFY / f"{name}.log").read_text(encoding="utf-8"), begin, 1000)
+    return shifted(log_text(sitting("2026-11-20-verify") / f"{name}.log"), begin, 1000)
 
 
 @pytest.fixture
@@ -192,14 +192,14 @@ def test_parse_shows_them(run: Callable[..., RunFolder], capsys: pytest.CaptureF
 
 class TestCompared:
     def test_speed_is_of_the_longest_phase_and_losses_are_all(self, run: Callable[..., RunFolder]) -> None:
-        measured = from_run(run(*WHOLE))
+        measured = run_from_folder(run(*WHOLE))
         assert {line.number for line in measured.kept} <= set(range(11, 41))
-        assert [line.number for line in measured.selection.lines] == list(range(1, 51))
-        assert measured.facts["precision"] == "tensorwise"
+        assert [line.number for line in measured.steady_state.lines] == list(range(1, 51))
+        assert measured.facts["precision"] == "bf16 then tensorwise then bf16"
 
     def test_every_format_has_the_phases(self, run: Callable[..., RunFolder], tmp_path: Path) -> None:
         plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
-        comparison = compare([from_run(run(*WHOLE)), from_run(RunFolder(plain))])
+        comparison = compare([run_from_folder(run(*WHOLE)), run_from_folder(RunFolder(plain))])
         assert list(comparison.as_json()["phases"]) == ["phased"]  # type: ignore[call-overload]
         markdown, html = to_markdown(comparison), to_html(comparison)
         assert "| phased | body | 11-40 | ok | tensorwise, requested only | 500.0 |" in markdown
@@ -212,11 +212,11 @@ class TestCompared:
 
     def test_runs_without_phases_have_none(self, tmp_path: Path) -> None:
         plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
-        comparison = compare([from_run(RunFolder(plain))])
+        comparison = compare([run_from_folder(RunFolder(plain))])
         assert comparison.as_json()["phases"] == {}
         assert "Phases" not in to_markdown(comparison) + to_html(comparison)
 
 
 def test_spans_come_from_the_manifest() -> None:
     assert spans_of({}) == spans_of({"phases": []}) == ()
-    assert spans_of({"phases": [{"name": "a", "begin": 0, "end": 5, "argv": []}]}) == (Span("a", 0, 5),)
+    assert spans_of({"phases": [{"name": "a", "begin": 0, "end": 5, "argv": []}]}) == (PhaseSpan("a", 0, 5),)

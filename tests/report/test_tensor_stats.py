@@ -12,7 +12,7 @@ import pytest
 from fp8launch.report.tensor_stats import tensor_lines
 from fp8launch.report.throughput import parse_paths
 
-SOURCE = Path(__file__).resolve().parents[2] / "launchers" / "fp8launch" / "train" / "tensor_stats.py"
+SOURCE = Path(__file__).resolve().parents[2] / "launchers" / "fp8launch" / "injob" / "rank" / "tensor_stats.py"
 LINE = " iteration {n:8d}/      40 | consumed samples: 8 | elapsed time per iteration (ms): {ms} | lm loss: 5.0E+00 |"
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support import only, refused
 
 from fp8launch.cli import run
-from fp8launch.cli.compare import measure_all
+from fp8launch.cli.compare import read_runs
 from fp8launch.report.tensorboard import event_files, read_events
 from fp8launch.report.throughput import parse_paths, summarise
 
@@ -109,7 +109,7 @@ def test_parse_takes_a_folder_of_events(write_events, capsys: pytest.CaptureFixt
 
 
 def test_compare_takes_a_folder_of_events(write_events) -> None:
-    one = measure_all([str(write_events(SCALARS, TEXTS))])
+    one = read_runs([str(write_events(SCALARS, TEXTS))])
     assert [(run.name, run.facts["precision"], run.good) for run in one] == [("events0", "tensorwise", True)]
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from made_runs import Made, write_log, write_study
+from made_runs import Made, write_log, write_run, write_study
+from tests.support import only, refused
 
 from fp8launch.cli import run as command
-from fp8launch.cli.compare import measure_all
-from fp8launch.problems import UserError
+from fp8launch.cli.compare import read_runs
+from fp8launch.diagnostics import UserError
 from fp8launch.report.trackers import Tracked, export, tracked
+from fp8launch.secrets import HIDDEN
 
+ROOT = Path(__file__).resolve().parents[2]
 FP8 = "tensorwise"
 
 
@@ -30,10 +35,18 @@ def study(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(study: Path) -> list[Tracked]:
-    return [tracked(run) for run in measure_all([str(study)])]
+    return [tracked(run) for run in read_runs([str(study)])]
 
 
-def need(library: str) -> None:
+TRACKERS = ROOT / ".cache/trackers/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+# pytest-xdist imports the module of a warning in its main process, which does not see that environment.
+OWN_WARNINGS = pytest.mark.filterwarnings("ignore")
+
+
+def need(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B and MLflow may be in an environment of their own, as tools/setup.sh installs them."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(TRACKERS)])
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed (pip install 'fp8launch[{library}]')")
 
@@ -60,14 +73,14 @@ class TestWhatIsHandedOver:
 
     def test_a_lost_loss_is_left_out_and_not_zero(self, tmp_path: Path) -> None:
         log = write_log(tmp_path / "x.log", Made(loss=lambda i: None if i > 4 else 2.0))
-        (run,) = measure_all([str(log)])
+        (run,) = read_runs([str(log)])
         assert "loss" not in tracked(run).history[6][1]
 
 
 class TestTensorBoard:
     @pytest.fixture(autouse=True)
-    def _library(self) -> None:
-        need("tensorboard")
+    def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        need("tensorboard", monkeypatch)
 
     def read(self, place: Path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -97,18 +110,45 @@ class TestTensorBoard:
         assert [row["run"] for row in json.loads(out)] == ["run00", "run01"]
         assert f"tensorboard --logdir {tmp_path}/tb/grid-study-abc123" in err
 
+    @pytest.mark.parametrize("name", ["../../../elsewhere", "..", "/etc/x", ".", "a/../../b"])
+    def test_a_study_s_name_leads_nowhere(self, tmp_path: Path, name: str) -> None:
+        """A manifest's study name with `/` or `..` made the export write, and delete, elsewhere."""
+        victim = tmp_path / "elsewhere" / "run00" / "events.fp8launch"
+        victim.parent.mkdir(parents=True)
+        victim.write_text("mine")
+        run = write_run(tmp_path / "a" / "b" / "run00", Made(), study={"name": name, "point": {}, "repeat": 1})
+        out = tmp_path / "x" / "y" / "tb"
+        assert command(["export", str(run), "--to", "tensorboard", "--dir", str(out)]) == 0
+        assert victim.read_text() == "mine"
+        written = [file for file in tmp_path.rglob("*.fp8launch") if file != victim]
+        assert written and all(file.is_relative_to(out) for file in written)
 
+    def test_a_link_in_the_folder_is_refused(self, records: list[Tracked], tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "victim").mkdir()
+        (tmp_path / "out" / "p").symlink_to(tmp_path / "victim")
+        assert only(refused(export, records, "tensorboard", "p", tmp_path / "out", False)).code == "output-is-a-link"
+        assert not list((tmp_path / "victim").iterdir())
+
+
+@OWN_WARNINGS
 class TestWandb:
     @pytest.fixture(autouse=True)
     def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        need("wandb")
+        need("wandb", monkeypatch)
         for name in [n for n in os.environ if n.startswith("WANDB_")]:
             monkeypatch.delenv(name)
 
     def test_offline_files_hold_the_run(self, records: list[Tracked], tmp_path: Path) -> None:
         places = export(records, "wandb", "p", tmp_path, offline=True)
         (file,) = Path(places[1]).glob("run-*.wandb")
+        # W&B's own process writes the file, at times after `finish` has returned.
+        end = time.monotonic() + 30
         found = list(self.records_in(file))
+        while not any(r.HasField("exit") for r in found):
+            assert time.monotonic() < end, found
+            time.sleep(0.02)
+            found = list(self.records_in(file))
         items = [r.history.item for r in found if r.HasField("history")]
         rows = [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in row} for row in items]
         assert [row["_step"] for row in rows] == list(range(1, 11))
@@ -146,10 +186,11 @@ class TestWandb:
         assert "WANDB_API_KEY" in str(caught.value.problems[0].fix)
 
 
+@OWN_WARNINGS
 class TestMlflow:
     @pytest.fixture(autouse=True)
     def _library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        need("mlflow")
+        need("mlflow", monkeypatch)
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def test_a_database_holds_the_runs_once(self, records: list[Tracked], tmp_path: Path) -> None:
@@ -195,6 +236,56 @@ def test_a_missing_library_names_its_extra(to: str, study: Path, tmp_path: Path)
     assert done.returncode == 3
     assert f"pip install 'fp8launch[{to}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+HOSTILE = "a/../b?c#d%2e e\ud800\x00\u202e\n'`;"
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> list[Tracked]:
+    """A run whose manifest somebody else has written: names that lead elsewhere, numbers beyond measure, secrets."""
+    environment = {HOSTILE: HOSTILE, "X!": "1", "X?": "2", "MY_TOKEN": "hush-hush", "INDEX": "https://me:p/w@h/x"}
+    write_run(
+        tmp_path / "runs" / "run00",
+        Made(),
+        study={"name": HOSTILE, "point": {HOSTILE: 10**400}, "repeat": 10**400},
+        environment=environment,
+        command=["submit", HOSTILE, "--set", f"env.A={TOKEN}"],
+        megatron={"argv": ["--seed", "9" * 400, "--wandb-project", HOSTILE]},
+    )
+    return [tracked(run) for run in read_runs([str(tmp_path / "runs" / "run00")])]
+
+
+def test_what_is_published_holds_no_secret(hostile: list[Tracked], tmp_path: Path) -> None:
+    """Trackers and reports are read by others: a manifest or a log may hold a secret that no rule of ours has seen."""
+    [run] = hostile
+    assert run.config["env MY_TOKEN"] == HIDDEN
+    assert "p/w" not in str(run.config) and TOKEN not in str(run.config)
+    for option in ("--html", "--md", "--csv"):
+        out = tmp_path / "out"
+        folder = str(tmp_path / "runs" / "run00")
+        assert command(["compare", folder, folder, option, str(out), "--force"]) in (0, 1)
+        text = out.read_text(errors="replace")
+        assert "hush-hush" not in text and TOKEN not in text and "p/w" not in text
+
+
+@OWN_WARNINGS
+@pytest.mark.parametrize("to", ["tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("project", ["p", "a?b#c%2e", "x" * 300, ""], ids=["plain", "marks", "long", "empty"])
+def test_a_hostile_run_is_exported_or_refused_in_words(
+    hostile: list[Tracked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, project: str
+) -> None:
+    need(to, monkeypatch)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "x" / "y" / "out"
+    before = set(tmp_path.rglob("*"))
+    with contextlib.suppress(UserError, OSError):  # the command says either in words
+        places = export(hostile, to, project, folder, offline=True)
+        assert places
+    written = set(tmp_path.rglob("*")) - before
+    above = {folder.parent, folder.parent.parent}
+    assert all(path.is_relative_to(folder) or path in above for path in written)
 
 
 def test_nothing_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

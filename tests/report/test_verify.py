@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import log_text, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.logs.evidence import Evidence, parse_evidence
+from fp8launch.logs.open_log import log_name
 from fp8launch.report.throughput import parse_paths, read_logs
 from fp8launch.report.verify import judge, verify_logs
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
-TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log"
-BF16 = DATA / "llama8b_4layers_bf16_1gpu.log"
+TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log.xz"
+BF16 = DATA / "llama8b_4layers_bf16_1gpu.log.xz"
 
 ASKED = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp4": None, "fp8_param_gather": False}
 NOT_ASKED = {"fp8": None, "fp8_recipe": "delayed", "fp4": None}
@@ -58,7 +60,7 @@ def kernels(fp8: int, bf16: int, iteration: int = 6) -> Evidence:
         (ASKED, [probe(8), probe(0, 8)], [], "not FP8", False),
         (NOT_ASKED, [probe(0, 0, 16)], [kernels(0, 99)], "not FP8", True),
         (NOT_ASKED, [], [], "not FP8", True),
-        ({}, [], [], "not FP8", True),
+        ({}, [], [], "no evidence", False),
     ],
 )
 def test_verdict(arguments: Any, probes: list[Evidence], profiles: list[Evidence], verdict: str, ok: bool) -> None:
@@ -79,7 +81,7 @@ def test_what_was_asked_is_read_from_the_probe_where_the_log_has_no_arguments() 
 @pytest.mark.parametrize(
     ("arguments", "evidence", "warning"),
     [
-        (ASKED, probe(16, recipe="DelayedScaling"), "tensorwise is asked for, and the modules ran DelayedScaling"),
+        (ASKED, probe(16, recipe="DelayedScaling"), "tensorwise is requested, but the modules ran DelayedScaling"),
         (ASKED, probe(12, 4), "decoder.layers.*.fc2, TELinear: not in FP8, for no known reason"),
         ({**ASKED, "fp8_param_gather": True}, probe(16), "no weight is an FP8 tensor"),
     ],
@@ -119,8 +121,7 @@ def test_a_launcher_prefix_and_a_tail_of_another_rank_do_no_harm(prefix: str) ->
 
 # --- Whole logs
 
-RUNS = Path(__file__).resolve().parents[2] / "benchmarks" / "h200"
-VERIFY = RUNS / "2026-11-20-verify"
+VERIFY = "2026-11-20-verify"
 
 
 @pytest.mark.parametrize(
@@ -135,24 +136,24 @@ VERIFY = RUNS / "2026-11-20-verify"
         ("tensorwise_param_gather_x4", "verified", True, "16 of 17 weights are FP8 tensors"),
         ("tensorwise_pp2_tp2_x4", "verified", True, "32 of 32 linears"),
         ("asked_but_bf16", "not FP8", False, "0 of 16 linears"),
-        ("tensorwise_no_probe", "requested only", False, "is asked for"),
+        ("tensorwise_no_probe", "requested only", False, "is requested"),
     ],
 )
 def test_what_ran_on_h200(name: str, verdict: str, ok: bool, says: str) -> None:
     """`asked_but_bf16` is a real run whose FP8 a per-module precision file took away without a word."""
-    found = verify_logs(read_logs([VERIFY / f"{name}.log"]))
+    found = verify_logs(read_logs([sitting(VERIFY) / f"{name}.log"]))
     assert (found.verdict, found.ok, found.warnings) == (verdict, ok, ())
     assert found.strongest is not None
     assert says in found.strongest.text
 
 
 def test_only_the_run_that_lost_its_fp8_has_failed() -> None:
-    failed = {log.stem: parse_paths([log]).failure for log in VERIFY.glob("*.log")}
+    failed = {log_name(log): parse_paths([log]).failure for log in sitting(VERIFY).glob("*.log")}
     assert [name for name, failure in failed.items() if failure] == ["asked_but_bf16"]
 
 
 def test_an_8b_step_on_h200_shows_its_kernels_and_its_profiled_iterations_do_not_count() -> None:
-    (log,) = read_logs([RUNS / "2026-11-20-profile" / "base.log"])
+    (log,) = read_logs([sitting("2026-11-20-profile") / "base.log"])
     found = verify_logs([log])
     assert [(f.kind, f.shows) for f in found.findings] == [("kernels", True), ("modules", True), ("arguments", None)]
     profiled = next(e.data["iteration"] for e in log.evidence if e.kind == "kernels")
@@ -166,9 +167,9 @@ def test_an_8b_step_on_h200_shows_its_kernels_and_its_profiled_iterations_do_not
 
 def log_with(folder: Path, source: Path, *lines: str) -> Path:
     """A real log with our lines where a job prints them: before the first iteration line."""
-    text = source.read_text(errors="replace")
+    text = log_text(source)
     at = text.rfind("\n", 0, text.index("elapsed time per iteration")) + 1
-    path = folder / source.name
+    path = folder / f"{log_name(source)}.log"
     path.write_text(text[:at] + "".join(f"{line}\n" for line in lines) + text[at:])
     return path
 
@@ -183,7 +184,7 @@ def test_a_run_that_asked_for_fp8_and_shows_none_has_failed(tmp_path: Path) -> N
     failure = report.as_json()["failure"]
     assert isinstance(failure, dict)
     assert failure["code"] == "fp8-not-running"
-    said = (tmp_path / TENSORWISE.name).read_text().splitlines()[failure["line"] - 1]
+    said = (tmp_path / f"{log_name(TENSORWISE)}.log").read_text().splitlines()[failure["line"] - 1]
     assert said.startswith("fp8launch-probe: ")
 
 
@@ -228,6 +229,33 @@ def test_the_command(
     assert capsys.readouterr().out.startswith(word)
     assert command(["verify", log, "--json"]) == code
     assert json.loads(capsys.readouterr().out)["verdict"] == word
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", " iteration 1/9 | elapsed time per iteration (ms): 10.0 |\n"])
+def test_a_log_without_evidence_is_no_proof_of_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """It was `not FP8`, exit code 0."""
+    log = tmp_path / "a.log"
+    log.write_text(text)
+    assert command(["verify", str(log)]) == 1
+    assert capsys.readouterr().out.startswith("no evidence")
+    assert command(["verify", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "no evidence"
+
+
+def test_the_reason_for_higher_precision_is_stated() -> None:
+    """`2 in higher precision for a stated reason` stated none."""
+    edge = {"role": "linear", "ran_fp8": False, "why": "one of the first or last layers", "n": 2}
+    own = {"role": "linear", "ran_fp8": False, "why": "a precision of its own", "n": 1}
+    router = {"role": "router", "ran_fp8": False, "why": "routing", "n": 5}
+    one = probe(13, 0, 2)
+    one.data["groups"].extend([edge, router])  # type: ignore[attr-defined]
+    assert "2 in higher precision (one of the first or last layers)" in judge(ASKED, [one]).findings[0].text
+    several = probe(13, 0, 3)
+    several.data["groups"].extend([edge, own])  # type: ignore[attr-defined]
+    text = judge(ASKED, [several]).findings[0].text
+    assert "3 in higher precision (2: one of the first or last layers; 1: a precision of its own)" in text
 
 
 def test_a_name_that_is_neither_run_nor_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import re
+import shutil
+import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8launch.runs.folder import RunFolder, create_run_folder
-from fp8launch.runs.study import create_study
+from fp8launch.cli import output
+from fp8launch.cli.output import TerminalText
+from fp8launch.resources import in_job_folder
+from fp8launch.rundir.atomic_io import start_of
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder
+from fp8launch.rundir.study import create_study
+from fp8launch.schedulers.slurm.job_rows import JobRow, is_job_of
 
 Say = Callable[..., tuple[int, str, str]]
 BASE = {
@@ -78,6 +86,148 @@ def test_a_study_of_another_user_is_not_ended(say: Say, home: Path, make: Callab
     assert (code, "[not-yours]" in err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: (run / "code/fp8launch/injob/rank/worker.py").chmod(0o666),
+        lambda run: (run / "code").chmod(0o777),
+        lambda run: (run / "job.sh").chmod(0o666),
+        lambda run: (run / "code/fp8launch/injob/rank/__pycache__").chmod(0o777),
+        lambda run: (run / "code/fp8launch/injob/rank/__pycache__/worker.cpython-311.pyc").symlink_to("/tmp/x"),
+        lambda run: run.chmod(0o777),
+        lambda run: os.chown(run / "job.sh", NOBODY, NOBODY),
+        lambda run: os.chown(run / "code/fp8launch/injob/rank/worker.py", NOBODY, NOBODY),
+        lambda run: ((run / "code").rename(run / "elsewhere"), (run / "code").symlink_to(run / "elsewhere")),
+        lambda run: ((run / "survive.json").symlink_to("/tmp/x"),),
+    ],
+)
+@pytest.mark.parametrize("verb", ["cancel", "resume"])
+def test_a_run_that_others_may_change_is_not_acted_upon(
+    say: Say, make: Callable[..., RunFolder], verb: str, spoil: Callable[[Path], object]
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    run = make()
+    assert say("cancel", "r-1")[0] == 0
+    spoil(run.path)
+    code, _, err = say(verb, "r-1")
+    assert (code, "[not-yours]" in err) == (1, True)
+
+
+HERE = ("--backend", "local", "--wait", "--yes", "--set", "launch.python=/bin/true")
+
+
+def test_a_planted_study_is_not_submitted_again(say: Say, home: Path) -> None:
+    """Study ids can be computed by anybody; another user makes one whose runs have failed, with a script of his own."""
+    submit = ("submit", "tiny_cpu", "--over", "megatron.seed=1,2", "--study", "s", *HERE)
+    assert say(*submit)[0] == 0
+    study = home / "runs/s"
+    for run in study.glob("tiny*"):
+        (run / "job.sh").write_text(f"#!/bin/bash\ntouch {home}/canary\n")
+        next(run.glob("logs/*.exit")).write_text("1\n")
+    for path in (study, *study.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    give_away(study)
+    for more in ((), ("--retry-failed",)):
+        code, _, err = say(*submit, *more)
+        assert (code, "[not-yours]" in err, "belongs to" in err) == (3, True, True)
+    assert not (home / "canary").exists()
+
+
+def test_one_planted_run_of_a_study_is_not_submitted_again(say: Say, home: Path) -> None:
+    submit = ("submit", "tiny_cpu", "--over", "megatron.seed=1,2", "--study", "s", *HERE)
+    assert say(*submit)[0] == 0
+    give_away(next((home / "runs/s").glob("tiny*")))
+    code, _, err = say(*submit, "--retry-failed")
+    assert (code, "[not-yours]" in err) == (1, True)
+
+
+@pytest.mark.parametrize("inside", [(), ("arrays", "logs")])
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_study_s_folder_that_another_user_made_before_is_refused(
+    say: Say, home: Path, inside: tuple[str, ...], mode: int
+) -> None:
+    """Its owner could replace the list of an array's tasks while the array waits."""
+    study = home / "runs/s"
+    for folder in (study, *(study / name for name in inside)):
+        folder.mkdir(parents=True)
+        folder.chmod(mode)
+    give_away(study)
+    code, _, err = say("submit", "tiny_cpu", "--over", "megatron.seed=1,2", "--study", "s", *HERE)
+    assert (code, "[not-yours]" in err) == (3, True)
+    assert not list(study.rglob("study.json")) + list(study.rglob("job.sh"))
+
+
+def test_a_study_s_folder_is_no_link(say: Say, home: Path) -> None:
+    (home / "elsewhere").mkdir()
+    (home / "runs").mkdir()
+    (home / "runs/s").symlink_to(home / "elsewhere")
+    assert "[not-yours]" in say("submit", "tiny_cpu", "--over", "megatron.seed=1,2", "--study", "s", *HERE)[2]
+
+
+@pytest.mark.parametrize("grid", [(), ("--over", "megatron.seed=1,2", "--study", "s")])
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "refused"),
+    [
+        (0o755, 0, 0, False),
+        (0o777, 0, 0, True),
+        (0o1777, 0, 0, False),
+        (0o775, 0, NOBODY, True),
+        (0o3775, 0, NOBODY, False),
+        (0o755, 4321, 0, True),
+    ],
+)
+@pytest.mark.parametrize("above", [False, True])
+def test_a_run_root_in_which_others_may_replace_code_is_refused(
+    say: Say, home: Path, mode: int, owner: int, group: int, refused: bool, above: bool, grid: tuple[str, ...]
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    shared = home / "project"
+    shared.mkdir()
+    shared.chmod(mode)
+    os.chown(shared, owner, group)
+    shared.chmod(mode)
+    root = shared / "me" if above else shared
+    if above:
+        root.mkdir(mode=0o755)
+    code, _, err = say("submit", "tiny_cpu", *grid, *HERE, "--run-root", str(root))
+    assert (code, "[run-root-shared]" in err) == ((3, True) if refused else (0, False))
+    made = list(root.glob("**/manifest.json"))
+    assert bool(made) is not refused
+
+
+@pytest.mark.parametrize(("mode", "code"), [(0o775, 0), (0o777, 3)])
+def test_a_group_may_be_trusted_with_the_run_root_and_everybody_may_not(
+    say: Say, home: Path, write: Callable[[str, str], str], mode: int, code: int
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    shared = home / "project"
+    shared.mkdir()
+    os.chown(shared, 0, NOBODY)
+    shared.chmod(mode)
+    profile = write("c.yaml", "trust_run_root: true\n")
+    assert say("submit", "tiny_cpu", *HERE, "--run-root", str(shared), "--cluster", profile)[0] == code
+
+
+def test_the_code_of_a_run_is_nobody_else_s_to_write(say: Say, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout that a group may write to is copied, its modes are not."""
+    source = home / "injob"
+    shutil.copytree(in_job_folder(), source)
+    for path in (source, *source.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    monkeypatch.setattr("fp8launch.rundir.run_dir.in_job_folder", lambda: source)
+    old = os.umask(0)
+    try:
+        assert say("submit", "tiny_cpu", *HERE)[0] == 0
+    finally:
+        os.umask(old)
+    run = next((home / "runs").glob("tiny*"))
+    ours = [path for path in run.rglob("*") if "logs" not in path.relative_to(run).parts[:1]]
+    assert not [path for path in ours if path.stat().st_mode & 0o022]
+
+
 # --- what stands in it ------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +246,7 @@ def test_a_job_is_a_number_and_never_an_option_of_scancel(
     "record",
     [
         {"waiting": "--user=root"},
+        {"waiting": 1},
         {"attempts": [{"job": "-u root"}]},
         {"excluded": ["--nodes=1"]},
         {"attempts": 7},
@@ -103,7 +254,7 @@ def test_a_job_is_a_number_and_never_an_option_of_scancel(
         [],
     ],
 )
-def test_a_record_that_no_keeper_wrote_counts_for_nothing(
+def test_an_attempt_log_that_no_supervisor_wrote_counts_for_nothing(
     say: Say, make: Callable[..., RunFolder], record: Any
 ) -> None:
     run = make()
@@ -126,7 +277,7 @@ def test_a_study_leads_nowhere_else(say: Say, home: Path, make: Callable[..., Ru
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", "-x", "a b", "$(id)", "a\nb", ""])
 def test_a_study_is_named_like_a_folder(say: Say, home: Path, name: str) -> None:
     here = ("--backend", "local", "--wait", "--set", "launch.python=/bin/true")
-    code, _, err = say("submit", "tiny_cpu", *here, "--study", name, "--over", "megatron.seed=1,2", "--yes")
+    code, _, err = say("submit", "tiny_cpu", *here, "--study", name, "--sweep", "megatron.seed=1,2", "--yes")
     if name:
         assert (code, "[bad-study-name]" in err) == (2, True)
     made = list(home.rglob("study.json"))
@@ -153,21 +304,38 @@ def test_writing_replaces_links_and_does_not_follow_them(
     assert json.loads((tmp_path / "precious.json").read_text()) == BASE
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "attempts.json", "logs/local-0.log", "logs/slurm-1.out"])
-def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(say: Say, make: Callable[..., RunFolder], name: str) -> None:
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fails what waits for ever: a signal interrupts a read of a pipe that nobody writes."""
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"waited for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "attempts.json", "logs/local-0.log", "logs/local-0.exit", "logs/slurm-1.out"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_a_pipe_or_device_in_the_place_of_a_file_holds_nobody_up(
+    say: Say, make: Callable[..., RunFolder], name: str, kind: str
+) -> None:
     run = make()
     (run.path / name).unlink(missing_ok=True)
-    os.mkfifo(run.path / name)
-    ended = threading.Event()
-
-    def late() -> None:
-        if not ended.wait(20):
-            os._exit(9)
-
-    threading.Thread(target=late, daemon=True).start()
-    for verb in ("runs", "logs", "parse", "verify"):
-        assert say(verb, "r-1")[0] in (0, 1, 2)
-    ended.set()
+    if kind == "pipe":
+        os.mkfifo(run.path / name)
+    else:
+        (run.path / name).symlink_to("/dev/zero")
+    with within(30):
+        for verb in ("runs", "logs", "parse", "verify"):
+            assert say(verb, "r-1")[0] in (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +373,7 @@ def test_points_that_have_no_run_yet_are_told(say: Say, home: Path, make: Callab
 def test_a_study_of_the_same_name_keeps_all_its_points(say: Say, home: Path) -> None:
     here = ("--backend", "local", "--wait", "--yes", "--study", "s", "--set", "launch.python=/bin/true")
     for seeds in ("1,2", "2,3"):
-        assert say("submit", "tiny_cpu", "--over", f"megatron.seed={seeds}", *here)[0] == 0
+        assert say("submit", "tiny_cpu", "--sweep", f"megatron.seed={seeds}", *here)[0] == 0
     runs = json.loads(say("runs", "s", "--json")[1])
     assert sorted(run["study"]["point"]["megatron.seed"] for run in runs) == [1, 2, 3]
     assert all(len(run["jobs"]) == 1 for run in runs)
@@ -236,7 +404,77 @@ def test_a_log_keeps_its_colours_on_a_terminal_and_nothing_else(
         assert not [bad for bad in (b"\x1b]", b"\x1b[2J", b"\x07", b"\xc2\x9b") if bad in shown]
 
 
-def on_a_terminal(*arguments: str) -> bytes:
+def test_a_control_character_split_over_two_blocks() -> None:
+    """C1 codes in UTF-8, and escape sequences, of which one block holds the beginning and the next the end."""
+    for raw in (b"a\xc2\x9b2Jb", b"a\x1b]0;x\x07b", b"a\x1b[2Jb", b"a\x9bb\xe2\x82\xac"):
+        for cut in range(len(raw) + 1):
+            text = TerminalText()
+            shown = text.feed(raw[:cut]) + text.feed(raw[cut:]) + text.feed(b"", final=True)
+            assert shown.isprintable(), (raw, cut, shown)
+    text = TerminalText()
+    assert text.feed(b"\x1b[3") + text.feed(b"1mred") == "\x1b[31mred"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[8mx", "x"), ("\x1b[31;8mx", "\x1b[31mx"), ("\x1b[1;008;4mx", "\x1b[1;4mx"), ("\x1b[5mx\x1b[06my", "xy"),
+        ("\x1b[38;5;8mx", "\x1b[38;5;8mx"), ("\x1b[48;2;8;8;8;8mx", "\x1b[48;2;8;8;8mx"), ("\x1b[mx", "\x1b[mx"),
+        ("a\u202eb\u2066c", "a\\u202eb\\u2066c"),
+    ],
+)  # fmt: skip
+def test_nothing_in_a_log_is_concealed(raw: str, shown: str) -> None:
+    """The attribute 8 hides text on many terminals; overrides of the direction turn it around."""
+    assert TerminalText().feed(raw.encode()) == shown
+    for cut in range(len(raw)):
+        text = TerminalText()
+        assert text.feed(raw[:cut].encode()) + text.feed(raw[cut:].encode()) == shown
+
+
+def test_no_colour_outlasts_a_log() -> None:
+    assert TerminalText().feed(b"\x1b[31mred", final=True) == "\x1b[31mred\x1b[0m"
+    assert TerminalText().feed(b"plain", final=True) == "plain"
+
+
+HOSTILE = "p\x1b]0;owned\x07\x1b[2J\x9b2J[link=http://e]x[/b]"
+
+
+def test_phase_names_hold_no_commands(
+    make: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """verify and parse printed the names of a manifest's phases; rich took them for markup, a MarkupError."""
+    monkeypatch.setenv("FP8LAUNCH_RUNS", str(home / "runs"))
+    phases = [{"name": HOSTILE, "begin": 0, "end": 4, "argv": []}, {"name": "b", "begin": 4, "end": 8, "argv": []}]
+    run = make(phases=phases)
+    line = " iteration {}/8 | elapsed time per iteration (ms): 9.0 | global batch size: 8 |"
+    for attempt, numbers in enumerate((range(1, 5), range(5, 9))):
+        log = run.path / f"logs/local-{attempt}.log"
+        log.write_text("\n".join([*(line.format(i) for i in numbers), "[exiting program at iteration 4] x", ""]))
+    for verb in ("parse", "verify", "compare"):
+        shown = on_a_terminal(verb, "r-1", status=None)
+        assert b"link=http" in shown
+        assert not [bad for bad in (b"\x1b]", b"\x1b[2J", b"\x07", b"\xc2\x9b") if bad in shown]
+
+
+def test_recipes_hold_no_commands_for_a_terminal(tmp_path: Path) -> None:
+    """`render`, `--dry-run` and `recipes` show what somebody else may have written."""
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text('extends: tiny_cpu\ndescription: "a\\e]0;owned\\a\\e[2J"\nenv: {X: "a\\e]0;owned\\a\\x9b2J"}\n')
+    verbs = [["render", str(recipe), "--as", form] for form in ("args", "sbatch", "yaml", "json")]
+    for verb in (*verbs, ["submit", str(recipe), "--dry-run"], ["recipes", str(recipe)]):
+        shown = on_a_terminal(*verb, status=None)
+        assert shown
+        assert not [bad for bad in (b"\x1b]", b"\x1b[2J", b"\x07", b"\xc2\x9b") if bad in shown], verb
+
+
+def test_one_place_makes_text_safe_for_a_terminal() -> None:
+    """All other code of the command line prints by the functions of `output`."""
+    for file in Path(output.__file__).parent.glob("*.py"):
+        if file.name != "output.py":
+            assert not re.search(r"\bclick\.(echo|secho)\(|\bprint\(\s*[f\"\']", file.read_text()), file
+
+
+def on_a_terminal(*arguments: str, status: int | None = 0) -> bytes:
     """What a command writes to a terminal."""
     terminal, inner = pty.openpty()
     child = subprocess.Popen([sys.executable, "-m", "fp8launch", *arguments], stdout=inner, stdin=inner)
@@ -247,7 +485,8 @@ def on_a_terminal(*arguments: str) -> bytes:
             shown += block
     except OSError:
         pass  # the terminal is gone with its last user
-    assert child.wait() == 0
+    ended = child.wait()
+    assert status is None or ended == status
     os.close(terminal)
     return shown
 
@@ -304,3 +543,39 @@ def test_a_manifest_with_other_kinds_of_values(say: Say, make: Callable[..., Run
     for verb in ("compare", "parse"):
         code, _, err = say(verb, str(run.path))
         assert code in (0, 1, 2) and "a bug in fp8launch" not in err
+
+
+# --- jobs that a manifest lists, and that are not the run's -----------------------------------------------------------
+
+
+def test_cancel_ends_no_process_that_only_a_manifest_lists(say: Say, make: Callable[..., RunFolder]) -> None:
+    """An archive that was unpacked is one's own folder, and its manifest is somebody else's."""
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        make(jobs=[{"id": f"{process.pid}:{start_of(process.pid)}"}])
+        say("cancel", "r-1")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("comment", "command", "ours"),
+    [
+        ("fp8launch:r-1.s0-0a1b2c", "/elsewhere/job.sbatch", True),
+        ("fp8launch:other-1.s0-0a1b2c", "/elsewhere/job.sbatch", False),
+        ("fp8launch:precious.0-0a1b2c", "/elsewhere/job.sbatch", False),
+        ("", "{run}/job.sbatch", True),
+        ("", "{run}/submitit/submission.sh", True),
+        ("", "/home/me/precious.sbatch", False),
+        ("(null)", "{run}/../precious.sbatch", False),
+        ("", "", True),  # a Slurm that does not show it
+    ],
+)
+def test_a_job_is_a_run_s_by_what_slurm_says_and_not_by_its_manifest(
+    make: Callable[..., RunFolder], comment: str, command: str, ours: bool
+) -> None:
+    run = make(backend="sbatch", study={"name": "precious", "point": {}, "repeat": 1}, slurm={"job-name": "r"})
+    row = JobRow("12", "RUNNING", "", "r", comment, command=command.format(run=run.path))
+    assert is_job_of(row, run) is ours

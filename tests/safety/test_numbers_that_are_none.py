@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8launch.check.site import minutes, parse_gpus, parse_nodes, parse_partitions
-from fp8launch.runs.folder import RunFolder, create_run_folder
-from fp8launch.runs.store import all_runs
-from fp8launch.train import saved
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.rundir.registry import all_runs
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder
+from fp8launch.schedulers.slurm.inventory import minutes, parse_gpus, parse_nodes, parse_partitions
 
 WORDS = ("²", "9" * 5000, "-1", "1_0", "0x1", "1\n2")
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_in_the_tracker_of_a_checkpoint(tmp_path: Path, word: str) -> None:
-    (tmp_path / saved.TRACKER).write_text(word)
-    assert saved.latest(tmp_path) == 0
-    assert saved.repair(tmp_path)
-    assert not (tmp_path / saved.TRACKER).exists()
+    (tmp_path / checkpoints.TRACKER).write_text(word)
+    assert checkpoints.latest(tmp_path) == 0
+    assert checkpoints.repair(tmp_path)
+    assert not (tmp_path / checkpoints.TRACKER).exists()
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -41,10 +42,10 @@ def test_in_what_sacct_says(code: str, tmp_path: Path, monkeypatch: pytest.Monke
         (bin_ / name).write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nEND\n")
         (bin_ / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
-    from fp8launch.backends import slurm
+    from fp8launch.schedulers.slurm import job_states
 
     run = create_run_folder(tmp_path / "runs", "r-1", {}, {"jobs": [{"id": "12"}]})
-    assert slurm.states([run])[0].status == "failed"
+    assert job_states.states([run])[0].status == "failed"
 
 
 @pytest.mark.parametrize("created", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-23:59", "x", None, 7, "²"])
@@ -53,3 +54,27 @@ def test_in_the_time_of_a_manifest(home: Path, created: Any, monkeypatch: pytest
     make: Callable[..., RunFolder] = create_run_folder
     make(home / "runs", "r-1", {}, {"created": created, "jobs": []})
     assert [run.run_id for run in all_runs()] == ["r-1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("megatron: {" + ", ".join(f"zz{i}: 1" for i in range(9_000)) + "}", 51),
+        ("".join(f"s{i}: 1\n" for i in range(9_000)), 101),
+        ("env: {" + ", ".join(f"A{i}: [1]" for i in range(9_000)) + "}", 101),
+    ],
+    ids=["flags", "sections", "values"],
+)
+def test_thousands_of_wrong_names_take_seconds(tmp_path: Path, text: str, most: int) -> None:
+    """The nearest name was looked for once for each: 9 000 unknown flags took 37 s."""
+    from fp8launch.diagnostics import UserError
+    from fp8launch.job.prepared import prepare
+
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"extends: tiny_cpu\nname: r\n{text}\n")
+    begun = time.process_time()
+    with pytest.raises(UserError) as refused:
+        prepare(str(recipe))
+    assert time.process_time() - begun < 10
+    assert len(refused.value.problems) == most
+    assert "more" in refused.value.problems[-1].message

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from fp8launch.report.export import csv_cell
+
 Say = Callable[..., tuple[int, str, str]]
-LOG = Path(__file__).parents[1] / "logs/data/tiny_cpu_0.17_1rank.log"
+LOG = Path(__file__).parents[1] / "logs/data/tiny_cpu_0.17_1rank.log.xz"
 
 
 def test_a_name_is_no_formula(say: Say, tmp_path: Path) -> None:
@@ -19,3 +24,44 @@ def test_a_name_is_no_formula(say: Say, tmp_path: Path) -> None:
     cells = [cell for row in rows for cell in row.values()]
     assert not [cell for cell in cells if cell.startswith(("=", "@"))]
     assert rows
+
+
+@pytest.mark.parametrize("text", ["a;=1+1", "a,\t@SUM(1)", "a\r=1", "; -1+1", "=1", "a; b"])
+def test_a_cell_that_a_semicolon_splits_is_no_formula(text: str) -> None:
+    """Spreadsheets of many countries split at semicolons: `x;=cmd` was a cell that begins a formula."""
+    shown = str(csv_cell(text))
+    assert not [part for part in re.split(r"[;,\t\r\n]", shown) if part.strip().startswith(("=", "+", "-", "@"))]
+    assert text != "a; b" or shown == text
+
+
+def test_markdown_shows_names_and_nothing_else(say: Say, tmp_path: Path) -> None:
+    """Neither images, links, HTML nor mentions of people come from names in a report for a pull request."""
+    hostile = "![x](http:e) @octocat #1 <b> [l](u) `c` ~~s~~ _i_"
+    for name in (hostile, "plain"):
+        text = "\n".join(f" iteration {i}/9 | elapsed time per iteration (ms): 9.0 |" for i in range(1, 10))
+        (tmp_path / f"{name}.log").write_text(text)
+    say("compare", str(tmp_path), "--md", str(tmp_path / "o.md"))
+    text = (tmp_path / "o.md").read_text()
+    assert "octocat" in text
+    for sign in ("![", "@octocat", "<b>", " #1", " _i_", " `c`", " ~~s"):
+        assert sign not in text
+    assert not re.search(r"(?<!\\)\](?=\()", text)
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv", "--md", "--plot"])
+def test_a_report_does_not_follow_a_link(say: Say, tmp_path: Path, option: str) -> None:
+    """In a shared folder a link of another user led `--html` over a file of mine."""
+    shutil.copy(LOG, tmp_path / "a.log.xz")
+    mine = tmp_path / "precious"
+    mine.write_text("mine")
+    link = tmp_path / "report.png"
+    link.symlink_to(mine)
+    status, _, err = say("compare", str(tmp_path / "a.log.xz"), option, str(link))
+    assert (status, mine.read_text()) == (2, "mine")
+    assert "output-is-a-link" in err
+
+
+def test_a_report_may_go_to_a_device(say: Say, tmp_path: Path) -> None:
+    shutil.copy(LOG, tmp_path / "a.log.xz")
+    assert say("compare", str(tmp_path / "a.log.xz"), "--csv", "/dev/null")[0] in (0, 1)
+    assert Path("/dev/null").is_char_device()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Image, InstallError, why_not
+from cluster import Cluster, Image, InstallError, Settings, pyxis, why_not
 from drilling import Chain, submitted
-from launching import Site, from_weights, losses, sets, train_here
+from launching import PyxisImage, Site, from_weights, losses, sets, train_here
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -23,9 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
-            # A cluster of daemons beside training on two cores: what fails twice is a failure, and a rerun is reported.
-            if config.pluginmanager.hasplugin("rerunfailures"):
-                item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def visible() -> list[Path]:
+    """Folders of this machine that a container needs for this Python, its packages and the repository."""
+    folders = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *map(Path, sys.path)]
+    return [folder for folder in folders if folder.is_absolute() and folder.is_dir()]
 
 
 def unavailable(reason: str) -> None:
@@ -58,12 +61,45 @@ def slurm(_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def _pyxis_cluster() -> Iterator[Cluster]:
+    if isinstance(found := pyxis.find(), str):
+        pytest.skip(found)  # no package brings it, so not even CI can be asked to have it
+    settings = Settings(pyxis=True)
+    if reason := why_not(settings):
+        unavailable(reason)
+    try:
+        cluster = Cluster.up(settings)
+    except InstallError as error:
+        unavailable(str(error))
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pyxis_slurm(_pyxis_cluster: Cluster) -> Iterator[Cluster]:
+    """A second cluster like `slurm`, whose srun has --container-image."""
+    yield _pyxis_cluster
+    _pyxis_cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def pyxis_image(_pyxis_cluster: Cluster) -> PyxisImage:
+    """What `image` is, as a file for pyxis."""
+    built = Image.build(_pyxis_cluster.root / "image", visible())
+    return PyxisImage(built.squash(), built.mounts)
+
+
+@pytest.fixture
+def pyxis_site(pyxis_slurm: Cluster, tmp_path: Path) -> Site:
+    return Site(pyxis_slurm, tmp_path)
+
+
+@pytest.fixture(scope="session")
 def image(_cluster: Cluster) -> Image:
     """A container image in which this Python and this repository work once ``image.mounts`` are mounted."""
     if not shutil.which("ch-run", path=_cluster.env["PATH"]):
         pytest.skip("needs Charliecloud's ch-run: apt-get install charliecloud-runtime")
-    python = [Path(sys.prefix), Path(sys.base_prefix)]
-    built = Image.build(_cluster.root / "image", [REPOSITORY, *python])
+    built = Image.build(_cluster.root / "image", visible())
     probe = _cluster.run("ch-run", *built.binds, str(built.folder), "--", "true", check=False)
     if probe.returncode:
         pytest.skip(f"ch-run cannot make a container here: {probe.stderr.strip()}")

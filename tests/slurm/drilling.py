@@ -18,7 +18,7 @@ import pytest
 from cluster.processes import Process
 from launching import Site, losses, sets
 
-from fp8launch.train import saved
+from fp8launch.injob.supervisor import checkpoints
 
 # About 12 iterations a second on a free machine: slow by what they compute, so that a drill has time to strike.
 ITERATIONS = 400
@@ -56,7 +56,7 @@ class Chain:
 
     @property
     def checkpoint(self) -> int:
-        return saved.latest(self.saves)
+        return checkpoints.latest(self.saves)
 
     def logs(self) -> list[Path]:
         return sorted((self.folder / "logs").glob("*-*.log"), key=lambda p: p.stat().st_mtime)
@@ -108,7 +108,7 @@ class Chain:
         return self._started(node, b"/worker.py")
 
     def batch(self, node: int) -> list[Process]:
-        return self._started(node, b"/keeper.py")
+        return self._started(node, b"/supervisor.py")
 
     def _started(self, node: int, script: bytes) -> list[Process]:
         """Processes of a node's jobs whose second word ends so and whose parent is none of them."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,22 @@ from fp8launch.logs import scan_file
 
 ROOT = Path(__file__).parents[2]
 TWO_BY_TWO = ["--nodes", "2", "--set", "resources.gpus_per_node=2"]
+
+
+@dataclass(frozen=True)
+class PyxisImage:
+    """A .sqsh file, and the host paths without which it has neither a shell nor Python."""
+
+    file: Path
+    mounts: tuple[Path, ...]
+
+    def profile(self, folder: Path, *lines: str) -> Path:
+        """A cluster profile in `folder` whose image `tiny` is this one; `lines` are further lines of it."""
+        mounts = ", ".join(f"{path}:{path}" for path in self.mounts)
+        text = ["runtime: pyxis", f"images: {{tiny: {self.file}}}", f"mounts: [{mounts}]", *lines]
+        path = folder / "pyxis.yaml"
+        path.write_text("\n".join(text) + "\n")
+        return path
 
 
 class Site:

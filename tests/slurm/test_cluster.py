@@ -91,8 +91,9 @@ def test_cancel(slurm: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_runs_on_through_the_death_of_both_daemons(slurm: Cluster) -> None:
-    job = slurm.run("sbatch", "--parsable", "--wrap", "sleep 15").stdout.strip()
+def test_a_job_runs_on_through_the_death_of_both_daemons(slurm: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    job = slurm.run("sbatch", "--parsable", "--wrap", f"until [ -e {go} ]; do sleep 0.1; done").stdout.strip()
     slurm.wait_state(job, "RUNNING")
     slurm.settle()
     slurm.stop_controller()
@@ -100,6 +101,8 @@ def test_a_job_runs_on_through_the_death_of_both_daemons(slurm: Cluster) -> None
     assert slurm.run("squeue", check=False, timeout=180).returncode != 0
     slurm.start_dbd()
     slurm.start_controller()
+    slurm.wait_state(job, "RUNNING")
+    go.touch()
     slurm.wait_state(job, "COMPLETED")
     assert finished(slurm, job) == ["COMPLETED|0:0"]
 
@@ -147,7 +150,9 @@ def test_torch_processes_on_two_nodes_find_each_other(slurm: Cluster, tmp_path: 
         "dist.init_process_group('gloo', rank=int(os.environ['SLURM_PROCID']), world_size=4)\n"
         "total = torch.tensor([dist.get_rank() + 1.0])\n"
         "dist.all_reduce(total)\n"
-        "print(os.environ['SLURMD_NODENAME'], int(total))\n"
+        "print(os.environ['SLURMD_NODENAME'], int(total), flush=True)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"  # else a process may meet the end of its peers with threads at work
     )
     env = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
     out = slurm.run("srun", "-w", "node[1-2]", "--ntasks-per-node=2", sys.executable, str(script), env=env).stdout

@@ -47,7 +47,7 @@ def test_the_definitions_own_test_tells_what_the_image_lacks(slurm: Cluster, bui
 
 
 def test_the_in_job_part_starts_in_the_image(slurm: Cluster, built: Image) -> None:
-    worker = "/opt/fp8launch/launchers/fp8launch/train/worker.py"
+    worker = "/opt/fp8launch/launchers/fp8launch/injob/rank/worker.py"
     python = Path(sys.executable).name
     status, said = inside(slurm, built, python, worker, "--", "--fp8-format", "hybrid")
     assert status == 3, said

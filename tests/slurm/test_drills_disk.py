@@ -77,7 +77,7 @@ def test_disk_full_at_the_manifest(site: Site, disk: Disk) -> None:
     assert [folder.name for folder in site.runs.glob("tiny_cpu-*")] == [Path(run).name]
     one = Chain(site, Path(run).name)
     assert one.over(240)["state"] == "completed"
-    row("disk full at the manifest; room made, the same `submit`", one, told.replace(str(disk.folder), "DISK").strip())
+    row("disk full at the manifest, then freed; the same `submit`", one, told.replace(str(disk.folder), "DISK").strip())
 
 
 def test_disk_full_at_the_log(site: Site, disk: Disk, chain: Callable[..., Chain]) -> None:
@@ -93,7 +93,7 @@ def test_disk_full_at_the_log(site: Site, disk: Disk, chain: Callable[..., Chain
     disk.make_room()
     assert site.state(one.run)["state"] == "completed"
     again = site.run("resume", one.run)
-    assert again.returncode == 1 and "has done its 400 iterations" in again.stderr, again.stderr
+    assert again.returncode == 1 and "has completed its 400 iterations" in again.stderr, again.stderr
     row("disk full at the log", one, "the training is done; its log ends where the disk was full")
 
 
@@ -112,4 +112,4 @@ def test_disk_full_at_a_checkpoint(site: Site, disk: Disk, chain: Callable[..., 
     assert done.returncode == 0 and f"from iteration {reached}" in done.stderr, done.stderr
     one.reaches(lambda: one.checkpoint > reached, 90)
     site.run("cancel", one.run)
-    row("disk full at a checkpoint, then room and `resume`", one, state["survival"]["stopped"])
+    row("disk full at a checkpoint, then freed; `resume`", one, state["survival"]["stopped"])

@@ -14,7 +14,7 @@ from cluster.processes import until
 from drilling import ITERATIONS, Chain, row
 from launching import sets
 
-from fp8launch.train import saved
+from fp8launch.injob.supervisor import checkpoints
 
 pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.drill]
 
@@ -22,7 +22,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 
 SLOW = """
 import os, time
-import pretrain
+from fp8launch.injob.rank import pretrain
 from megatron.training import training
 
 save = training.save_checkpoint_and_time
@@ -68,6 +68,22 @@ def test_a_rank_that_stands_still(chain: Callable[..., Chain], mode: str) -> Non
     row(f"a rank stopped by SIGSTOP, {mode}, `hang_after: 30`", one, first["line"].partition("fp8launch: ")[2])
 
 
+def test_a_bad_node_that_no_other_one_can_replace(chain: Callable[..., Chain]) -> None:
+    """The profile names the only node: Slurm takes no job without it, so the run continues there, and says so."""
+    one = chain(
+        "--attempts", "3", *sets("survive.hang_after=30", "resources.gpus_per_node=2"), profile="nodelist: node1\n"
+    )
+    one.trained(40)
+    os.kill(one.ranks(1)[-1].pid, signal.SIGSTOP)
+    one.reaches(lambda: "ended" in one.record["attempts"][0], 150)
+    first = one.record["attempts"][0]
+    assert (first["cause"], first["node"]) == ("hang", "node1")
+    assert "node1 may be used again, because too few other nodes are left" in first["then"]
+    finished(one)
+    assert one.record["excluded"] == []
+    row("a rank stopped by SIGSTOP on the only node", one, first["then"])
+
+
 def test_a_slow_start_and_a_slow_save_are_no_hang(chain: Callable[..., Chain], tmp_path: Path) -> None:
     """A start of 40 s and a save of 50 s, where 30 s of silence are a hang; the save still writes."""
     script = tmp_path / "slow.py"
@@ -85,7 +101,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(chain: Callable[..., Chain]
     real = _kill_for_memory(rank.pid)
     finished(one)
     first = one.record["attempts"][0]
-    assert first["cause"] == "killed"
+    assert first["cause"] == ("host-out-of-memory" if real else "killed")
     how = "killed by the kernel for its memory (cgroup)" if real else "killed with SIGKILL, as for its memory"
     row(f"a rank {how}", one, first["then"])
 
@@ -116,15 +132,15 @@ def test_power_cut_in_the_middle_of_a_save(chain: Callable[..., Chain]) -> None:
     one.trained(40)
     node = int(one.record["attempts"][0]["nodes"][-1])
     [rank] = one.ranks(node)
-    folder, end = saved.place(one.saves, _next_save(one)), time.monotonic() + 60
+    folder, end = checkpoints.place(one.saves, _next_save(one)), time.monotonic() + 60
     while not any(folder.glob("*")):
         assert time.monotonic() < end
         if folder.parent.stat().st_mtime and one.checkpoint >= int(folder.name[5:]):  # too late: the one after
-            folder = saved.place(one.saves, _next_save(one))
+            folder = checkpoints.place(one.saves, _next_save(one))
     os.killpg(os.getpgid(rank.pid), signal.SIGSTOP)
     one.site.slurm.kill_node(node)
     cut = int(folder.name[5:])
-    torn, tracked = saved.torn(folder), one.checkpoint
+    torn, tracked = checkpoints.torn(folder), one.checkpoint
     assert tracked == cut - 20 and torn is not None
     finished(one)
     later = one.record["attempts"][1:]

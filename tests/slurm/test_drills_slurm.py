@@ -50,7 +50,7 @@ def test_controller_killed_during_submit(site: Site) -> None:
 
 
 def test_controller_killed_while_training_ends_badly(chain: Callable[..., Chain]) -> None:
-    """The attempt ends while nobody can be asked for another: the keeper waits for the controller."""
+    """The attempt ends while nobody can be asked for another: the supervisor waits for the controller."""
     one = chain("--attempts", "3", profile="nodelist: node1\n")
     one.trained(40)
     one.site.slurm.settle()
@@ -97,4 +97,4 @@ def test_accounting_dead(site: Site, chain: Callable[..., Chain]) -> None:
     assert state["state"] == "completed", state
     assert site.json("parse", one.run)["iterations"] == ITERATIONS
     site.slurm.start_dbd()
-    row("slurmdbd dead from before `submit` to after the end", one, "nothing: squeue and the run folder say it all")
+    row("slurmdbd dead from before `submit` to after the end", one, "nothing: squeue and the run folder have the state")

@@ -32,7 +32,7 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
     site, chosen = backend
     sizes, rates = ",".join(map(str, NODES)), ",".join(RATES)
     command = [
-        "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--over", f"train.lr={rates}", "--repeat", str(REPEATS),
+        "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--sweep", f"train.lr={rates}", "--repeat", str(REPEATS),
         "--study", "grid", "--yes", *chosen, *sets("train.iterations=8", "resources.gpus_per_node=1"),
     ]  # fmt: skip
 

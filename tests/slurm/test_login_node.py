@@ -32,7 +32,7 @@ class Laptop(Site):
         self.profile = self.node.profile(python=sys.executable)
 
     def at(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return self.run("--at", str(self.profile), *arguments, **env)
+        return self.run("--remote", str(self.profile), *arguments, **env)
 
     def submit_at(self, *arguments: str, recipe: str = "recipes/tiny_cpu.yaml", **env: str) -> str:
         done = self.at("submit", recipe, *arguments, **env)
@@ -124,7 +124,7 @@ def test_wrong_usage_is_told_before_anything_connects(laptop: Laptop) -> None:
 def test_a_cluster_behind_a_login_node_is_not_submitted_to_from_here(laptop: Laptop) -> None:
     done = laptop.run("submit", "recipes/tiny_cpu.yaml", "--cluster", str(laptop.profile))
     assert done.returncode == 2
-    assert "--at" in done.stderr
+    assert "--remote" in done.stderr
 
 
 @pytest.mark.parametrize("verb", [["submit", "recipes/tiny_cpu.yaml"], ["runs"]])
@@ -161,10 +161,10 @@ def test_without_fp8launch_there(laptop: Laptop) -> None:
 
 
 def test_a_dropped_connection_ends_the_command_and_not_the_run(laptop: Laptop) -> None:
-    run = laptop.submit_at(
-        *laptop.program("import time\nprint('up', flush=True)\ntime.sleep(8)\nprint('end', flush=True)")
-    )
-    command = [sys.executable, "-m", "fp8launch", "--at", str(laptop.profile), "logs", run, "-f"]
+    go = laptop.folder / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)\n"
+    run = laptop.submit_at(*laptop.program(f"print('up', flush=True)\n{waits}print('end', flush=True)"))
+    command = [sys.executable, "-m", "fp8launch", "--remote", str(laptop.profile), "logs", run, "-f"]
     following = subprocess.Popen(command, env=laptop.env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert following.stdout is not None
     line = b""
@@ -175,13 +175,14 @@ def test_a_dropped_connection_ends_the_command_and_not_the_run(laptop: Laptop) -
     _, complaint = following.communicate(timeout=120)
     assert following.returncode == 3
     assert b"ssh-failed" in complaint and b"Traceback" not in complaint
+    go.touch()
     assert until(lambda: laptop.state(run)["state"] == "completed", 60, every=1)
     assert "end" in laptop.at("logs", run).stdout
 
 
 def test_a_grid_is_submitted_once(laptop: Laptop) -> None:
-    grid = ["--over", "train.lr=0.001,0.002", "--yes", *laptop.program("pass")]
+    grid = ["--sweep", "train.lr=0.001,0.002", "--yes", *laptop.program("pass")]
     study = laptop.submit_at(*grid)
     again = laptop.at("submit", "recipes/tiny_cpu.yaml", *grid)
     assert again.stdout.split()[-1] == study
-    assert "0 submitted" in again.stderr and "2 were there" in again.stderr
+    assert "0 submitted" in again.stderr and "2 already existed" in again.stderr

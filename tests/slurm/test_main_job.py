@@ -53,7 +53,7 @@ def test_cancel_ends_the_job_and_says_so(site: Site) -> None:
     assert site.run("cancel", run).returncode == 0
     site.slurm.wait_state(job, "CANCELLED")
     assert site.state(run)["state"] == "cancelled"
-    assert "has ended already" in site.run("cancel", run).stderr
+    assert "has already ended" in site.run("cancel", run).stderr
 
 
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
@@ -187,6 +187,27 @@ def test_training_in_a_charliecloud_container(site: Site, image: Image, mode: st
     assert site.json("parse", run)["status"] == "ok"
     manifest = json.loads((site.runs / run / "manifest.json").read_text())
     assert manifest["runtime"] == "charliecloud"
+
+
+@pytest.mark.train
+def test_checkpoints_of_a_container_are_on_the_host(site: Site, image: Image) -> None:
+    """At the place that the supervisor looks at, under whichever name the container has it."""
+    saves = site.folder / "saves"
+    saves.mkdir()
+    profile = site.folder / "site.yaml"
+    mounts = ", ".join([*map(str, image.mounts), f"{saves}:/mnt"])
+    profile.write_text(f"runtime: charliecloud\nimages: {{tiny: {image.folder}}}\nmounts: [{mounts}]\n")
+    inside = sets("container.image=tiny", f"launch.python={sys.executable}", "checkpoint.interval=10")
+    run = site.submit(
+        "--cluster", str(profile), "--wait", *inside, *sets("checkpoint.dir=/mnt/z", "survive.attempts=2")
+    )
+    assert (saves / "z" / "latest_checkpointed_iteration.txt").read_text().strip() == "20"
+    assert json.loads((site.runs / run / "survive.json").read_text())["checkpoint"] == f"{saves}/z"
+    lost = site.run(
+        "submit", "recipes/tiny_cpu.yaml", "--cluster", str(profile), *inside, *sets("checkpoint.dir=/gone/z")
+    )
+    assert lost.returncode == 1
+    assert "[path-not-mounted]" in lost.stderr
 
 
 def test_state_survives_a_silent_controller_and_missing_accounting(site: Site) -> None:

@@ -217,12 +217,12 @@ def test_a_refusal_is_told_in_slurms_words(site: NemoSite) -> None:
     program = site.folder / "refused.py"
     program.write_text(
         "import sys\nfrom pathlib import Path\n"
-        "from fp8launch.backends.nemo_run import NemoRunBackend\nfrom fp8launch.job.job import Job\n"
-        "from fp8launch.problems import UserError\nfrom fp8launch.runs.folder import create_run_folder\n"
+        "from fp8launch.schedulers.slurm.nemo_run import NemoRunScheduler\nfrom fp8launch.job.job import Job\n"
+        "from fp8launch.diagnostics import UserError\nfrom fp8launch.rundir.run_dir import create_run_folder\n"
         "options = (('account', 'root'), ('nodes', '1'), ('partition', 'nonesuch'))\n"
         "run = create_run_folder(Path(sys.argv[1]), 'r-1', {'job.sbatch': '#!/bin/bash\\n'}, {'jobs': []})\n"
         "job = Job('r', '', str(run.path), 1, 1, 'srun', 'python3', (), slurm=options)\n"
-        "try:\n    NemoRunBackend().submit(job, run)\n"
+        "try:\n    NemoRunScheduler().submit(job, run, run.run_id)\n"
         "except UserError as exc:\n    print(exc.exit_code, *exc.problems)\n"
     )
     done = subprocess.run(
@@ -253,24 +253,26 @@ def test_an_answer_that_was_lost_costs_no_second_job(site: NemoSite) -> None:
 @pytest.mark.slow
 def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite) -> None:
     program = site.program("pass")
-    grid = [*sets("resources.gpus_per_node=2"), "--nodes", "1,2", "--over", "train.lr=0.001,0.002,0.003", "--yes"]
+    grid = [*sets("resources.gpus_per_node=2"), "--nodes", "1,2", "--sweep", "train.lr=0.001,0.002,0.003", "--yes"]
     command = ["submit", "recipes/tiny_cpu.yaml", "--backend", "nemo-run", *site.profile(), *grid, *program]
     killed = subprocess.Popen([PYTHON, "-m", "fp8launch", *command], env=site.env, cwd=ROOT)
 
-    def jobs() -> list[str]:
-        return site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
+    def jobs_of_runs() -> list[str]:
+        """The runs of this test that have a job: Slurm shows, and forgets meanwhile, jobs of other tests as well."""
+        mine = {manifest.parent.name for manifest in site.runs.rglob("manifest.json")}
+        comments = site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
+        # A job carries its run's name and which submission of it this is.
+        names = [re.sub(r"\.s\d+-[0-9a-f]+$", "", word.removeprefix("fp8launch:")) for word in comments]
+        return sorted(name for name in names if name in mine)
 
-    before = len(jobs())
-    assert until(lambda: len(jobs()) >= before + 2, 60, every=0.2)  # squeue still shows what other tests ran
+    assert until(lambda: len(jobs_of_runs()) >= 2, 60, every=0.2)
     killed.kill()
     killed.wait()
     done = site.run(*command)
     assert done.returncode == 0, done.stderr
-    assert "0 submitted" not in done.stderr and " 0 were there" not in done.stderr
+    assert "0 submitted" not in done.stderr and " 0 already existed" not in done.stderr
     again = site.run(*command)
-    assert "0 submitted" in again.stderr and "6 were there" in again.stderr
+    assert "0 submitted" in again.stderr and "6 already existed" in again.stderr
     mine = sorted(manifest.parent.name for manifest in site.runs.rglob("manifest.json"))
     assert len(mine) == 6
-    # A job carries its run's name and which submission of it this is.
-    of_runs = [re.sub(r"\.s\d+-[0-9a-f]+$", "", word.removeprefix("fp8launch:")) for word in jobs()]
-    assert sorted(name for name in of_runs if name in mine) == mine
+    assert jobs_of_runs() == mine

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
+from cluster.processes import until
 
 ROOT = Path(__file__).parents[2]
 KILLED = [sys.executable, str(ROOT / "tests/killed_launcher.py")]
@@ -95,7 +95,7 @@ def launchers(slurm: Cluster, tmp_path: Path) -> Iterator[Launchers]:
 
 
 def grid(count: int) -> list[str]:
-    return ["--over", "megatron.seed=" + ",".join(map(str, range(1, count + 1)))]
+    return ["--sweep", "megatron.seed=" + ",".join(map(str, range(1, count + 1)))]
 
 
 def every_kind(steps: list[str], each: int) -> list[int]:
@@ -189,10 +189,8 @@ def slow_sbatch(launchers: Launchers, before: str, after: str = ":") -> dict[str
 
 
 def wait_until_sbatch_began(launchers: Launchers) -> None:
-    end = time.monotonic() + 60
-    while not (launchers.folder / "began").exists() or not (launchers.folder / "began").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    began = launchers.folder / "began"
+    assert until(lambda: began.exists() and began.read_text() != "", 60)
 
 
 def test_ctrl_c_waits_for_the_answer_of_sbatch(launchers: Launchers) -> None:
@@ -233,17 +231,18 @@ def test_an_sbatch_that_outlives_the_launcher_of_a_single_run(launchers: Launche
 
 
 def test_runs_finds_the_job_of_a_run_that_was_cut_off(launchers: Launchers) -> None:
-    env = slow_sbatch(launchers, ":", "sleep 20")
+    go = launchers.folder / "go"
+    env = slow_sbatch(launchers, ":", f"for n in $(seq 600); do [ ! -e {go} ] || break; sleep 0.1; done")
     process = launchers.start(*launchers.command(), **env)
     wait_until_sbatch_began(launchers)
-    while not launchers.jobs("tiny_cpu"):
-        time.sleep(0.1)
+    assert until(lambda: bool(launchers.jobs("tiny_cpu")), 60, every=0.1)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     run = launchers.known()[0]
     if not run["jobs"]:  # its sbatch, which holds the run, is in a session of its own
-        assert "being submitted" in run["detail"] or "cut off" in run["detail"]
-        time.sleep(20)
+        assert "being submitted" in run["detail"] or "interrupted" in run["detail"]
+        go.touch()
+        assert until(lambda: launchers.known()[0]["jobs"], 60, every=0.1)
         run = launchers.known()[0]
     assert run["jobs"] == launchers.jobs("tiny_cpu")
     assert launchers.run("cancel", run["run"]).returncode == 0
@@ -265,7 +264,7 @@ def test_two_launchers_racing(launchers: Launchers) -> None:
     assert [process.returncode for process in racing] == [0] * 4
     assert len(names) == 4, "each of these commands asked for a run of its own"
     assert sorted(run["jobs"][0] for run in launchers.known(*names)) == launchers.jobs("tiny_cpu")
-    row("two launchers racing on a study of 20", "one says 20 submitted, the other 20 were there")
+    row("two launchers racing on a study of 20", "one says 20 submitted, the other 20 already existed")
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------
@@ -303,12 +302,12 @@ def test_a_disk_that_is_full_right_after_sbatch(launchers: Launchers, small_disk
     command = launchers.command(*grid(3), "--study", "s")
     cut = launchers.run(*command, **slow_sbatch(launchers, ":", fill))
     assert cut.returncode == 3, cut.stderr
-    assert "is submitted, but cannot be written down" in cut.stderr
+    assert "is submitted, but cannot be recorded" in cut.stderr
     assert len(launchers.jobs("s")) == 3
     (small_disk / "fill").unlink()
     assert launchers.run(*command).returncode == 0
     whole(launchers, "s", 3)
-    row("disk full at the manifest, after sbatch", "job N is submitted, but cannot be written down: same command")
+    row("disk full at the manifest, after sbatch", "job N is submitted, but cannot be recorded: same command")
 
 
 def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path) -> None:
@@ -321,11 +320,11 @@ def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path
     remount(small_disk, "ro")
     cut = launchers.run(*command)
     assert cut.returncode == 1, cut.stderr
-    assert "cannot be written by you" in cut.stderr
+    assert "you cannot" in cut.stderr
     remount(small_disk, "rw")
     assert launchers.run(*command).returncode == 0
     whole(launchers, "s", 3)
-    row("run root read-only in the middle", "cannot be written by you; the same command completes it")
+    row("run root read-only in the middle", "you cannot write to it; the same command completes it")
 
 
 # --- who may write, and whose job it is -------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path
 def test_nothing_is_writable_for_everyone_under_any_umask(launchers: Launchers) -> None:
     """Neither what the launcher makes nor what the job writes."""
     submit = ["submit", "tiny_cpu", "--backend", "sbatch", "--set", "launch.python=/bin/true", "--wait"]
-    line = " ".join([*FP8LAUNCH, *submit, "--over", "megatron.seed=1,2", "--yes"])
+    line = " ".join([*FP8LAUNCH, *submit, "--sweep", "megatron.seed=1,2", "--yes"])
     done = launchers.run("-c", f"umask 000; exec {line}", program=["bash"])
     assert done.returncode == 0, done.stderr
     found = [launchers.folder / "runs", *(launchers.folder / "runs").rglob("*")]

@@ -14,12 +14,13 @@ import pytest
 from cluster import Cluster as Slurm
 from cluster.config import ACCOUNT, FORBIDDEN_QOS, SHORT_QOS
 
-from fp8launch.check import machine
-from fp8launch.check import slurm as checks
-from fp8launch.check.site import Silent, Site, read_site
-from fp8launch.job.cluster import Cluster
-from fp8launch.problems import Problem
-from fp8launch.runs.submit import prepare
+from fp8launch.check.checker import check
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
+from fp8launch.job.build_job import UNPLACED, plan
+from fp8launch.job.prepared import prepare
+from fp8launch.schedulers.slurm import preflight as checks
+from fp8launch.schedulers.slurm.inventory import Silent, Site, read_site
 
 ROOT = Path(__file__).parents[2]
 # A recipe for the GPUs of the test cluster, of a size that any of its nodes can run.
@@ -37,7 +38,9 @@ def look(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
 
     def ask(*overrides: str, **profile: Any) -> list[Problem]:
         prepared = prepare(RECIPE, overrides)
-        return list(checks.problems(prepared, Cluster.model_validate(profile), os.environ))
+        cluster = Cluster.model_validate(profile)
+        job = plan(prepared.loaded, prepared.args, cluster, UNPLACED, runtime="pyxis", check_paths=False)
+        return list(checks.problems(job, prepared.loaded, os.environ))
 
     yield ask
     read_site.cache_clear()
@@ -78,7 +81,7 @@ def test_one_of_several_partitions_is_enough(look: Look) -> None:
 def test_more_nodes_than_the_partition_has(look: Look) -> None:
     problem = only(look("resources.nodes=2", "batch.global=8", partition="debug"))
     assert (problem.code, problem.severity) == ("slurm-nodes", "error")
-    assert "2 nodes, and partition debug has 1" in problem.message
+    assert "2 nodes, but partition debug has 1" in problem.message
     assert only(look("resources.nodes=9", "batch.global=36")).fix == "use --nodes 4 or less"
 
 
@@ -112,7 +115,7 @@ def test_a_recipe_for_another_gpu_is_a_warning(look: Look) -> None:
 @pytest.mark.parametrize(
     ("profile", "code", "says"),
     [
-        ({"account": "nobody"}, "slurm-account", f"yours are: {ACCOUNT}"),
+        ({"account": "nobody"}, "slurm-account", f"your accounts: {ACCOUNT}"),
         ({"qos": FORBIDDEN_QOS}, "slurm-qos", f"you may use: normal, {SHORT_QOS}"),
         ({"qos": "nonesuch"}, "slurm-qos", "nonesuch"),
         ({"constraint": "rack1&fast"}, "slurm-constraint", "'fast'"),
@@ -196,7 +199,7 @@ def test_a_slurm_conf_that_is_gone_costs_no_minute(look: Look, monkeypatch: pyte
 def test_without_accounting_words_the_refusal_is_still_told(look: Look, slurm: Slurm) -> None:
     slurm.stop_dbd()
     problem = only(look(account="nobody"))
-    assert (problem.code, problem.message) == ("slurm-account", "account 'nobody' is none of yours")
+    assert (problem.code, problem.message) == ("slurm-account", "you cannot use account 'nobody'")
 
 
 def test_the_cluster_is_read_once(look: Look) -> None:
@@ -208,9 +211,9 @@ def test_the_cluster_is_read_once(look: Look) -> None:
 def test_the_whole_layer_on_the_cluster(look: Look, slurm: Slurm, tmp_path: Path) -> None:
     """Files, machine and Slurm together, each thing told once."""
     prepared = prepare(RECIPE, ["resources.nodes=9", "batch.global=36", f"checkpoint.load={tmp_path}/gone"])
-    profile = Cluster(run_root=str(tmp_path), partition="main")
-    found = [p.code for p in machine.problems(prepared, profile, os.environ)]
-    assert found == ["checkpoint-missing", "slurm-nodes"]
+    profile = Cluster(run_root=str(tmp_path), partition="main", shared_folders=[str(tmp_path)])
+    result = check(prepared, profile, layers=("machine",))
+    assert [p.code for p in result.problems] == ["checkpoint-missing", "slurm-nodes"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from cluster.processes import until
 
 ROOT = Path(__file__).parents[2]
 # A run that needs no training: the step starts `true` with the arguments that Python would get.
@@ -35,7 +36,8 @@ def fp8launch(env: dict[str, str], *arguments: str) -> subprocess.CompletedProce
 
 
 def grid(count: int, *more: str) -> list[str]:
-    return ["submit", "tiny_cpu", "--over", "megatron.seed=" + ",".join(map(str, range(1, count + 1))), *INSTANT, *more]
+    seeds = ",".join(map(str, range(1, count + 1)))
+    return ["submit", "tiny_cpu", "--sweep", f"megatron.seed={seeds}", *INSTANT, *more]
 
 
 def submitted(slurm: Cluster) -> list[str]:
@@ -51,6 +53,9 @@ def states(env: dict[str, str], study: str) -> dict[str, str]:
 
 def wait_done(env: dict[str, str], study: str, count: int, seconds: float = 90) -> dict[str, str]:
     end = time.monotonic() + seconds
+    # squeue costs a tenth of what `fp8launch runs` does.
+    waiting = ["squeue", "-h", "-t", "PD,R,CG", "-o", "%j"]
+    until(lambda: "tiny_cpu" not in subprocess.run(waiting, env=env, capture_output=True, text=True).stdout, seconds)
     while time.monotonic() < end:
         found = states(env, study)
         if len(found) == count and all(state in ("completed", "failed", "cancelled") for state in found.values()):
@@ -80,13 +85,13 @@ def test_a_study_asks_before_it_submits(slurm: Cluster, env: dict[str, str]) -> 
 
 
 def test_bad_points_stop_the_study_unless_they_are_to_be_skipped(slurm: Cluster, env: dict[str, str]) -> None:
-    command = ["submit", "tiny_cpu", "--over", "batch.micro=2,3", *INSTANT]
+    command = ["submit", "tiny_cpu", "--sweep", "batch.micro=2,3", *INSTANT]
     refused = fp8launch(env, *command)
     assert refused.returncode == 1
     assert "micro batch 3" in refused.stderr
     done = fp8launch(env, *command, "--skip-bad")
     assert done.returncode == 0
-    assert "left out: micro=3" in done.stderr
+    assert "skipped: micro=3" in done.stderr
     assert "1 submitted" in done.stderr
 
 
@@ -192,3 +197,67 @@ def test_two_hundred_array_tasks(slurm: Cluster, env: dict[str, str]) -> None:
     assert "200 submitted by 1 calls" in done.stderr
     assert took < 60
     assert set(wait_done(env, done.stdout.split()[-1], 200, 240).values()) == {"completed"}
+
+
+def test_submitit_submits_a_grid_as_one_array(slurm: Cluster, env: dict[str, str]) -> None:
+    command = [word if word != "sbatch" else "submitit" for word in grid(4)]
+    first = fp8launch(env, *command)
+    assert first.returncode == 0, first.stderr
+    assert "4 submitted by 1 calls" in first.stderr
+    study = first.stdout.split()[-1]
+    assert set(wait_done(env, study, 4).values()) == {"completed"}
+    jobs = [run["jobs"][0] for run in json.loads(fp8launch(env, "runs", study, "--json").stdout)]
+    assert sorted(job.partition("_")[2] for job in jobs) == ["0", "1", "2", "3"]
+    assert "0 submitted" in fp8launch(env, *command).stderr
+
+
+@pytest.mark.parametrize("by", ["fp8launch", "scancel"])
+def test_tasks_that_were_cancelled_while_they_waited_are_submitted_again(
+    slurm: Cluster, env: dict[str, str], tmp_path: Path, by: str
+) -> None:
+    """squeue forgets them after some minutes, and the accounting has one row in brackets for all of them."""
+    command = [*grid(4), "--set", "resources.gpus_per_node=1"]
+    held = ["scontrol", "update", "PartitionName=main", "State=DOWN"]
+    slurm.run(*held)
+    try:
+        study = fp8launch(env, *command).stdout.split()[-1]
+        array = json.loads(fp8launch(env, "runs", study, "--json").stdout)[0]["jobs"][0].partition("_")[0]
+        if by == "fp8launch":
+            assert fp8launch(env, "cancel", study).returncode == 0
+        else:
+            slurm.run("scancel", array)
+    finally:
+        slurm.run(*held[:-1], "State=UP")
+    forgetful = tmp_path / "forgetful"
+    forgetful.mkdir()
+    (forgetful / "squeue").write_text("#!/bin/sh\nexit 0\n")
+    (forgetful / "squeue").chmod(0o755)
+    later = {**env, "PATH": f"{forgetful}:{env['PATH']}"}
+    end = time.monotonic() + 30
+    while set(states(later, study).values()) != {"cancelled"}:
+        assert time.monotonic() < end, states(later, study)
+        time.sleep(1)
+    done = fp8launch(env, *command, "--retry-failed")
+    assert "4 submitted" in done.stderr, done.stderr
+    assert set(wait_done(env, study, 4).values()) == {"completed"}
+
+
+def test_a_dead_controller_is_no_reason_to_train_on_the_login_node(
+    slurm: Cluster, env: dict[str, str], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $SLURM_JOB_ID >> {tmp_path}/trained\n")
+    python.chmod(0o755)
+    profile = tmp_path / "c.yaml"
+    profile.write_text("partition: main\n")
+    command = ["submit", "tiny_cpu", "--set", f"launch.python={python}", "--cluster", str(profile)]
+    slurm.settle()
+    slurm.stop_controller()
+    refused = fp8launch(env, *command, "--wait")
+    assert refused.returncode == 3, refused.stderr
+    assert not (tmp_path / "trained").exists()
+    slurm.start_controller()
+    done = fp8launch(env, *command, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trained").read_text().strip(), "it ran in a job"
+    assert len(list(Path(env["FP8LAUNCH_RUNS"]).glob("tiny_cpu-*"))) == 1

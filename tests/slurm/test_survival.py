@@ -11,7 +11,7 @@ import pytest
 from drilling import ITERATIONS, LONG, MODEL, Chain, row, same_curve
 from launching import losses, sets, train_here
 
-from fp8launch.train import saved
+from fp8launch.injob.supervisor import checkpoints
 
 pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.drill]
 
@@ -33,7 +33,7 @@ def test_two_time_limits(chain: Callable[..., Chain], way: str) -> None:
     assert causes[-1] == "finished" and set(causes[:-1]) == {"time-limit"} and len(causes) > 2
     assert one.past_the_checkpoint() == 0
     # Two are kept, and what the last attempt added before anybody could look again.
-    assert len(saved.iterations(one.folder / "ckpt")) <= 2 + 1
+    assert len(checkpoints.iterations(one.folder / "ckpt")) <= 2 + 1
     alone = train_here(one.site.folder / "alone", *MODEL, *sets(f"train.iterations={LONG}"), timeout=600)
     same_curve(one, losses(alone), LONG)
     row(f"time limit reached {len(causes) - 1} times, by {way}", one, one.record["attempts"][0]["then"])
@@ -144,11 +144,11 @@ def test_a_torn_checkpoint_is_not_the_one_to_go_on_from(chain: Callable[..., Cha
     one.site.slurm.wait_state(one.job, "CANCELLED")
     one.reaches(lambda: one.site.slurm.run("squeue", "-h").stdout == "", 30)
     newest = one.checkpoint
-    for part in saved.place(one.folder / "ckpt", newest).glob("*.distcp"):
+    for part in checkpoints.place(one.folder / "ckpt", newest).glob("*.distcp"):
         part.write_bytes(part.read_bytes()[:1000])
     done = one.site.run("resume", one.run, "--wait")
     assert done.returncode == 0, done.stderr
     start = int(re.search(r"from iteration (\d+)", done.stderr)[1])  # type: ignore[index]
     assert 0 < start < newest
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
-    row("newest checkpoint torn, then `resume`", one, f"goes on from iteration {start}, not {newest}")
+    row("newest checkpoint torn, then `resume`", one, f"continues from iteration {start}, not {newest}")

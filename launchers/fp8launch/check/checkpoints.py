@@ -9,33 +9,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
-from fp8launch.megatron.translate import MegatronArgs
-from fp8launch.problems import Problem
-from fp8launch.train.saved import TRACKER, whole_number
+from fp8launch.diagnostics import Problem
+from fp8launch.engines.base import EngineArguments
+from fp8launch.injob.supervisor.checkpoints import TRACKER, read_tracker, whole_number
 
 
-def load_problems(args: MegatronArgs, paths: JobPaths) -> Iterator[Problem]:
-    """What is wrong with the checkpoints that `load` and `pretrained_checkpoint` name."""
+def load_problems(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
+    """Yield the problems of the checkpoints that `load` and `pretrained_checkpoint` name."""
     save = args.values.get("save")
     for flag in ("load", "pretrained_checkpoint"):
         text = args.values.get(flag)
         if not isinstance(text, str) or not text or is_remote(text) or unexpanded(text):
             continue
-        # Loading from where it saves is how a run goes on after a restart: at its first start nothing is there.
+        # A run that loads from the folder it saves to resumes after a restart; at its first start the folder is empty.
         resumes = flag == "load" and isinstance(save, str) and posixpath.normpath(save) == posixpath.normpath(text)
         problem = _problem(flag, text, args, paths, resumes)
         if problem is not None:
             yield problem
 
 
-def _problem(flag: str, text: str, args: MegatronArgs, paths: JobPaths, resumes: bool) -> Problem | None:
+def _problem(flag: str, text: str, args: EngineArguments, paths: JobPaths, resumes: bool) -> Problem | None:
     where = args.places.get(flag)
     if not text.startswith("/"):
         message = f"{flag} '{text}' is relative to the run folder, which is new for each run and holds no checkpoint"
-        fix = "write the path in full, or the same as checkpoint.dir to go on after a restart"
+        fix = "write an absolute path, or the same path as checkpoint.dir to resume after a restart"
         return None if resumes else Problem("error", "path-relative", message, where, fix)
-    if paths.forgotten(text):
-        return not_mounted(flag, text, where, text)
+    if not paths.visible(text):
+        return not_mounted("checkpoint.load" if flag == "load" else flag, text, where, paths, "read")
     here = paths.here(text)
     if here is None:
         return None
@@ -48,30 +48,30 @@ def _problem(flag: str, text: str, args: MegatronArgs, paths: JobPaths, resumes:
 
 
 def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
-    """Why Megatron would find no checkpoint in a folder, and what to do; None when it finds one."""
+    """Return why Megatron would find no checkpoint in a folder, and the fix; None if it finds one."""
     random = "Megatron would start from random weights"
     found = kind_of(here)
     if found != "folder":
-        states = {"file": "is a file, not a folder", "denied": "may not be read by you"}
+        states = {"file": "is a file, not a folder", "denied": "is not readable for you"}
         return states.get(found, f"does not exist: {random}"), "correct the path"
     if step is None:
         tracker = here / TRACKER
         if kind_of(tracker) == "missing":
             return f"has no {TRACKER}: {random}", _advice(here)
         try:
-            text = tracker.read_text().strip()
+            text = read_tracker(here)
         except (OSError, ValueError) as exc:
             return f"has a {TRACKER} that cannot be read: {exc}", "correct it"
         number = whole_number(text)
         if number is None and text != "release":
-            return f"has a {TRACKER} that says '{text[:40]}', which is no iteration", _advice(here)
+            return f"has a {TRACKER} with '{text[:40]}', which is not an iteration", _advice(here)
         name = "release" if text == "release" else f"iter_{number:07d}"
     else:
         name = f"iter_{step:07d}"
     if kind_of(here / name) == "missing":
         there = ", ".join(_iterations(here)[-3:]) or "none"
         source = f"{TRACKER} names" if step is None else "ckpt_step names"
-        return f"lacks {name}, which {source}", f"there: {there}; choose one with megatron.ckpt_step"
+        return f"lacks {name}, which {source}", f"existing checkpoints: {there}; choose one with megatron.ckpt_step"
     if kind_of(here / name) == "folder" and not entries(here / name):
         return f"has an empty {name}", "choose another iteration with megatron.ckpt_step"
     return None
@@ -83,10 +83,12 @@ def _iterations(here: Path) -> list[str]:
 
 def _advice(here: Path) -> str:
     if match := re.fullmatch(r"iter_(\d+)", here.name):
-        return f"name the folder above it, {here.parent}, and set megatron.ckpt_step: {int(match[1])}"
+        return f"use its parent folder, {here.parent}, and set megatron.ckpt_step: {int(match[1])}"
     if iterations := _iterations(here):
-        return f"set megatron.ckpt_step: {int(iterations[-1].removeprefix('iter_'))}, or write that into {TRACKER}"
+        return (
+            f"set megatron.ckpt_step: {int(iterations[-1].removeprefix('iter_'))}, or write this number into {TRACKER}"
+        )
     names = entries(here)
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return "this is a Hugging Face checkpoint: convert it to Megatron's format first"
-    return "name the folder that an earlier run had as checkpoint.dir"
+    return "use the checkpoint.dir of an earlier run"

@@ -1,6 +1,6 @@
-"""Do the files exist that a run reads, and can it write where it wants to? Only what this machine can see is judged.
+"""Check the files that a run reads and the folders that it writes, as far as this machine can access them.
 
-Megatron's validators know nothing of files: all of this would end, or silently spoil, a run after the queue.
+Megatron's validators do not look at files, so these mistakes end or silently spoil a run after it waited in the queue.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fp8launch.check.blends import blend_problems
 from fp8launch.check.checkpoints import load_problems
+from fp8launch.check.data_blend import blend_problems
 from fp8launch.check.job_paths import (
     JobPaths,
     Kind,
@@ -21,59 +21,45 @@ from fp8launch.check.job_paths import (
     why_not_writable,
 )
 from fp8launch.check.tokenizers import tokenizer_problems
-from fp8launch.job.cluster import Cluster
-from fp8launch.megatron.translate import MegatronArgs
-from fp8launch.problems import Problem, Severity
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import Problem, Severity
+from fp8launch.engines.base import EngineArguments
+from fp8launch.megatron.path_flags import PATH_FLAGS, path_flags
 
 if TYPE_CHECKING:
-    from fp8launch.runs.submit import Prepared
+    from fp8launch.job.prepared import Prepared
 
-# Flags that name one file to read, from the schemas of 0.17 to 0.19. Those of the tokenizer, of data and of checkpoints
-# have rules of their own; those of REALM and ICT (titles, evidence, embeddings, blocks) train no GPT.
-READ_FILES = (
-    "vocab_file",
-    "merge_file",
-    "tokenizer_metadata",
-    "te_precision_config_file",
-    "kitchen_config_file",
-    "tp_comm_overlap_cfg",
-    "data_args_path",
-    "per_split_data_args_path",
-    "per_dataset_sequences_path",
-    "nccl_communicator_config_path",
-    "heterogeneous_layers_config_path",
-    "yaml_cfg",
-    "langrl_env_config",
-)
-READ_FOLDERS = ("logits_load_dir",)
-# Folders that are made when they are missing.
-WRITTEN_FOLDERS = (
-    "save",
-    "data_cache_path",
-    "tensorboard_dir",
-    "wandb_save_dir",
-    "non_persistent_global_ckpt_dir",
-    "logits_save_dir",
-    "config_logger_dir",
-    "rl_profile_dir",
-    "moe_routing_trace_path",
-    "ckpt_convert_save",
-)
+# Blends, tokenizers and the checkpoints that a run starts from have rules of their own.
+OWN_RULES = {*path_flags("read", "prefix", "name"), "load", "pretrained_checkpoint"}
+READ_FILES = tuple(flag for flag in path_flags("read", "file") if flag not in OWN_RULES)
+READ_FOLDERS = tuple(flag for flag in path_flags("read", "folder") if flag not in OWN_RULES)
+WRITTEN_FOLDERS = tuple(path_flags("write", "folder"))
+WRITTEN_FILES = tuple(path_flags("write", "file", "prefix"))
+# The recipe keys of these flags.
+RECIPE_NAMES = {"save": "checkpoint.dir", "load": "checkpoint.load", "data_cache_path": "data.cache"}
 
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("path-not-expanded", "path-relative", "file-missing", "not-writable"), "error"),
+    **dict.fromkeys(("path-not-mounted",), "error"),
     **dict.fromkeys(("data-blend", "data-split", "data-missing", "data-unreadable", "data-broken"), "error"),
     **dict.fromkeys(("data-cache", "data-too-short", "tokenizer-missing", "checkpoint-missing"), "error"),
-    **dict.fromkeys(("path-not-mounted", "data-epochs", "tokenizer-from-network"), "warning"),
+    **dict.fromkeys(("data-manifest", "data-vocabulary", "data-other-tokenizer"), "error"),
+    **dict.fromkeys(("data-manifest-unread", "data-epochs", "tokenizer-from-network"), "warning"),
 }
 
 
-def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """What is wrong with the files of a run: data, tokenizer, checkpoints, caches, and whatever else a flag names.
+def problems(
+    prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], runtime: Runtime | None = None
+) -> Iterator[Problem]:
+    """Yield the problems of a run's files: data, tokenizer, checkpoints, caches, and other paths in flags.
 
-    `environment` is the submitting shell's, for where the Hugging Face cache is.
+    `environment` is the submitting shell's, which locates the Hugging Face cache; `runtime` runs the recipe's image.
     """
-    args, paths = prepared.args, job_paths(prepared.loaded, cluster)
+    args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
+    yield from _programs(prepared, paths)
+    if not prepared.engine.description.covers("megatron_lm"):
+        return
     yield from _unexpanded(args)
     yield from _named_files(args, paths)
     yield from blend_problems(prepared, paths)
@@ -82,18 +68,17 @@ def problems(prepared: Prepared, cluster: Cluster, environment: Mapping[str, str
     yield from _written(args, paths)
 
 
-def _texts(args: MegatronArgs, *flags: str) -> Iterator[tuple[str, str]]:
-    """The flags that are set to a text, with it."""
+def _texts(args: EngineArguments, *flags: str) -> Iterator[tuple[str, str]]:
+    """Yield those of `flags` that are set to a text, with the text."""
     for flag in flags:
         value = args.values.get(flag)
         if isinstance(value, str) and value:
             yield flag, value
 
 
-def _unexpanded(args: MegatronArgs) -> Iterator[Problem]:
-    flags = (*READ_FILES, *READ_FOLDERS, *WRITTEN_FOLDERS, "tokenizer_model", "load", "pretrained_checkpoint")
-    blends = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-    texts = [*_texts(args, *flags)]
+def _unexpanded(args: EngineArguments) -> Iterator[Problem]:
+    blends = tuple(path_flags("read", "prefix"))
+    texts = [*_texts(args, *(flag for flag in PATH_FLAGS if flag not in blends))]
     for flag in blends:
         value = args.values.get(flag)
         texts += [(flag, str(item)) for item in (value if isinstance(value, list) else [value]) if item is not None]
@@ -102,34 +87,59 @@ def _unexpanded(args: MegatronArgs) -> Iterator[Problem]:
             yield Problem(
                 "error",
                 "path-not-expanded",
-                f"{flag} is '{text}', and arguments reach Megatron as they are written: no shell expands '~' or '$'",
+                f"{flag} is '{text}', but no shell expands '~' or '$' in Megatron's arguments",
                 args.places.get(flag),
-                "write the path in full",
+                "write an absolute path",
             )
 
 
-def _named_files(args: MegatronArgs, paths: JobPaths) -> Iterator[Problem]:
+def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
     for flag, text in _texts(args, *READ_FILES, *READ_FOLDERS):
         if is_remote(text) or unexpanded(text):
             continue
         wanted: Kind = "folder" if flag in READ_FOLDERS else "file"
-        if problem := missing_path(flag, text, args.places.get(flag), paths, wanted):
+        name = RECIPE_NAMES.get(flag, flag)
+        if problem := missing_path(name, text, args.places.get(flag), paths, wanted):
             yield problem
 
 
-def _written(args: MegatronArgs, paths: JobPaths) -> Iterator[Problem]:
-    for flag, text in _texts(args, *WRITTEN_FOLDERS):
-        # What is relative lies in the run folder, which is ours.
-        if is_remote(text) or not text.startswith("/"):
+def _written(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
+    for flag, text in _texts(args, *WRITTEN_FOLDERS, *WRITTEN_FILES):
+        if is_remote(text) or unexpanded(text):
             continue
-        here = paths.here(text)
-        if mount := paths.read_only(text):
-            why: str | None = f"the mount {mount} is read-only"
-        elif paths.forgotten(text):
-            yield not_mounted(flag, text, args.places.get(flag), text)
-            continue
-        else:
-            why = why_not_writable(here) if here is not None else None
-        if why:
-            fix = "choose a folder that the job can write, on the shared file system"
-            yield Problem("error", "not-writable", f"{flag} {text}: {why}", args.places.get(flag), fix)
+        where, name = args.places.get(flag), RECIPE_NAMES.get(flag, flag)
+        if not text.startswith("/"):
+            # It lies in the run folder, which is ours.
+            if paths.leaves_the_run_folder(text):
+                message = f"{name} '{text}' is outside the run folder, and the container has only the run folder"
+                fix = "write an absolute path, and mount its folder"
+                yield Problem("error", "path-not-mounted", message, where, fix)
+        elif not paths.mounted(text):
+            yield not_mounted(name, text, where, paths, "write")
+        elif why := _why_not_written(flag, text, paths):
+            fix = "choose a folder on the shared file system that the job can write to"
+            yield Problem("error", "not-writable", f"{name} {text}: {why}", where, fix)
+
+
+def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:
+    if mount := paths.read_only(text):
+        return f"the mount {mount} is read-only"
+    here = paths.here(text)
+    if here is None:
+        return None
+    return why_not_writable(here if flag in WRITTEN_FOLDERS else here.parent)
+
+
+def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Check the script and the interpreter inside a container; without a container, planning the job checks them."""
+    if paths.mounts is None:
+        return
+    loaded = prepared.loaded
+    for file in prepared.engine.files(loaded.recipe):
+        where = loaded.where(*file.key)
+        if problem := missing_path(".".join(file.key), file.path, where, paths, code=file.code):
+            yield problem
+    python = loaded.recipe.launch.python
+    brought = ("/usr/", "/bin/", "/opt/")  # where images keep their own
+    if python is not None and python.startswith("/") and not python.startswith(brought) and not paths.visible(python):
+        yield not_mounted("launch.python", python, loaded.where("launch", "python"), paths, "read")

@@ -1,4 +1,8 @@
-"""Where the paths of a job are on this machine: through the mounts of its container, or the same place without one."""
+"""Resolve the paths of a job through the mounts of its container, or directly without a container.
+
+A path that is not mounted into the container is an error, even if it exists on this machine: files that a run writes
+there are deleted with the container, and files that it reads there are not found.
+"""
 
 from __future__ import annotations
 
@@ -6,86 +10,181 @@ import os
 import posixpath
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fp8launch.job.cluster import Cluster
-from fp8launch.job.images import local_path
+from fp8launch.cluster.images import image_folder, local_path
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import Problem, UserError
 from fp8launch.job.job import Mount
-from fp8launch.problems import Problem, UserError
+from fp8launch.job.mounts import clean, covering, is_below, on_host
+from fp8launch.megatron.path_flags import Access
 from fp8launch.recipe.load import LoadedRecipe
 
 Kind = Literal["file", "folder", "missing", "denied"]
 # Megatron hands these to its object store readers; a single slash is a path.
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
+# As many as Linux follows in one path.
+_MAX_LINKS = 40
 
 
 @dataclass(frozen=True)
 class JobPaths:
-    """`mounts` is None for a job without a container, whose paths are the machine's own."""
+    """The file system that a job's processes see.
+
+    `mounts` is None for a job without a container, which sees the machine's own paths; otherwise the mounts in the
+    order in which they are made. `image` is the image's root folder on this machine, if the image is a folder.
+    `contains` are the paths that the recipe declares as part of the image.
+    """
 
     mounts: tuple[Mount, ...] | None
-    runtime: str | None = None
+    runtime: Runtime | None = None
+    image: Path | None = None
+    contains: tuple[str, ...] = ()
 
     def here(self, path: str) -> Path | None:
-        """The place of an absolute path of the job on this machine.
+        """Map an absolute path of the job to this machine.
 
-        None where this machine cannot see it: in an object store, in the image, or relative to a run folder to be.
+        None if this machine cannot access it: in an object store, in the image, or relative to a future run folder.
         """
         if not path.startswith("/"):
             return None
         if self.mounts is None:
             return Path(path)
-        mount = self._mount(path)
-        if mount is None:
-            return None
-        rest = posixpath.relpath(posixpath.normpath(path), posixpath.normpath(mount.target))
-        return Path(posixpath.normpath(posixpath.join(mount.source, rest)))
+        inside = self._followed(path)
+        host = on_host(self.mounts, inside)
+        if host is None and self.image is not None:
+            return self.image / inside.lstrip("/")
+        return None if host is None else Path(host)
 
     def read_only(self, path: str) -> Mount | None:
-        """The read-only mount that holds an absolute path."""
-        mount = self._mount(path) if self.mounts is not None else None
+        """Return the read-only mount that contains an absolute path, if any."""
+        mount = covering(self.mounts or (), self._followed(path))
         return mount if mount is not None and mount.read_only else None
 
-    def forgotten(self, path: str) -> bool:
-        """The path is on this machine, and no mount brings it into the container.
+    def mounted(self, path: str) -> bool:
+        """Return whether an absolute path is on the host, so that files written there outlive the container."""
+        return self.mounts is None or covering(self.mounts, self._followed(path)) is not None
 
-        A runtime may bring more by itself: Apptainer home and what its site says, Charliecloud /tmp, enroot what its
-        site says. So this is a reason to warn, never to refuse.
-        """
-        if self.mounts is None or self.runtime == "apptainer" or not path.startswith("/") or self._mount(path):
-            return False
-        if self.runtime == "charliecloud" and _is_below(posixpath.normpath(path), "/tmp"):
-            return False
-        return os.path.lexists(path)
+    def visible(self, path: str) -> bool:
+        """Return whether a job can find an absolute path, on the host or in the known parts of the image."""
+        if self.mounted(path):
+            return True
+        inside = self._followed(path)
+        if any(is_below(inside, clean(place)) for place in self.contains):
+            return True
+        return self.image is not None and os.path.lexists(self.image / inside.lstrip("/"))
 
-    def _mount(self, path: str) -> Mount | None:
-        path = posixpath.normpath(path)
-        over = [m for m in self.mounts or () if _is_below(path, posixpath.normpath(m.target))]
-        return max(over, key=lambda m: len(posixpath.normpath(m.target)), default=None)
+    def leaves_the_run_folder(self, path: str) -> bool:
+        """Return whether a relative path leads out of the run folder, where a container has no files."""
+        return self.mounts is not None and posixpath.normpath(path).startswith("..")
+
+    def target_of_link(self, path: str) -> str:
+        """Resolve the links of an absolute path as the container resolves them."""
+        return self._followed(path)
+
+    def _followed(self, path: str) -> str:
+        """`path` with its symbolic links resolved as the container resolves them: their targets are paths in there."""
+        mounts = self.mounts or ()
+        targets = {clean(mount.target) for mount in mounts}
+        at, links = "/", 0
+        pending = _parts(clean(path))
+        while pending:
+            name = pending.pop(0)
+            if name == "..":
+                at = posixpath.dirname(at)
+                continue
+            step = posixpath.join(at, name)
+            # A mount on a link hides it; what the mount's source leads to, the host resolves.
+            link = None if step in targets else _link(on_host(mounts, step))
+            if link is None or links == _MAX_LINKS:
+                at = step
+                continue
+            links += 1
+            at = "/" if link.startswith("/") else at
+            pending = _parts(link) + pending
+        return at
 
 
-def job_paths(loaded: LoadedRecipe, cluster: Cluster) -> JobPaths:
-    """The paths of a recipe's job. Mounts that do not parse are left out: planning the job tells of them."""
-    if loaded.recipe.container.image is None or cluster.runtime == "none":
+def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = None) -> JobPaths:
+    """Return the file system of a recipe's job; `runtime` defaults to the profile's, else pyxis.
+
+    Mounts that do not parse are skipped here; planning the job reports them.
+    """
+    container = loaded.recipe.container
+    runtime = runtime or cluster.runtime or "pyxis"
+    if container.image is None or runtime == "none":
         return JobPaths(None)
-    texts = [*cluster.mounts, *loaded.recipe.container.mounts]
-    return JobPaths(tuple(m for text in texts if (m := _parse(text))), cluster.runtime)
+    stated = [mount for text in (*cluster.mounts, *container.mounts) if (mount := parse_mount(text))]
+    image = image_folder(container.image, cluster)
+    return JobPaths((*_runtime_mounts(runtime, os.environ), *stated), runtime, image, tuple(container.contains))
+
+
+def _runtime_mounts(runtime: Runtime, environment: Mapping[str, str]) -> tuple[Mount, ...]:
+    """Return the mounts that a runtime adds to every container, as far as this machine can determine them.
+
+    Pyxis adds none: its /tmp is empty and is deleted with the container, and our jobs disable the home folder.
+    Charliecloud mounts /tmp. Apptainer mounts /tmp, the home folder, and the bind paths of its configuration.
+    """
+    if runtime == "charliecloud":
+        return (Mount("/tmp", "/tmp"),)
+    if runtime != "apptainer":
+        return ()
+    home = environment.get("HOME", "")
+    places = ["/tmp", "/var/tmp", *([home] if home.startswith("/") else [])]
+    found = [Mount(place, place) for place in places]
+    for config in _APPTAINER_CONFIGS:
+        found += _apptainer_binds(config)
+    return tuple(found)
+
+
+_APPTAINER_CONFIGS = (
+    Path("/etc/apptainer/apptainer.conf"),
+    Path("/usr/local/etc/apptainer/apptainer.conf"),
+    Path("/etc/singularity/singularity.conf"),
+    Path("/usr/local/etc/singularity/singularity.conf"),
+)
+
+
+def _apptainer_binds(config: Path) -> list[Mount]:
+    """Parse the site's `bind path = /source[:/target[:options]]` lines."""
+    try:
+        text = config.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return []
+    stated = re.findall(r"^[ \t]*bind path[ \t]*=[ \t]*(\S+)", text, re.M)
+    return [mount for line in stated if (mount := parse_mount(line))]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _link(host: str | None) -> str | None:
+    """The target of a symbolic link of this machine; None for anything else."""
+    if host is None:
+        return None
+    try:
+        return os.readlink(host)  # noqa: PTH115 a Path would normalize the target
+    except (OSError, ValueError):
+        return None
 
 
 def is_remote(path: str) -> bool:
-    """An address of an object store, such as s3://bucket/key."""
+    """Return whether a path is an address of an object store, such as s3://bucket/key."""
     return _REMOTE.match(path) is not None
 
 
 def unexpanded(path: str) -> bool:
-    """Holds a `~` or `$` that a shell would have expanded; no shell reads Megatron's arguments."""
+    """Return whether a path contains a `~` or `$` that a shell would expand; no shell reads Megatron's arguments."""
     return path.startswith(("~", "$")) or "/$" in path
 
 
 def kind_of(path: Path) -> Kind:
-    """What is at a path, for this user; a path that no file system takes is missing."""
+    """Return the kind of a path as this user sees it; a path that is invalid for the file system is "missing"."""
     try:
         return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
     except PermissionError:
@@ -95,7 +194,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def entries(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none where there is no folder or it may not be read."""
+    """Return the sorted names in a folder; empty if the folder is missing or unreadable."""
     try:
         return sorted(entry.name for entry in folder.iterdir())
     except (OSError, ValueError):
@@ -105,54 +204,81 @@ def entries(folder: Path) -> list[str]:
 def missing_path(
     what: str, text: str, where: str | None, paths: JobPaths, wanted: Kind = "file", code: str = "file-missing"
 ) -> Problem | None:
-    """The problem of a path that a run reads and that is not there; None where it is, or where nobody can see it."""
+    """Return the problem of a missing input path; None if it exists or cannot be checked from here."""
     if not text.startswith("/"):
         return Problem(
             "error",
             "path-relative",
-            f"{what} '{text}' is relative to the run folder, which is new for each run and does not hold it",
+            f"{what} '{text}' is relative to the run folder, which is new for each run and does not contain it",
             where,
-            "write the path in full",
+            "write an absolute path",
         )
-    if paths.forgotten(text):
-        return not_mounted(what, text, where, text.rpartition("/")[0] or text)
+    if not paths.visible(text):
+        return not_mounted(what, text, where, paths, "read")
     here = paths.here(text)
     found = wanted if here is None else kind_of(here)
     if found == wanted:
         return None
     seen = "" if str(here) == text else f" (on this machine {here})"
-    state = {"missing": "does not exist", "denied": "may not be read by you"}.get(
+    state = {"missing": "does not exist", "denied": "is not readable for you"}.get(
         found, f"is a {found}, not a {wanted}"
     )
     return Problem("error", code, f"{what} {text}{seen} {state}", where, "correct the path")
 
 
-def not_mounted(what: str, text: str, where: str | None, folder: str) -> Problem:
-    """A path that exists here and that the job's container will not have."""
-    return Problem(
-        "warning",
-        "path-not-mounted",
-        f"{what} {text} is on this machine, but no mount brings it into the container",
-        where,
-        f"add '{folder}' to container.mounts, or to `mounts:` of the cluster profile",
-    )
+def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access: Access) -> Problem:
+    """Return the problem of a path that the job's container lacks, with the mount that would add it."""
+    led = paths.target_of_link(text)
+    place = text if led == clean(text) else f"{text}, a link to {led},"
+    if access == "write":
+        state = "files that the run writes there are deleted with the container"
+    elif os.path.lexists(led):
+        state = "it exists on this machine, but the run will not find it"
+    else:
+        state = "the run will not find it"
+    folder = _folder_to_mount(led, access)
+    fix = f"mount it: `container: {{mounts: [{folder}]}}` in the recipe, or `mounts: [{folder}]` in the cluster profile"
+    if access == "read":
+        fix += f"; if the image itself contains it, `container: {{contains: [{text}]}}`"
+    elif places := _mounted_places(paths.mounts or ()):
+        fix += f"; or choose a folder below {places}"
+    message = f"{what} {place} is not on a mount of the container: {state}"
+    return Problem("error", "path-not-mounted", message, where, fix)
+
+
+def _folder_to_mount(path: str, access: Access) -> str:
+    """Return the nearest existing folder; if there is none, the first folder of the path."""
+    root = Path("/")
+    found = Path(path) if access == "write" else Path(path).parent
+    while kind_of(found) != "folder" and found != root:
+        found = found.parent
+    if found != root:
+        return str(found)
+    return f"/{Path(path).parts[1]}"
+
+
+def _mounted_places(mounts: tuple[Mount, ...]) -> str:
+    # Files in a node's /tmp do not survive, so it is not suggested.
+    kept = [mount.target for mount in mounts if not mount.read_only and mount.target not in ("/tmp", "/var/tmp")]
+    return " or ".join(dict.fromkeys(kept[-3:]))
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Why the folder `path` cannot be made or written by this user, in words; None when it can."""
+    """Return why this user cannot create or write the folder `path`; None if it is writable."""
     found = path
     while kind_of(found) == "missing" and found != found.parent:
         found = found.parent
     if kind_of(found) == "denied":
-        return f"{found.parent} does not let you in"
+        return f"you have no access to {found.parent}"
     if kind_of(found) != "folder":
         return f"{found} is not a folder"
     if not os.access(found, os.W_OK | os.X_OK):
-        return f"{found} cannot be written by you" if found == path else f"{found} does not let you make it"
+        return f"you cannot write to {found}" if found == path else f"you cannot create folders in {found}"
     return None
 
 
-def _parse(text: str) -> Mount | None:
+def parse_mount(text: str) -> Mount | None:
+    """Parse `/source[:/target[:mode]]` and expand `~`; None if the text is not a mount."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     try:
@@ -161,7 +287,3 @@ def _parse(text: str) -> Mount | None:
         return None
     target = target or source
     return Mount(source, target, mode == "ro") if source.startswith("/") and target.startswith("/") else None
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

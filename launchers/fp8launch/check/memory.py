@@ -1,16 +1,15 @@
-"""Does a run fit its GPUs? An error when it cannot, a warning when it may not, each with what would help and how much.
+"""Check that a run fits its GPUs: an error if it cannot, a warning if it may not; fixes state how much they save.
 
 Source: `fp8launch.megatron.memory`, whose docs/memory.md compares it with measured runs.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterator, Mapping
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.diagnostics import Problem, Severity
 from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate
-from fp8launch.problems import Problem, Severity
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
@@ -24,8 +23,8 @@ DOUBT = 1.1
 SUGGESTIONS = 3
 
 
-def problems(run: Facts) -> Iterator[Problem]:
-    """At most one problem: that the run does not fit, or hardly. None for a CPU or a model that is not counted."""
+def problems(run: ResolvedRun) -> Iterator[Problem]:
+    """Yield at most one problem: the run does not fit, or barely. None for CPUs and models that are not counted."""
     capacity = run.gpu.memory_gib * 1024 * MIB
     found = run_estimate(run)
     if found is None or not capacity or not run.uses_te:
@@ -37,15 +36,14 @@ def problems(run: Facts) -> Iterator[Problem]:
         yield _problem(run, found, capacity, "tight-memory", verdict)
 
 
-def run_estimate(run: Facts, changes: Mapping[str, object] | None = None) -> MemoryEstimate | None:
-    """The estimate of a run, with some arguments (by Megatron's attribute name) changed."""
-    changed = dict(changes or {})
-    args: Mapping[str, object] = ChainMap(changed, dict(run.given), dict(run.defaults))
+def run_estimate(run: ResolvedRun, changes: Mapping[str, object] | None = None) -> MemoryEstimate | None:
+    """Return the estimate of a run, with some arguments (by Megatron's attribute name) changed."""
+    args = {**run.arguments, **(changes or {})}
     return estimate(args, run.layout.world, _microbatches(run, args), run.gpu)
 
 
-def _microbatches(run: Facts, args: Mapping[str, object]) -> int:
-    """Micro batches of a step on each pipeline, with the division that the arguments ask for."""
+def _microbatches(run: ResolvedRun, args: Mapping[str, object]) -> int:
+    """Return the number of micro batches per step on each pipeline, for these arguments."""
     sizes = [args.get(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context")]
     ranks = run.layout.world
     for size in sizes:
@@ -54,19 +52,19 @@ def _microbatches(run: Facts, args: Mapping[str, object]) -> int:
     return max(run.layout.global_batch // max((micro if isinstance(micro, int) else 1) * ranks, 1), 1)
 
 
-def _problem(run: Facts, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:
+def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:
     stage = f" on pipeline stage {found.stage}" if found.stages > 1 else ""
     largest = sorted((t for t in found.terms if t.certainty != "reserve"), key=lambda t: -t.bytes)[:3]
     message = (
-        f"the run {verdict} on {run.gpu.name}: it needs about {_gib(found.total)} of {_gib(capacity)} a GPU{stage} "
-        f"(PyTorch will allocate {_gib(found.peak)}; mostly {', '.join(map(_term, largest))})"
+        f"the run {verdict} on {run.gpu.name}: it needs about {_gib(found.total)} of {_gib(capacity)} per GPU{stage} "
+        f"(PyTorch allocates {_gib(found.peak)}; the largest parts are {', '.join(map(_term, largest))})"
     )
     where = run.where("micro_batch_size", "recompute_granularity", "gpu")
     return Problem(CODES[code], code, message, where, _fix(run, found, capacity))
 
 
-def _fix(run: Facts, found: MemoryEstimate, capacity: float) -> str:
-    """The changes that save most, each estimated, those that suffice first; one of them may be enough."""
+def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
+    """Return the changes that save memory, each with its estimate, the sufficient ones first."""
     saved = []
     for order, (words, changes) in enumerate(_remedies(run)):
         other = run_estimate(run, changes)
@@ -77,20 +75,22 @@ def _fix(run: Facts, found: MemoryEstimate, capacity: float) -> str:
     return "; or ".join(words for _, _, words in sorted(saved)[:SUGGESTIONS])
 
 
-def _remedies(run: Facts) -> Iterator[tuple[str, dict[str, object]]]:
-    """What can be changed, the cheapest in time first."""
+def _remedies(run: ResolvedRun) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield possible changes, the cheapest in time first."""
     if not run.on("use_distributed_optimizer") and not run.fsdp:
         yield "use megatron.use_distributed_optimizer", {"use_distributed_optimizer": True}
     if not run.on("grad_reduce_in_bf16"):
         yield "reduce gradients in bf16 (optimizer.grad_reduce: bf16)", {"grad_reduce_in_bf16": True}
-    if run.precision in ("delayed", "tensorwise", "mxfp8") and not run.on("fp8_param_gather"):
+    recipe = run.quantization
+    if recipe and recipe.gather_is_proven and not run.on(recipe.gather_flag):
+        flags = (recipe.gather_flag, *recipe.gather_flags)
         yield (
-            "keep weights in FP8 only (precision.param_gather: true)",
-            {"fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": run.precision == "mxfp8"},
+            f"keep weights in {recipe.operands.upper()} only (precision.param_gather: true)",
+            dict.fromkeys(flags, True),
         )
     if run.on("cross_entropy_loss_fusion") and run.value("cross_entropy_fusion_impl") != "te":
         yield (
-            "leave out cross_entropy_loss_fusion, which holds a second fp32 copy of logits",
+            "remove cross_entropy_loss_fusion, which keeps a second fp32 copy of the logits",
             {"cross_entropy_loss_fusion": False},
         )
     if run.layout.micro_batch > 1:

@@ -1,11 +1,11 @@
-"""What a rule is: a small function with a code, a severity and the source of what it knows.
+"""A rule is a small function with a code, a severity and the source of its fact.
 
     @rule("mxfp8-hopper", "error", source="TransformerEngine pytorch/quantization.py _compute_mxfp8_support")
-    def mxfp8_needs_blackwell(run: Facts) -> Iterator[Finding]:
+    def mxfp8_needs_blackwell(run: ResolvedRun) -> Iterator[Finding]:
         if run.precision == "mxfp8" and run.gpu.capability < (10, 0):
             yield Finding("...", run.where("fp8_recipe"), "use ...")
 
-Put it into any module of `check/rules/`; that is all there is to adding one.
+To add a rule, put such a function into any module of `check/rules/`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fp8launch.check.facts import Facts
-from fp8launch.problems import Problem, Severity
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.diagnostics import Problem, Severity
+from fp8launch.engines.base import Scope
 
 
 class Finding(NamedTuple):
-    """What a rule found: a message in the user's terms, `file:line`, and what to change."""
+    """The finding of a rule: a message in the user's terms, `file:line`, and the fix."""
 
     message: str
     where: str
     fix: str
 
 
-Finder = Callable[[Facts], Iterator[Finding]]
+Finder = Callable[[ResolvedRun], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`source` says where the fact comes from. `says` is a pattern of Megatron's own message of the same cause, which
-    is then left out."""
+    """`source` says where the fact comes from. `says` is a pattern of Megatron's own message for the same cause; that
+    message is then suppressed. `scope` says which engines' arguments the rule is about (see `engines.base.SCOPES`)."""
 
     code: str
     severity: Severity
     source: str
     find: Finder
     says: str | None = None
+    scope: Scope = "megatron_core"
 
-    def problems(self, run: Facts) -> Iterator[Problem]:
+    def problems(self, run: ResolvedRun) -> Iterator[Problem]:
+        if not run.engine.covers(self.scope):
+            return
         for finding in self.find(run):
             yield Problem(self.severity, self.code, *finding)
 
@@ -51,12 +55,14 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(code: str, severity: Severity, *, source: str, says: str | None = None) -> Callable[[Finder], Finder]:
-    """Register a rule under a code of its own."""
+def rule(
+    code: str, severity: Severity, *, source: str, says: str | None = None, scope: Scope = "megatron_core"
+) -> Callable[[Finder], Finder]:
+    """Register a rule under a unique code."""
 
     def register(find: Finder) -> Finder:
         assert code not in _RULES, f"two rules have the code {code}"
-        _RULES[code] = Rule(code, severity, source, find, says)
+        _RULES[code] = Rule(code, severity, source, find, says, scope)
         return find
 
     return register
@@ -64,7 +70,7 @@ def rule(code: str, severity: Severity, *, source: str, says: str | None = None)
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Every rule of `check/rules/`, by code."""
+    """Return all rules of `check/rules/`, by code."""
     package = importlib.import_module("fp8launch.check.rules")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,4 +1,4 @@
-"""The files of a tokenizer. Which type needs what: megatron/core/tokenizers/utils/build_tokenizer.py."""
+"""Check the files of a tokenizer. Source of each type's files: megatron/core/tokenizers/utils/build_tokenizer.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, missing_path, unexpanded
-from fp8launch.job.cluster import Cluster
-from fp8launch.problems import Problem
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem
 
 if TYPE_CHECKING:
-    from fp8launch.runs.submit import Prepared
+    from fp8launch.job.prepared import Prepared
 
 # Read by sentencepiece or tiktoken: one file.
 FILE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
@@ -31,7 +31,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def tokenizer_problems(
     prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """What is wrong with the tokenizer's files."""
+    """Yield the problems of the tokenizer's files."""
     args = prepared.args
     kind, model = args.values.get("tokenizer_type"), args.values.get("tokenizer_model")
     where = args.places.get("tokenizer_model") or args.places.get("tokenizer_type")
@@ -45,7 +45,7 @@ def tokenizer_problems(
         if not isinstance(model, str) or not model:
             # A multimodal one can do without.
             if kind != "MultimodalTokenizer":
-                message = f"{kind} needs a tokenizer model, and none is set"
+                message = f"{kind} needs a tokenizer model, but none is set"
                 yield Problem("error", "tokenizer-missing", message, where, "set data.tokenizer.model")
         elif is_remote(model) or unexpanded(model):
             return
@@ -53,7 +53,8 @@ def tokenizer_problems(
             if not _cached(model, prepared, cluster, paths, environment):
                 message = f"{kind} loads '{model}' from the Hugging Face hub, which compute nodes often cannot reach"
                 fix = (
-                    "download it once to the shared file system and name that folder, or set HF_HOME to a filled cache"
+                    "download it once to the shared file system and use that folder, or set HF_HOME to a cache that "
+                    "contains it"
                 )
                 yield Problem("warning", "tokenizer-from-network", message, where, fix)
         elif problem := (_folder if kind in HUB_TYPES else _file)(str(kind), model, where, paths):
@@ -64,16 +65,18 @@ def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem 
     here = paths.here(model)
     if here is not None and kind_of(here) == "folder":
         inside = next((name for name in ("tokenizer.model", "tokenizer.json") if name in entries(here)), None)
-        fix = f"name {model.rstrip('/')}/{inside}" if inside else "name the file in it"
-        return Problem("error", "tokenizer-missing", f"{kind} reads one file, and {model} is a folder", where, fix)
+        fix = f"write {model.rstrip('/')}/{inside}" if inside else "write the path of the file in it"
+        return Problem("error", "tokenizer-missing", f"{kind} reads one file, but {model} is a folder", where, fix)
     return missing_path(f"the model of {kind},", model, where, paths, code="tokenizer-missing")
 
 
 def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem | None:
     here = paths.here(model)
     if here is not None and kind_of(here) == "folder" and not set(HUB_FILES) & set(entries(here)):
-        message = f"{model} holds none of {', '.join(HUB_FILES)}"
-        return Problem("error", "tokenizer-missing", message, where, "name the folder that holds the tokenizer")
+        message = f"{model} contains none of {', '.join(HUB_FILES)}"
+        return Problem(
+            "error", "tokenizer-missing", message, where, "write the path of the folder that contains the tokenizer"
+        )
     if here is not None and kind_of(here) == "file":
         # transformers takes the file of a tokenizer too, with a warning.
         return None
@@ -81,7 +84,7 @@ def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Proble
 
 
 def _cached(model: str, prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]) -> bool:
-    """The job's Hugging Face cache holds this name already, as far as this machine can see."""
+    """Return whether the job's Hugging Face cache contains this name, as far as this machine can access it."""
     job = {**environment, **{k: str(v) for k, v in cluster.env.items()}, **prepared.loaded.recipe.environment}
     home = job.get("HF_HOME") or f"{job.get('XDG_CACHE_HOME') or job.get('HOME', '') + '/.cache'}/huggingface"
     hub = job.get("HF_HUB_CACHE") or f"{home}/hub"

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
 import sys
 from typing import Any
 
+# Imports make a hundred thousand objects that stay. Python would search them for garbage again and again.
+gc.set_threshold(200_000, 10, 10)
+
 import click
 
 from fp8launch import __version__
-from fp8launch.problems import MACHINE_LACKS, UserError
+from fp8launch.diagnostics import MACHINE_LACKS, UserError
 
 # Verb, module in this package, and what it does: the order is that of a day's work.
 VERBS = {
-    "recipes": ("pack", "the recipes that come with fp8launch, or one of them explained"),
-    "check": ("check", "what would stop or spoil a run, before it is submitted"),
-    "estimate": ("estimate", "parameters, memory per GPU, FLOPs and GPU-hours of a run"),
-    "render": ("render", "what would run: arguments, batch script, resolved recipe"),
-    "diff": ("diff", "in what two recipes differ, and what it touches"),
-    "submit": ("submit", "check, then submit a run"),
-    "runs": ("runs", "your runs and their state"),
-    "logs": ("logs", "the log of a run, followed with -f"),
+    "recipes": ("recipes", "list the recipes of the pack, or explain one"),
+    "check": ("check", "find what would stop or spoil a run, before it is submitted"),
+    "estimate": ("estimate", "estimate parameters, memory per GPU, FLOPs and GPU-hours"),
+    "render": ("render", "print what would run: arguments, batch script, resolved recipe"),
+    "diff": ("diff", "show what differs between two recipes, and what it affects"),
+    "submit": ("submit", "check, then submit a run or a study"),
+    "runs": ("runs", "list your runs and their state"),
+    "logs": ("logs", "print the log of a run; -f follows it"),
     "cancel": ("cancel", "end runs"),
-    "resume": ("resume", "go on with a run that has stopped"),
-    "parse": ("parse", "throughput of a run or a log"),
-    "verify": ("verify", "did FP8 run? with the evidence"),
-    "compare": ("compare", "variants and node counts side by side"),
-    "export": ("export", "runs handed to W&B, MLflow or TensorBoard"),
-    "import": ("import_", "a Megatron argument list or launch script as a recipe"),
-    "images": ("images", "the container images that recipes can name; import of one as a file"),
-    "clusters": ("pack", "your cluster profiles"),
-    "doctor": ("doctor", "what this machine and cluster offer and lack"),
+    "resume": ("resume", "continue a run that has stopped"),
+    "parse": ("parse", "report the throughput of a run or a log"),
+    "verify": ("verify", "report whether FP8 ran, with the evidence"),
+    "compare": ("compare", "compare variants and node counts side by side"),
+    "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
+    "import": ("import_", "turn an argument list or launch script into a recipe"),
+    "data": ("data", "build datasets from text; inspect, split and blend them"),
+    "images": ("images", "list container images, or import one as a file"),
+    "clusters": ("clusters", "list your cluster profiles"),
+    "doctor": ("doctor", "report what this machine and cluster provide and lack"),
 }
 
 
@@ -51,7 +56,7 @@ class Verbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in VERBS:
-            from fp8launch.problems import nearest
+            from fp8launch.diagnostics import nearest
 
             near = nearest(args[0], VERBS)
             hint = f" Did you mean '{near}'?" if near else ""
@@ -65,7 +70,8 @@ class Verbs(click.Group):
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="fp8launch")
-@click.option("--at", metavar="CLUSTER", expose_value=False, help="Do it on the login node of this profile, by ssh.")
+@click.option("--remote", metavar="CLUSTER", expose_value=False, help="Run on this profile's login node, by ssh.")
+@click.option("--at", metavar="CLUSTER", expose_value=False, hidden=True)
 def cli() -> None:
     """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it.
 
@@ -75,12 +81,15 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: every way to end is an exit code from 0 to 3 and a message, never a traceback."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    # Python would search everything for garbage once more before it exits.
+    gc.freeze()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
-    from fp8launch.cli.output import complain, say
+    from fp8launch.cli.output import eprint, print_problems
 
     # Neither run folders nor what their jobs write may be changed by everyone: a job inherits this from sbatch.
     os.umask(os.umask(0o022) | 0o002)
@@ -89,31 +98,31 @@ def run(arguments: list[str]) -> int:
             # Names may hold what the terminal's encoding, or any, does not.
             stream.reconfigure(errors="backslashreplace")
     try:
-        if arguments[:1] == ["--at"] and len(arguments) > 1:
-            from fp8launch.cli.at import run_at
+        if len(arguments) > 1 and arguments[0] in ("--remote", "--at"):
+            from fp8launch.cli.remote import run_remote
 
-            return run_at(arguments[1], arguments[2:])
+            return run_remote(arguments[1], arguments[2:])
         result = cli.main(arguments, prog_name="fp8launch", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except UserError as exc:
-        complain(exc.problems)
+        print_problems(exc.problems)
         return exc.exit_code
     except click.ClickException as exc:
         exc.show()
         return 2
     except (KeyboardInterrupt, click.Abort):
-        say("interrupted")
+        eprint("interrupted")
         return 1
     except BrokenPipeError:
         # The reader (head, less) went away; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as exc:
-        say(f"fp8launch: {exc.filename or ''}: {exc.strerror or exc}")
+        eprint(f"fp8launch: {exc.filename or ''}: {exc.strerror or exc}")
         return MACHINE_LACKS
     except Exception as exc:
         if os.environ.get("FP8LAUNCH_TRACEBACK"):
             raise
-        say(f"fp8launch: a bug in fp8launch {__version__}: {type(exc).__name__}: {exc}")
-        say("Please report it with the output of the same command under FP8LAUNCH_TRACEBACK=1.")
+        eprint(f"fp8launch: a bug in fp8launch {__version__}: {type(exc).__name__}: {exc}")
+        eprint("Please report it with the output of the same command under FP8LAUNCH_TRACEBACK=1.")
         return 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from fp8launch import backends
-from fp8launch.cli.output import say
-from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import find_run, find_study, job_ids, need_mine
-from fp8launch.runs.submission import repair
-from fp8launch.runs.submit_study import cancel_study
+from fp8launch import schedulers
+from fp8launch.cli.output import eprint
+from fp8launch.rundir.registry import find_run, find_study, job_ids, need_mine
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.study import StudyFolder
+from fp8launch.submit.cancel import cancel_runs
+from fp8launch.submit.submission import recover_cut_off
 
 
 @click.command()
@@ -20,30 +21,35 @@ def cancel(names: tuple[str, ...]) -> None:
         study = find_study(name)
         if study is None:
             _cancel_run(find_run(name))
-            continue
-        need_mine(study)
-        made = study.runs()
-        backend = backends.backend(str(made[0].manifest().get("backend"))) if made else None
-        if backend is not None:
-            repair(made, backend)
-        runs = [run for run in made if job_ids(run)]
-        if not runs or backend is None:
-            say(f"{study.study_id} has no jobs: nothing to cancel")
-            continue
-        cancel_study(study, backend)
-        say(f"cancelled {study.study_id}: {len(runs)} runs")
+        else:
+            _cancel_study(study)
+
+
+def _cancel_study(study: StudyFolder) -> None:
+    need_mine(study)
+    made = study.runs()
+    need_mine(*made)
+    scheduler = schedulers.of_run(made[0]) if made else None
+    if scheduler is not None:
+        recover_cut_off(made, scheduler)
+    runs = [run for run in made if job_ids(run)]
+    if not runs or scheduler is None:
+        eprint(f"{study.study_id} has no jobs: nothing to cancel")
+        return
+    cancel_runs(runs, scheduler)
+    eprint(f"cancelled {study.study_id}: {len(runs)} runs")
 
 
 def _cancel_run(run: RunFolder) -> None:
     need_mine(run)
-    backend = backends.backend(str(run.manifest().get("backend")))
-    repair([run], backend)
+    scheduler = schedulers.of_run(run)
+    recover_cut_off([run], scheduler)
     if not job_ids(run):
-        say(f"{run.run_id} was never submitted: nothing to cancel")
+        eprint(f"{run.run_id} was never submitted: nothing to cancel")
         return
-    state = backend.states([run])[0]
+    state = scheduler.state(run)
     if state.final:
-        say(f"{run.run_id} has ended already: {state.status}")
+        eprint(f"{run.run_id} has already ended: {state.status}")
         return
-    backend.cancel(run)
-    say(f"cancelled {run.run_id} (job {', '.join(job_ids(run))})")
+    cancel_runs([run], scheduler)
+    eprint(f"cancelled {run.run_id} (job {', '.join(job_ids(run))})")

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 import click
 
-from fp8launch.check.run import CheckResult, check_all, schema_result
-from fp8launch.cli.output import complain, json_option, recipe_options, say, show_json, with_bar, with_options
-from fp8launch.job.cluster import Cluster, load_cluster
-from fp8launch.problems import ANSWER_IS_NO, UserError
-from fp8launch.recipe.schema import Gpu
-from fp8launch.runs.submit import Prepared, prepare
+from fp8launch.check.checker import CheckResult, check_all, schema_result
+from fp8launch.check.rehearsal_report import RehearsalReport
+from fp8launch.cli.output import (
+    counting_bar,
+    eprint,
+    json_option,
+    print_problems,
+    recipe_options,
+    show_json,
+    with_bar,
+    with_options,
+)
+from fp8launch.cluster.profile import Cluster, load_cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.schedulers.base import Scheduler
 
 
 @click.command()
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
 @with_options(*recipe_options)
-@click.option("--gpu", type=click.Choice(get_args(Gpu)), help="What if it ran on this GPU?")
+@click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Check for this GPU model instead of the recipe's.")
 @click.option("--cluster", help="Cluster profile: a name or a file.")
+# Hidden until every recipe of the pack has been rehearsed: docs/design.md says what is missing.
+@click.option(
+    "--rehearse", is_flag=True, hidden=True, help="Also run a step of Megatron's own code, without a GPU (5 s a role)."
+)
+@click.option(
+    "--count", is_flag=True, hidden=True, help="With --rehearse --json: traffic and GEMMs of a step of each role."
+)
+@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Show the tracebacks of what a rehearsal refused.")
 @json_option
 def check(
     recipes: tuple[str, ...],
@@ -28,32 +47,85 @@ def check(
     nodes: int | None,
     gpu: str | None,
     cluster: str | None,
+    rehearse: bool,
+    count: bool,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Find what would stop or silently spoil runs: format, flags, Megatron's own checks, rules, memory, machine.
 
-    A folder stands for the recipes in it. Exit code 0: no errors; 1: errors; 2: a recipe that does not parse.
+    A folder stands for the recipes in it. Exit code 0: no errors; 1: errors; 2: a recipe that does not parse;
+    3: Megatron's own validators, or a rehearsal, could not answer, so that nobody knows.
     """
+    if count and not (rehearse and as_json):
+        raise click.UsageError("--count belongs to --rehearse --json")
     profile = load_cluster(cluster)
     names = list(_expanded(recipes))
     what_if = (*overrides, *([f"resources.gpu={gpu}"] if gpu else []))
-    results = dict(zip(names, _results(names, what_if, nodes, profile), strict=True))
+    results = dict(zip(names, _results(names, what_if, nodes, profile, rehearse, count), strict=True))
     if as_json:
         show_json(_as_json(results))
     else:
-        _show(results)
-    failed = [result.exit_code or ANSWER_IS_NO for result in results.values() if not result.ok]
-    return max(failed, default=0)
+        _show(results, verbose)
+    return max(result.exit_code or (0 if result.ok else ANSWER_IS_NO) for result in results.values())
 
 
-def refuse_errors(prepared: Sequence[Prepared], cluster: Cluster, skip: bool = False) -> list[CheckResult]:
-    """Check runs that are to be submitted: warnings are shown, errors raise UserError unless they are to be skipped."""
-    results = check_all(prepared, cluster, say=say)
+def refuse_errors(
+    prepared: Sequence[Prepared],
+    cluster: Cluster,
+    scheduler: Scheduler,
+    skip: bool = False,
+    rehearse: bool | None = None,
+) -> list[CheckResult]:
+    """Check runs that `scheduler` is to get: warnings are shown, errors raise UserError unless they are skipped."""
+    results = check_all(prepared, cluster, say=eprint, scheduler=scheduler)
+    results = _rehearse_some(prepared, results, cluster, rehearse)
     problems = list(dict.fromkeys(p for result in results for p in result.problems))
     if not skip and any(p.severity == "error" for p in problems):
         raise UserError(problems, ANSWER_IS_NO)
-    complain(p for p in problems if p.severity == "warning")
+    print_problems(p for p in problems if p.severity == "warning")
+    for state in dict.fromkeys(result.layers["megatron"] for result in results if result.exit_code):
+        if state != "ran":
+            eprint(f"warning: Megatron's own validators did not check this run: {state}")
+    for state in dict.fromkeys(result.layers.get("rehearsal", "ran") for result in results if result.ok):
+        if state != "ran":
+            eprint(f"warning: rehearsal {state}")
     return results
+
+
+def _rehearse_some(
+    prepared: Sequence[Prepared], results: Sequence[CheckResult], cluster: Cluster, asked: bool | None
+) -> list[CheckResult]:
+    """Rehearse all runs or none, as asked for; where nothing is, those that the cluster profile wants rehearsed."""
+    found = list(results)
+    chosen = [index for index, run in enumerate(prepared) if _is_rehearsed(run, cluster, asked)]
+    if not chosen:
+        return found
+    field = f"cluster profile {cluster.name}: rehearse.from_gpu_hours" if asked is None else "--rehearse"
+    rehearsals = rehearsed([prepared[index] for index in chosen], [found[index] for index in chosen], cluster, field)
+    for index, result in zip(chosen, rehearsals, strict=True):
+        found[index] = result
+    return found
+
+
+def _is_rehearsed(run: Prepared, cluster: Cluster, asked: bool | None) -> bool:
+    if asked is not None or cluster.rehearse is None:
+        return bool(asked)
+    return run.gpu_hours_at_most >= cluster.rehearse.from_gpu_hours
+
+
+def rehearsed(
+    runs: Sequence[Prepared],
+    results: Sequence[CheckResult],
+    cluster: Cluster,
+    asked_by: str = "--rehearse",
+    count: bool = False,
+) -> list[CheckResult]:
+    """Return the results with those of a rehearsal; a bar shows the roles that are done."""
+    from fp8launch.check.rehearsal import with_rehearsal
+
+    bar = functools.partial(counting_bar, "rehearsing roles")
+    return with_rehearsal(runs, results, cluster, eprint, bar, asked_by=asked_by, count=count)
 
 
 def _expanded(recipes: Sequence[str]) -> Iterator[str]:
@@ -69,7 +141,7 @@ def _expanded(recipes: Sequence[str]) -> Iterator[str]:
 
 
 def _results(
-    names: Sequence[str], overrides: Sequence[str], nodes: int | None, cluster: Cluster
+    names: Sequence[str], overrides: Sequence[str], nodes: int | None, cluster: Cluster, rehearse: bool, count: bool
 ) -> Iterator[CheckResult]:
     prepared: dict[str, Prepared] = {}
     refused: dict[str, CheckResult] = {}
@@ -78,7 +150,11 @@ def _results(
             prepared[name] = prepare(name, overrides, nodes)
         except UserError as exc:
             refused[name] = schema_result(exc)
-    checked = dict(zip(prepared, check_all(list(prepared.values()), cluster, say=say), strict=True))
+    runs = list(prepared.values())
+    found = check_all(runs, cluster, say=eprint)
+    if rehearse:
+        found = rehearsed(runs, found, cluster, count=count)
+    checked = dict(zip(prepared, found, strict=True))
     return (refused[name] if name in refused else checked[name] for name in names)
 
 
@@ -106,24 +182,44 @@ def _layers(results: Iterable[CheckResult]) -> dict[str, str]:
     return layers
 
 
-def _show(results: dict[str, CheckResult]) -> None:
+def _show(results: dict[str, CheckResult], verbose: bool) -> None:
     for name, result in results.items():
         if len(results) > 1 and result.problems:
-            say(f"{name}:")
-        complain(result.problems)
+            eprint(f"{name}:")
+        print_problems(result.problems)
+        if verbose and result.rehearsal is not None:
+            _show_tracebacks(result.rehearsal)
     silent = dict.fromkeys(f"{layer} {state}" for r in results.values() if r.ok for layer, state in r.layers.items())
     for line in silent:
         if not line.endswith(" ran"):
-            say(f"note: layer {line}")
+            eprint(f"note: layer {line}")
+    left_out = dict.fromkeys(name for r in results.values() if r.rehearsal for name in r.rehearsal.not_rehearsed)
+    if left_out:
+        eprint(f"note: not rehearsed: {', '.join(left_out)}")
     errors = sum(not result.ok for result in results.values())
     warned = sum(result.ok and bool(result.problems) for result in results.values())
     silenced = sum(len(result.silenced) for result in results.values())
+    unknown = sum(result.ok and bool(result.exit_code) for result in results.values())
+    good = "no errors found" if not unknown else f"{unknown} not checked by Megatron's validators"
+    roles = [role for result in results.values() if result.rehearsal for role in result.rehearsal.roles]
+    passed = sum(role.result == "passed" for role in roles)
     verdict = ", ".join(
         (
             f"{len(results)} recipe{'s' * (len(results) > 1)} checked",
-            f"{errors} with errors" if errors else "nothing that would stop a run",
+            f"{errors} with errors" if errors else good,
+            *([f"{passed} of {len(roles)} role{'s' * (len(roles) > 1)} rehearsed without an error"] if roles else []),
             *([f"{warned} with warnings"] if warned else []),
             *([f"{silenced} warning{'s' * (silenced > 1)} silenced"] if silenced else []),
         )
     )
-    say(verdict)
+    eprint(verdict)
+
+
+def _show_tracebacks(report: RehearsalReport) -> None:
+    """Print each traceback of a rehearsal once, with the roles that ended so."""
+    roles: dict[str, list[str]] = {}
+    for role in report.roles:
+        if role.traceback:
+            roles.setdefault(role.traceback, []).append(f"{role.role} (rank {role.rank})")
+    for text, names in roles.items():
+        eprint(f"{', '.join(names)}:\n{text.rstrip()}")

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import console, json_option, say, show_json, with_options
+from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
+from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.problems import ANSWER_IS_NO, error
-from fp8launch.recipe.source import is_file
+from fp8launch.logs.open_log import log_name, logs_in
+from fp8launch.recipe.yaml_source import is_file
 from fp8launch.report.compare import compare as side_by_side
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.measured import Measured, from_events, from_logs, from_run, from_study
 from fp8launch.report.parity import TOLERANCE
+from fp8launch.report.run_data import RunData, run_from_events, run_from_folder, run_from_logs, runs_from_study
 from fp8launch.report.tensorboard import event_files
-from fp8launch.runs.folder import MANIFEST, STUDY
-from fp8launch.runs.store import find_run, find_study
+from fp8launch.rundir.atomic_io import as_utf8, write_atomically
+from fp8launch.rundir.registry import find_run, find_study
+from fp8launch.rundir.run_dir import MANIFEST, STUDY
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _options = (
-    click.option("--baseline", metavar="X", help="Variant, precision, key=value or run that speed-ups are over."),
-    click.option("--html", type=_FILE, metavar="F", help="Write a report that needs no network."),
-    click.option("--csv", type=_FILE, metavar="F", help="Write one line per row."),
-    click.option("--md", type=_FILE, metavar="F", help="Write Markdown for a pull request."),
-    click.option("--plot", type=click.Path(path_type=Path), metavar="F", help="Pictures: .png, .svg or .pdf."),
-    click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model of logs, for MFU; a run knows its own."),
-    click.option("--price-per-gpu-hour", type=click.FloatRange(min=0), metavar="P", help="Adds cost per token."),
+    click.option("--baseline", metavar="X", help="Baseline of speed-ups: a variant, precision, key=value or run."),
+    click.option("--html", type=_FILE, metavar="F", help="Write an HTML report to this file."),
+    click.option("--csv", type=_FILE, metavar="F", help="Write a CSV file with one line per row."),
+    click.option("--md", type=_FILE, metavar="F", help="Write a Markdown table to this file."),
+    click.option(
+        "--plot", type=click.Path(path_type=Path), metavar="F",
+        help="Write plots to a .png, .svg or .pdf file, or PNGs to a folder.",
+    ),
+    click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run."),
+    click.option(
+        "--price-per-gpu-hour", type=click.FloatRange(min=0), metavar="P",
+        help="Price of a GPU-hour; adds the cost per token.",
+    ),
     click.option(
         "--tolerance", type=click.FloatRange(0, 1), default=TOLERANCE, show_default=True,
-        help="Relative difference of the loss that parity allows.",
+        help="Largest relative loss difference that is still parity.",
     ),
-    click.option("--force", is_flag=True, help="Give ratios between unlike runs too, marked."),
+    click.option("--force", is_flag=True, help="Print ratios between runs that cannot be compared, marked with '!'."),
     json_option,
 )  # fmt: skip
 
@@ -53,11 +63,11 @@ def compare(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Variants and node counts side by side. Each log is a run of its own; a folder stands for its logs, or for a
-    run by its TensorBoard event files.
+    """Compare variants and node counts side by side. Each log is a run of its own; a folder stands for its logs, or
+    for a run by its TensorBoard event files.
     """
     comparison = side_by_side(
-        measure_all(names, gpu), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force
+        read_runs(names, gpu), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force
     )
     if as_json:
         show_json(comparison.as_json())
@@ -67,28 +77,41 @@ def compare(
     return 0 if comparison.valid or (force and any(e.row.good for e in comparison.entries)) else ANSWER_IS_NO
 
 
-def measure_all(names: Sequence[str], gpu: str | None = None) -> list[Measured]:
-    """Every run that the names mean, each once, in their order. Raises UserError for a name that means nothing."""
-    found: dict[str, Measured] = {}
+def read_runs(names: Sequence[str], gpu: str | None = None) -> list[RunData]:
+    """Read every run that the names mean, each once, in their order. Raises UserError for a name that means nothing."""
+    found: dict[str, RunData] = {}
     for name in names:
-        for run in _measure(name, gpu):
+        for run in _read(name, gpu):
             found.setdefault(run.sources[0] if run.sources else run.name, run)
-    return list(found.values())
+    return _told_apart(list(found.values()))
 
 
-def _measure(name: str, gpu: str | None) -> list[Measured]:
+def _told_apart(runs: list[RunData]) -> list[RunData]:
+    """Give logs of the same file name in different folders the name of their folder too: they are no repeats."""
+    counts = Counter(run.name for run in runs)
+    renamed = []
+    for run in runs:
+        if counts[run.name] > 1 and run.study is None and run.sources:
+            parent = Path(run.sources[0]).absolute().parent.name
+            run = replace(run, name=f"{parent}/{run.name}")
+        renamed.append(run)
+    again = Counter(run.name for run in renamed)
+    return [replace(run, name=run.sources[0]) if again[run.name] > 1 and run.sources else run for run in renamed]
+
+
+def _read(name: str, gpu: str | None) -> list[RunData]:
     path = Path(name)
     if events := event_files(path):
-        return [from_events(path.name, events, gpu)]
+        return [run_from_events(path.name, events, gpu)]
     if is_file(path):
-        return [from_logs(path.stem, [path], gpu)]
+        return [run_from_logs(log_name(path), [path], gpu)]
     if path.is_dir() and not any(is_file(path / name) for name in (MANIFEST, STUDY)):
-        logs = sorted(path.glob("*.log"))
+        logs = logs_in(path)
         if not logs:
-            raise error("no-log", "is neither a run nor a study and holds no *.log", name)
-        return [from_logs(log.stem, [log], gpu) for log in logs]
+            raise error("no-log", "is not a run or a study and contains no *.log", name)
+        return [run_from_logs(log_name(log), [log], gpu) for log in logs]
     study = find_study(name)
-    return from_study(study, gpu) if study else [from_run(find_run(name), gpu)]
+    return runs_from_study(study, gpu) if study else [run_from_folder(find_run(name), gpu)]
 
 
 def _show(comparison: Comparison) -> None:
@@ -100,21 +123,41 @@ def _show(comparison: Comparison) -> None:
 def _write_files(
     comparison: Comparison, html: Path | None, csv: Path | None, md: Path | None, plot: Path | None
 ) -> None:
-    """The files that were asked for. A machine without a plotting library still gets everything but pictures."""
+    """Write the files that were asked for. Without a plotting library that is everything but pictures."""
     from fp8launch.report.export import to_csv, to_markdown
     from fp8launch.report.html import to_html
     from fp8launch.report.plots import available, write_plots
 
     if csv:
-        csv.write_text(to_csv(comparison), encoding="utf-8")
+        _write(csv, "--csv", to_csv(comparison))
     if md:
-        md.write_text(to_markdown(comparison), encoding="utf-8")
+        _write(md, "--md", to_markdown(comparison))
     if html:
-        html.write_text(to_html(comparison), encoding="utf-8")
+        _write(html, "--html", to_html(comparison))
         if not available():
-            say("no pictures in the HTML report: they need matplotlib (pip install 'fp8launch[plots]')")
-    for file in [f for f in (csv, md, html) if f]:
-        say(f"wrote {file}")
+            eprint("the HTML report has no plots, because matplotlib is not installed (pip install 'fp8launch[plots]')")
     if plot:
+        _refuse_link(plot, "--plot")
         for file in write_plots(comparison, plot):
-            say(f"wrote {file}")
+            eprint(f"wrote {file}")
+
+
+def _write(path: Path, option: str, text: str) -> None:
+    _refuse_link(path, option)
+    if path.exists() and not is_file(path):
+        path.write_bytes(as_utf8(text))  # a pipe or a device
+    else:
+        write_atomically(path, text)
+    eprint(f"wrote {path}")
+
+
+def _refuse_link(path: Path, option: str) -> None:
+    """In a folder that others may write to, a link could lead the report over any file of mine."""
+    if path.is_symlink() and path.parent != Path("/dev"):
+        target = path.readlink()
+        raise error(
+            "output-is-a-link",
+            f"{path} is a link to {target}",
+            option,
+            "write the path of the file itself, or of another file",
+        )

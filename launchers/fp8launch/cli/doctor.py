@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from fp8launch.cli.output import complain, json_option, say, show_json, show_table
-from fp8launch.problems import MACHINE_LACKS
+from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table, terminal_width
+from fp8launch.diagnostics import MACHINE_LACKS
+from fp8launch.schedulers.base import Finding
 
 
 @click.command()
@@ -16,7 +19,7 @@ def doctor(cluster: str | None, as_json: bool) -> int:
 
     Exit code 0, or 3 when no run can be started here, on a cluster or on this machine.
     """
-    from fp8launch.check.offers import examine
+    from fp8launch.check.doctor import examine
 
     found = examine(cluster)
     if as_json:
@@ -28,10 +31,24 @@ def doctor(cluster: str | None, as_json: bool) -> int:
             }
         )
     else:
-        show_table(
-            ["", "what", "found", "what to do"], [(f.state, f.what, f.found, f.advice or "") for f in found.findings]
-        )
-        complain(found.problems)
+        _show(found.findings)
+        print_problems(found.problems)
         if not found.ok:
-            say("No run can be started from here: see what is missing above.")
+            eprint("No run can be started from here: see what is missing above.")
     return 0 if found.ok else MACHINE_LACKS
+
+
+# In a narrower terminal the advice goes below what was found, which would be a few words wide beside it.
+WIDE = 120
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    if terminal_width() >= WIDE:
+        rows = [(one.state, one.what, one.found, one.advice or "") for one in findings]
+        show_table(["", "what", "found", "what to do"], rows)
+        return
+    narrow = []
+    for one in findings:
+        text = f"{one.found}\n-> {one.advice}" if one.advice else one.found
+        narrow.append((one.state, one.what, text))
+    show_table(["", "what", "found, and what to do"], narrow, unbroken=("", "what"))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from typing import Any, get_args
+from typing import Any
 
 import click
 
-from fp8launch.check.facts import Facts, facts
 from fp8launch.check.memory import run_estimate
-from fp8launch.cli.output import complain, json_option, recipe_options, say, show_json, show_table, with_options
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.cli.output import (
+    echo,
+    eprint,
+    json_option,
+    print_problems,
+    recipe_options,
+    show_json,
+    show_table,
+    with_options,
+)
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.cost import Cost, Throughput, cost
 from fp8launch.megatron.memory import MIB, MemoryEstimate
 from fp8launch.megatron.parameters import Parameters, parameters
-from fp8launch.recipe.schema import Gpu
-from fp8launch.runs.submit import Prepared, prepare
 
 BAR = 30
 
@@ -22,30 +31,30 @@ BAR = 30
 @click.command()
 @click.argument("recipe")
 @with_options(*recipe_options)
-@click.option("--gpu", type=click.Choice(get_args(Gpu)), help="What if it ran on this GPU?")
+@click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Estimate for this GPU instead of the recipe's.")
 @click.option(
     "--tokens-per-second-per-gpu",
     "speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Throughput to reckon GPU-hours with, say one you measured.",
+    help="Throughput in tokens/s/GPU, for GPU-hours.",
 )
 @json_option
 def estimate(
     recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
 ) -> int:
-    """Say what a run needs: parameters, memory of its fullest GPU, FLOPs, tokens and GPU-hours.
+    """Estimate parameters, memory of the fullest GPU, FLOPs, tokens and GPU-hours of a run.
 
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
     prepared = prepare(recipe, (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
-    reckoned = [(part, *_reckoned(part, steps, gpu, speed)) for part, steps in _parts(prepared)]
+    estimated = [(part, *_estimated(part, steps, gpu, speed)) for part, steps in _parts(prepared)]
     if as_json:
-        show_json(_all_as_json(prepared, [_as_json(*one) for one in reckoned]))
+        show_json(_all_as_json(prepared, [_as_json(*one) for one in estimated]))
         return 0
-    for i, one in enumerate(reckoned):
+    for i, one in enumerate(estimated):
         if prepared.phases:
             phase = prepared.phases[i]
-            click.echo(f"{chr(10) if i else ''}phase {phase.name}, iterations {phase.span}")
+            echo(f"{chr(10) if i else ''}phase {phase.name}, iterations {phase.span}")
         _show(*one)
     return 0
 
@@ -65,16 +74,16 @@ def _all_as_json(prepared: Prepared, each: list[dict[str, Any]]) -> dict[str, An
 
 
 def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
-    """What is reckoned by itself, and its number of steps where that is not the whole training's."""
+    """What is estimated by itself, and its number of steps where that is not the whole training's."""
     if not prepared.phases:
         return [(prepared, None)]
     return [(part, one.end - one.begin) for part, one in zip(prepared.parts, prepared.phases, strict=True)]
 
 
-def _reckoned(
+def _estimated(
     prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None
-) -> tuple[Facts, Parameters | None, MemoryEstimate | None, Cost]:
-    run = facts(prepared)
+) -> tuple[ResolvedRun, Parameters | None, MemoryEstimate | None, Cost]:
+    run = resolve_run(prepared)
     args = ChainMap({"train_iters": steps} if steps else {}, dict(run.given), dict(run.defaults))
     counted = parameters(args, run.layout.world)
     memory = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
@@ -101,7 +110,7 @@ def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -
 
 
 def _as_json(
-    prepared: Prepared, run: Facts, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
+    prepared: Prepared, run: ResolvedRun, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
 ) -> dict[str, Any]:
     return {
         "recipe": prepared.loaded.recipe.name,
@@ -148,10 +157,10 @@ def _as_json(
 
 
 def _show(
-    prepared: Prepared, run: Facts, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
+    prepared: Prepared, run: ResolvedRun, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
 ) -> None:
     if counted is None:
-        say("parameters and memory are not counted for this kind of model, or its layers do not divide as asked")
+        eprint("parameters and memory cannot be computed for this kind of model or this division of its layers")
     else:
         _show_parameters(run, counted)
     if memory is not None:
@@ -160,10 +169,10 @@ def _show(
     if memory is not None:
         from fp8launch.check.memory import problems
 
-        complain(p for p in problems(run) if not run.silences(p))
+        print_problems(p for p in problems(run) if not run.silences(p))
 
 
-def _show_parameters(run: Facts, counted: Parameters) -> None:
+def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
     rows = [("total", f"{counted.total:,}", _billions(counted.total))]
     if counted.active != counted.total:
         rows.append(("active for one token", f"{counted.active:,}", _billions(counted.active)))
@@ -172,7 +181,7 @@ def _show_parameters(run: Facts, counted: Parameters) -> None:
             stage = f"stage {ranks[0]}" if len(ranks) == 1 else f"stages {ranks[0]} to {ranks[-1]}"
             rows.append((f"on a GPU of {stage}" if run.layout.pp > 1 else "on a GPU", f"{count:,}", _billions(count)))
     show_table(("parameters", "(count)", "(10^9)"), rows)
-    click.echo()
+    echo()
 
 
 def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
@@ -186,7 +195,7 @@ def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
     return found
 
 
-def _show_memory(run: Facts, memory: MemoryEstimate) -> None:
+def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     device = run.gpu.memory_gib * 1024 * MIB
     stage = f", pipeline stage {memory.stage} of 0 to {memory.stages - 1}" if memory.stages > 1 else ""
     rows = [(t.name, _gib(t.bytes), _bar(t.bytes, device), str(t.certainty), t.note) for t in memory.terms]
@@ -194,10 +203,10 @@ def _show_memory(run: Facts, memory: MemoryEstimate) -> None:
     share = f"{memory.total / device:.0%} of {_gib(device)} GiB, ± {memory.uncertainty:.0%}"
     rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))
     show_table((f"memory of one {run.gpu.name}{stage}", "(GiB)", "of the device", "", "what"), rows)
-    click.echo()
+    echo()
 
 
-def _show_cost(prepared: Prepared, run: Facts, costs: Cost) -> None:
+def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     rows = []
     if costs.flops_per_token:
         rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
@@ -210,7 +219,7 @@ def _show_cost(prepared: Prepared, run: Facts, costs: Cost) -> None:
     if costs.step_time_s is not None:
         rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {costs.gpus} GPUs"))
     if costs.gpu_hours is not None:
-        rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "of the steps alone"))
+        rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "training steps only"))
     if prepared.gpu_hours_at_most:
         times = f"{prepared.jobs_at_most} times " if prepared.jobs_at_most > 1 else ""
         limit = f"{costs.gpus} GPUs for {times}the time limit of {prepared.loaded.recipe.resources.time}"

@@ -9,34 +9,33 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fp8launch.backends.base import Backend, JobState
-from fp8launch.cli.output import for_terminal, say
+from fp8launch.cli.output import TerminalText, eprint
 from fp8launch.logs import Iteration, LogTail
-from fp8launch.runs.folder import RunFolder
+from fp8launch.report.run_facts import stated_arguments
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import JobState, Scheduler
 
-# Asking Slurm costs its controller; reading a file costs nobody.
-ASK_SECONDS = {"local": 0.5}
-ASK_SLURM_SECONDS = 3.0
 LOST_SECONDS = 120.0
 
 
-def wait_for(run: RunFolder, backend: Backend) -> bool:
-    """Show the run's progress until it ends; whether it completed. Ctrl-C leaves the run alone."""
+def wait_for(run: RunFolder, scheduler: Scheduler) -> bool:
+    """Show the run's progress until it ends; return whether it completed. Ctrl-C does not end the run."""
     try:
-        state = _watch(run, backend)
+        state = _watch(run, scheduler)
     except KeyboardInterrupt:
-        say(f"\nthe run goes on: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
+        eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
-    say(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
+    eprint(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
     if state.status != "completed":
         _show_end(run)
     return state.status == "completed"
 
 
-def _watch(run: RunFolder, backend: Backend) -> JobState:
+def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
     manifest = run.manifest()
-    total = _planned(manifest["megatron"]["argv"])
-    every = ASK_SECONDS.get(backend.name, ASK_SLURM_SECONDS)
+    planned = stated_arguments(manifest).get("train_iters")
+    total = planned if isinstance(planned, int) else None
+    every = scheduler.capabilities.poll_seconds
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -58,12 +57,12 @@ def _watch(run: RunFolder, backend: Backend) -> JobState:
             for iteration in tail.poll() if tail else []:
                 progress.update(task, completed=iteration.number, total=iteration.planned, news=_news(iteration))
                 if not console.is_terminal and _worth_a_line(iteration):
-                    say(f"iteration {iteration.number}/{iteration.planned} {_news(iteration)}")
+                    eprint(f"iteration {iteration.number}/{iteration.planned} {_news(iteration)}")
             if state.final:
                 return state
             now = time.monotonic()
             if now - asked >= every:
-                asked, state = now, backend.states([run])[0]
+                asked, state = now, scheduler.state(run)
                 progress.update(
                     task, description=state.status if state.status != "pending" else state.detail or "pending"
                 )
@@ -73,12 +72,6 @@ def _watch(run: RunFolder, backend: Backend) -> JobState:
             # One more round after the end: the last lines may have come while the state was asked for.
             if not state.final:
                 time.sleep(0.3)
-
-
-def _planned(argv: list[str]) -> int | None:
-    if "--train-iters" in argv:
-        return int(argv[argv.index("--train-iters") + 1])
-    return None
 
 
 def _news(iteration: Iteration) -> str:
@@ -101,7 +94,7 @@ def _show_end(run: RunFolder, lines: int = 15) -> None:
     for path in [*(a.log for a in attempts[-1:]), *run.batch_output()[-1:]]:
         text = last_lines(path, lines)
         if text:
-            say(f"--- end of {path}\n{text}")
+            eprint(f"--- end of {path}\n{text}")
 
 
 def last_lines(path: Path, count: int) -> str:
@@ -114,15 +107,27 @@ def last_lines(path: Path, count: int) -> str:
         return ""
 
 
-def copy_growing(path: Path, offset: int) -> int:
-    """Write what a file has gained since `offset` to stdout; return the new offset."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            while block := file.read(1 << 20):
-                sys.stdout.buffer.write(for_terminal(block) if sys.stdout.isatty() else block)
-                offset += len(block)
-    except FileNotFoundError:
-        return offset
-    sys.stdout.buffer.flush()
-    return offset
+class GrowingFile:
+    """A file that is copied to stdout as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        # A control character may be split over two blocks, or over two calls.
+        self._text = TerminalText()
+
+    def copy(self, final: bool = False) -> None:
+        """Write what the file has gained; with `final` nothing is held back for a next time."""
+        write = sys.stdout.buffer.write
+        terminal = sys.stdout.isatty()
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while block := file.read(1 << 20):
+                    write(self._text.feed(block).encode() if terminal else block)
+                    self._offset += len(block)
+        except FileNotFoundError:
+            return
+        if final and terminal:
+            write(self._text.feed(b"", final=True).encode())
+        sys.stdout.buffer.flush()

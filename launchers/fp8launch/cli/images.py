@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import click
 
-from fp8launch.cli.output import json_option, say, show_json, show_table
-from fp8launch.job.cluster import Cluster
-from fp8launch.job.image_store import Kind, import_image, tool_for
-from fp8launch.job.images import catalogue, image_for, local_path
-from fp8launch.problems import error
+from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
+from fp8launch.cluster.image_store import Kind, import_image, tool_for
+from fp8launch.cluster.images import catalogue, image_for, local_path
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import error
 
 
 @click.group(invoke_without_command=True)
@@ -26,16 +26,21 @@ def images(context: click.Context, as_json: bool) -> None:
     if as_json:
         show_json(known)
     else:
-        show_table(["image", "URI", "source"], [(name, e["uri"], e.get("source", "")) for name, e in known.items()])
+        columns = ("image", "URI", "source")
+        rows = [(name, entry["uri"], entry.get("source", "")) for name, entry in known.items()]
+        show_table(columns, rows, unbroken=columns, drop=("source",))
 
 
 @images.command("import")
 @click.argument("name")
 @click.option(
-    "--to", "folder", metavar="DIR", help="Folder that every node sees. [FP8LAUNCH_IMAGES, ~/fp8launch-images]"
+    "--to",
+    "folder",
+    metavar="DIR",
+    help="Folder on a file system that all nodes share. [FP8LAUNCH_IMAGES, ~/fp8launch-images]",
 )
-@click.option("--as", "kind", type=click.Choice(["sqsh", "sif"]), help="sqsh by enroot, sif by Apptainer.")
-@click.option("--update", is_flag=True, help="Replace a file that is stale or damaged.")
+@click.option("--as", "kind", type=click.Choice(["sqsh", "sif"]), help="File format: sqsh (enroot) or sif (Apptainer).")
+@click.option("--update", is_flag=True, help="Replace an existing file that is stale or damaged.")
 @json_option
 def import_(name: str, folder: str | None, kind: Kind | None, update: bool, as_json: bool) -> None:
     """Import the image NAME (a known name or a URI) once, so that no job has to; print the file.
@@ -50,14 +55,16 @@ def import_(name: str, folder: str | None, kind: Kind | None, update: bool, as_j
     else:
         uri = image_for(name, "apptainer", Cluster(), "NAME")
     if not uri.startswith("docker://") or uri.startswith("docker:///"):
-        raise error("not-in-registry", f"'{name}' is a file, not an image in a registry", "NAME", "name it as it is")
+        raise error(
+            "not-in-registry", f"'{name}' is a file, not an image in a registry", "NAME", "use its path directly"
+        )
     file = place / f"{_file_name(name, uri)}.{kind}"
-    record = import_image(uri, file, tool, update=update, say=say)
+    record = import_image(uri, file, tool, update=update, say=eprint)
     if as_json:
         show_json({"file": str(file), **asdict(record)})
         return
-    say(f"To use it, put this into your cluster profile:  images: {{{name}: {file}}}")
-    click.echo(file)
+    eprint(f"To use it, add this to your cluster profile:  images: {{{name}: {file}}}")
+    echo(file)
 
 
 def _file_name(name: str, uri: str) -> str:

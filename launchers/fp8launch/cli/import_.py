@@ -7,34 +7,44 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import complain
+from fp8launch.cli.output import echo, print_problems
+from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.megatron.schema import supported_versions
-from fp8launch.problems import ANSWER_IS_NO, error
-from fp8launch.recipe.source import MAX_BYTES
+from fp8launch.recipe.yaml_source import MAX_BYTES
 
 
 @click.command(name="import")
 @click.argument("file", metavar="FILE|-")
-@click.option("--megatron", type=click.Choice(supported_versions()), help="Megatron-Core version; default: the newest.")
+@click.option(
+    "--megatron", type=click.Choice(supported_versions()), help="Megatron-Core version (default: the newest supported)."
+)
 def import_(file: str, megatron: str | None) -> int:
     """Turn a Megatron argument list, or the launch script that holds one, into a recipe on stdout.
 
     Nothing in it is executed. What cannot be carried over is said on stderr and noted in the recipe.
     """
-    from fp8launch.recipe.from_argv import import_text
+    from fp8launch.importer.from_argv import import_text
 
     name = "<stdin>" if file == "-" else file
     try:
-        raw = sys.stdin.buffer.read(MAX_BYTES + 1) if file == "-" else Path(file).read_bytes()
+        raw = _read(file)
     except OSError as exc:
         raise error("unreadable-file", f"cannot be read: {exc.strerror}", name) from None
     if len(raw) > MAX_BYTES:
-        raise error("file-too-large", f"is larger than {MAX_BYTES >> 20} MiB, so it is no launch script", name)
+        raise error("file-too-large", f"is larger than {MAX_BYTES >> 20} MiB, so it cannot be a launch script", name)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise error("not-utf8", "is not UTF-8 text", name) from None
     recipe, problems = import_text(text, name, megatron)
-    complain(problems)
-    click.echo(recipe, nl=False)
+    print_problems(problems)
+    echo(recipe, nl=False)
     return ANSWER_IS_NO if any(p.severity == "error" for p in problems) else 0
+
+
+def _read(file: str) -> bytes:
+    """The beginning of a file, enough to see that it is too large: a device may have no end."""
+    if file == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)

@@ -8,20 +8,22 @@ from pathlib import Path
 
 import click
 
-from fp8launch import backends
-from fp8launch.cli.follow import ASK_SECONDS, ASK_SLURM_SECONDS, copy_growing, last_lines
-from fp8launch.cli.output import for_terminal, say
-from fp8launch.problems import error
-from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import find_run
+from fp8launch import schedulers
+from fp8launch.cli.follow import GrowingFile, last_lines
+from fp8launch.cli.output import eprint, for_terminal
+from fp8launch.diagnostics import error
+from fp8launch.rundir.registry import find_run
+from fp8launch.rundir.run_dir import RunFolder
 
 
 @click.command()
 @click.argument("name", metavar="RUN")
-@click.option("-f", "--follow", is_flag=True, help="Go on as the log grows, until the run ends.")
-@click.option("-n", "--lines", type=click.IntRange(min=1), help="Only the last N lines.")
-@click.option("--attempt", type=click.IntRange(min=1), help="The Nth attempt instead of the newest.")
-@click.option("--batch", is_flag=True, help="What the batch script itself said, instead of the training.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
+@click.option("-n", "--lines", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="N", help="Print the log of attempt N instead of the newest."
+)
+@click.option("--batch", is_flag=True, help="Print the output of the batch script instead of the training.")
 def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch: bool) -> None:
     """Print the log of a run."""
     run = find_run(name)
@@ -37,27 +39,28 @@ def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch:
         )
     path = files[(attempt or len(files)) - 1]
     if lines is None:
-        copy_growing(path, 0)
+        GrowingFile(path).copy(final=True)
     else:
         text = last_lines(path, lines)
-        click.echo(for_terminal(text.encode(errors="replace")).decode() if sys.stdout.isatty() else text)
+        shown = for_terminal(text.encode(errors="replace")).decode() if sys.stdout.isatty() else text
+        sys.stdout.write(f"{shown}\n")
 
 
 def _follow(run: RunFolder) -> None:
-    backend = backends.backend(str(run.manifest().get("backend")))
-    every = ASK_SECONDS.get(backend.name, ASK_SLURM_SECONDS)
-    offsets: dict[Path, int] = {}
+    scheduler = schedulers.of_run(run)
+    every = scheduler.capabilities.poll_seconds
+    files: dict[Path, GrowingFile] = {}
     asked, final = 0.0, False
     while True:
-        # A requeued run begins another log; what the one before still gains is shown too.
+        # A requeued run begins another log; what is still added to the earlier one is printed too.
         for attempt in run.attempts():
-            offsets[attempt.log] = copy_growing(attempt.log, offsets.get(attempt.log, 0))
+            files.setdefault(attempt.log, GrowingFile(attempt.log)).copy(final)
         if final:
             return
         if time.monotonic() - asked >= every:
-            asked, state = time.monotonic(), backend.states([run])[0]
+            asked, state = time.monotonic(), scheduler.state(run)
             final = state.final
             if final:
-                say(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
+                eprint(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
                 continue
         time.sleep(0.3)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from fp8launch.problems import Problem, printable
+from fp8launch.diagnostics import Problem, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +26,12 @@ set_option = click.option(
 )
 recipe_options = (
     set_option,
-    click.option("--nodes", type=click.IntRange(min=1), help="Run on this many nodes; weak scaling grows the batch."),
+    click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; weak scaling grows the global batch."),
 )
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several click options as one decorator, shown in the order given."""
+    """Combine several click options into one decorator, shown in the order given."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -39,24 +41,82 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def say(message: str) -> None:
-    """A message for people. It may quote logs and names, which a terminal must not obey."""
+def eprint(message: str) -> None:
+    """Print a message for people on stderr. It may quote logs and names, whose control characters are spelled out."""
     click.echo(printable(message), err=True)
 
 
-# Colours, line ends and tabs pass; whatever else tells a terminal to do something does not, nor C1 codes in UTF-8.
-_COMMANDS = re.compile(rb"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
+def echo(text: object = "", nl: bool = True, **style: Any) -> None:
+    """Print data on stdout: as it is into a pipe, with control characters spelled out on a terminal.
+
+    `style` has click's names, such as `fg` and `bold`.
+    """
+    shown = printable(str(text)) if sys.stdout.isatty() else str(text)
+    click.echo(click.style(shown, **style) if style else shown, nl=nl)
+
+
+# Every control character, C1 and those for the direction of writing included, but line ends, tabs and the escape
+# sequences that set colours.
+_COMMANDS = re.compile(
+    r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+# The beginning of an escape sequence at the end of a block: the next block decides what it is.
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,32})?$")
+
+
+class TerminalText:
+    """What a program printed, in blocks of any size, as a terminal may show it: its colours and no other command.
+
+    Nothing is concealed by a colour's attributes, and no colour outlasts the text.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._held = ""
+        self._coloured = False
+
+    def feed(self, block: bytes, final: bool = False) -> str:
+        """Return the text of a block; with `final` also what was held back, and the end of any colour."""
+        text = self._held + self._decoder.decode(block, final)
+        self._held = ""
+        begun = None if final else _BEGUN.search(text)
+        if begun:
+            self._held = text[begun.start() :]
+            text = text[: begun.start()]
+        spelt_out = _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+        shown = _COLOURS.sub(_without_hiding, spelt_out)
+        self._coloured = self._coloured or "\x1b[" in shown
+        return f"{shown}\x1b[0m" if final and self._coloured else shown
+
+
+_COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
+# A colour by number or by its parts: what follows is no attribute.
+_COLOUR_PARTS = re.compile(r"(?<![0-9])0*[345]8;(?:0*5;[0-9]*|0*2;[0-9]*;[0-9]*;[0-9]*)")
+# Attributes that hide text, or make it blink.
+_HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")
+
+
+def _without_hiding(match: re.Match[str]) -> str:
+    """The sequence without what conceals the text that follows it."""
+    kept = []
+    at = 0
+    for part in _COLOUR_PARTS.finditer(match[1]):
+        kept += [_HIDING.sub("", match[1][at : part.start()]), part[0]]
+        at = part.end()
+    words = [word for word in "".join([*kept, _HIDING.sub("", match[1][at:])]).split(";") if word]
+    hid_something = match[1] != "" and not words
+    return "" if hid_something else f"\x1b[{';'.join(words)}m"
 
 
 def for_terminal(raw: bytes) -> bytes:
-    """What a program printed, as a terminal may show it: with its colours, and nothing else that it would obey."""
-    return _COMMANDS.sub(lambda match: b"".join(b"\\x%02x" % byte for byte in match[0]), raw)
+    """Return the output of a program as a terminal may show it."""
+    return TerminalText().feed(raw, final=True).encode()
 
 
 def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
-    """Where tables go: `width` columns in a pipe, which has none of its own; with `soft_wrap` longer lines stay whole.
+    """Return the place for tables: `width` columns in a pipe; with `soft_wrap` longer lines stay whole there.
 
-    Texts are only shown, whatever they hold.
+    Texts are only shown, whatever they hold: neither control characters nor rich's markup mean anything.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -71,15 +131,22 @@ def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Con
                     yield Segment(printable(text.replace("\t", "    ")), segment.style)
 
     terminal = Console(stderr=err).is_terminal
-    return Shown(width=None if terminal else width, stderr=err, soft_wrap=soft_wrap and not terminal)
+    return Shown(
+        width=None if terminal else width,
+        stderr=err,
+        soft_wrap=soft_wrap and not terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
 
 
 def show_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
-def complain(problems: Iterable[Problem]) -> None:
-    """Problems on stderr, one after the other."""
+def print_problems(problems: Iterable[Problem]) -> None:
+    """Print problems on stderr, one after the other."""
     for problem in problems:
         place = f"{problem.where}: " if problem.where else ""
         colour = "red" if problem.severity == "error" else "yellow"
@@ -93,26 +160,85 @@ T = TypeVar("T")
 
 
 def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
-    """The items one by one, with a progress bar on a terminal when there are many."""
+    """Yield the items, with a progress bar on a terminal when there are many."""
     if len(items) < BAR_FROM or not sys.stderr.isatty():
         return items
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import track
 
-    return track(items, what, console=Console(stderr=True), transient=True)
+    return track(items, escape(what), console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show how many of `total` are done, on a terminal; the value is called at the end of each."""
+    if not total or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(escape(what)), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+# A column of sentences is readable from this width on.
+NARROWEST = 24
+# Spaces between two columns.
+GAP = 2
+
+
+def terminal_width(err: bool = False) -> int:
+    """Return the width in which tables are printed."""
+    return console(err).width
 
 
 def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, err: bool = False
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    err: bool = False,
+    unbroken: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> None:
-    """A table on stdout, or on stderr; numbers are right-aligned where a column's header ends in a unit."""
+    """Print a table on stdout, or on stderr; numbers are right-aligned where a column's header ends in a unit.
+
+    The cells of `unbroken` columns (ids, which people copy) are never folded. Where the terminal is too narrow, the
+    columns in `drop` are left out, the first one first.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    cells = [list(row) for row in rows]
+    shown = console(err)
+    kept, needed = _columns_that_fit(columns, cells, shown.width, unbroken, drop)
+    if unbroken:
+        shown.width = max(shown.width, needed)
     table = Table(title=title, box=None, header_style="bold", pad_edge=False, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column.endswith(")") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for column in (columns[position] for position in kept):
+        justify: Literal["left", "right"] = "right" if column.endswith(")") else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in unbroken)
+    for row in cells:
+        table.add_row(*(Text(row[position]) for position in kept))
     # A pipe has no width: do not fold what a script or grep reads.
-    console(err).print(table)
+    shown.print(table)
+
+
+def _columns_that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, unbroken: Sequence[str], drop: Sequence[str]
+) -> tuple[list[int], int]:
+    """Return the positions of the columns to show, and the width that they need at least."""
+    least = []
+    for position, column in enumerate(columns):
+        longest = max((len(row[position]) for row in rows), default=0)
+        least.append(max(len(column), longest if column in unbroken else min(longest, NARROWEST)))
+    kept = list(range(len(columns)))
+    for column in drop:
+        if sum(least[position] + GAP for position in kept) <= width + GAP:
+            break
+        kept.remove(columns.index(column))
+    return kept, sum(least[position] + GAP for position in kept) - GAP

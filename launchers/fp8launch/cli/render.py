@@ -8,13 +8,13 @@ from typing import get_args
 
 import click
 
-from fp8launch.cli.output import json_option, recipe_options, show_json, with_options
-from fp8launch.job.cluster import Runtime, load_cluster
-from fp8launch.job.plan import plan
-from fp8launch.job.script import batch_script
-from fp8launch.job.words import flag_lines
-from fp8launch.problems import error
-from fp8launch.runs.submit import Prepared, phase_entry, prepare, resolved_yaml, run_root
+from fp8launch.cli.output import echo, json_option, recipe_options, show_json, with_options
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import error
+from fp8launch.job.job import Job
+from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.job.resolved import engine_record, phase_entry, resolved_yaml
+from fp8launch.job.shell_quoting import flag_lines
 
 
 @click.command()
@@ -25,13 +25,13 @@ from fp8launch.runs.submit import Prepared, phase_entry, prepare, resolved_yaml,
     type=click.Choice(["args", "sbatch", "yaml", "json"]),
     default="args",
     show_default=True,
-    help="Megatron's arguments, the batch script, the resolved recipe, or all of it.",
+    help="Output: Megatron's arguments, the batch script, the resolved recipe, or all (json).",
 )
 @with_options(*recipe_options)
 @click.option("--cluster", help="Cluster profile: a name or a file.")
 @click.option("--runtime", type=click.Choice(get_args(Runtime)), help="Container runtime of the batch script.")
-@click.option("--phase", help="This phase alone, of a recipe with phases.")
-@click.option("--portable", is_flag=True, help="A batch script for plain sbatch, which finds its places when it runs.")
+@click.option("--phase", help="Render only this phase of a recipe with phases.")
+@click.option("--portable", is_flag=True, help="Render a batch script for plain sbatch that needs no run folder.")
 @json_option
 def render(
     recipe: str,
@@ -51,41 +51,57 @@ def render(
     if form == "args":
         _show_arguments(prepared, as_json)
     elif form == "yaml":
-        click.echo(resolved_yaml(prepared), nl=False)
+        echo(resolved_yaml(prepared), nl=False)
     else:
-        profile = load_cluster(cluster)
-        folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
-        # Shown on a laptop as well: neither the runtime nor the files of the cluster need to be here.
-        job = plan(
-            prepared.loaded,
-            prepared.args,
-            profile,
-            folder,
-            phases=prepared.phases,
-            runtime=runtime or profile.runtime or "pyxis",
-            check_paths=False,
-        )
+        job = _job(prepared, cluster, runtime, portable)
         if form == "sbatch":
-            click.echo(batch_script(job), nl=False)
+            from fp8launch.job.batch_script import batch_script
+
+            echo(batch_script(job), nl=False)
         else:
-            show_json(
-                {
-                    "recipe": prepared.loaded.tree.plain(),
-                    "files": [str(Path(file)) for file in prepared.loaded.files],
-                    "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
-                    "phases": [phase_entry(one) for one in prepared.phases],
-                    "layout": asdict(prepared.layout),
-                    "job": asdict(job),
-                }
-            )
+            _show_json(prepared, job)
+
+
+def _job(prepared: Prepared, cluster: str | None, runtime: Runtime | None, portable: bool) -> Job:
+    """The job as it would be on the cluster. Neither the runtime nor the cluster's files need to be on this machine."""
+    from fp8launch.cluster.profile import load_cluster
+    from fp8launch.job.build_job import plan
+    from fp8launch.submit.submit import run_root
+
+    profile = load_cluster(cluster)
+    folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
+    return plan(
+        prepared.loaded,
+        prepared.args,
+        profile,
+        folder,
+        phases=prepared.phases,
+        runtime=runtime or profile.runtime or "pyxis",
+        check_paths=False,
+    )
+
+
+def _show_json(prepared: Prepared, job: Job) -> None:
+    show_json(
+        {
+            "recipe": prepared.loaded.tree.plain(),
+            "files": [str(Path(file)) for file in prepared.loaded.files],
+            "engine": engine_record(prepared, job),
+            "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
+            "arguments": dict(prepared.args.attributes),
+            "phases": [phase_entry(one) for one in prepared.phases],
+            "layout": asdict(prepared.layout),
+            "job": job.as_json(),
+        }
+    )
 
 
 def _one(prepared: Prepared, name: str) -> Prepared:
     """A phase by itself."""
     names = [one.name for one in prepared.phases]
     if name not in names:
-        there = f"there are: {', '.join(names)}" if names else "the recipe has none"
-        raise error("no-phase", f"there is no phase '{name}'", "--phase", there)
+        there = f"phases: {', '.join(names)}" if names else "the recipe has no phases"
+        raise error("no-phase", f"'{name}' is not a phase of this recipe", "--phase", there)
     return prepared.parts[names.index(name)]
 
 
@@ -96,7 +112,7 @@ def _show_arguments(prepared: Prepared, as_json: bool) -> None:
         show_json({name: list(argv) for name, argv in lists.items()} or list(prepared.args.argv))
         return
     for one in prepared.phases:
-        click.echo(f"# phase {one.name}: iterations {one.span}")
-        click.echo("\n".join(flag_lines(one.args.argv)))
+        echo(f"# phase {one.name}: iterations {one.span}")
+        echo("\n".join(flag_lines(one.args.all)))
     if not prepared.phases:
-        click.echo("\n".join(flag_lines(prepared.args.argv)))
+        echo("\n".join(flag_lines(prepared.args.all)))

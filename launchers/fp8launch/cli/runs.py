@@ -8,35 +8,43 @@ from typing import Any
 
 import click
 
-from fp8launch import backends
-from fp8launch.backends.base import JobState
-from fp8launch.cli.output import complain, json_option, say, show_json, show_table
-from fp8launch.problems import UserError
-from fp8launch.runs.attempts import attempts_of
-from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.store import all_runs, damaged, find_runs, find_study, job_ids, known_roots
-from fp8launch.runs.submission import in_words, repair
+from fp8launch import schedulers
+from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table
+from fp8launch.diagnostics import UserError
+from fp8launch.injob.supervisor.failures import Failure
+from fp8launch.rundir.attempts import attempts_of
+from fp8launch.rundir.last_failure import last_failure
+from fp8launch.rundir.registry import all_runs, damaged, find_runs, find_study, job_ids, known_roots
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import JobState
+from fp8launch.submit.resume import resumable_from
+from fp8launch.submit.submission import describe_without_job, recover_cut_off
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[RUN|STUDY...]")
-@click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Show the last N runs.")
+@click.option(
+    "-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs to show."
+)
 @json_option
 def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
     """List runs with their state, newest last; of a study every point."""
     found = [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
     rows = [(run, run.manifest(), state) for run, state in zip(found, run_states(found), strict=True)]
     if not names:
-        complain(damaged())
+        print_problems(damaged())
     for study in filter(None, map(find_study, names)):
         if missing := study.missing():
             count = len(study.record()["points"])
-            say(f"{study.study_id}: {len(missing)} of {count} points have no run yet; the same submit makes them")
+            eprint(
+                f"{study.study_id}: {len(missing)} of {count} points have no run yet; repeat the same submit to "
+                "submit them"
+            )
     if as_json:
         show_json([_json(run, manifest, state) for run, manifest, state in rows])
         return
     if not rows:
-        say(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
+        eprint(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
         return
     show_table(
         ["run", "state", "job", "backend", "size", "created", "detail"],
@@ -48,33 +56,57 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
                 str(manifest.get("backend", "")),
                 _size(manifest),
                 str(manifest.get("created", ""))[:16].replace("T", " "),
-                "; ".join(filter(None, [state.detail, attempts_of(run).words])),
+                _detail(run, state),
             )
             for run, manifest, state in rows
         ],
+        unbroken=("run", "state", "job", "created"),
+        drop=("backend", "created", "size", "job"),
     )
     if len(rows) > 1:
         counts = Counter(state.status for _, _, state in rows)
-        say(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+        eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+
+
+def _why(run: RunFolder, state: JobState) -> list[str]:
+    """What the supervisor wrote down of the run; where there is none, why the run failed."""
+    known = attempts_of(run)
+    words = [known.words] if known.words else []
+    failure = _failure(run, state)
+    if failure is not None and not known.stopped:
+        words.append(f"{failure.code}: {failure.message[:160]}")
+    return words
+
+
+def _failure(run: RunFolder, state: JobState) -> Failure | None:
+    failed = state.final and state.status not in ("completed", "cancelled")
+    return last_failure(run) if failed else None
 
 
 def run_states(found: list[RunFolder]) -> list[JobState]:
-    """The states of runs of any backends, each backend asked once."""
-    by_backend: dict[str, list[RunFolder]] = {}
+    """Return the states of runs of any schedulers, each scheduler asked once."""
+    by_scheduler: dict[str, list[RunFolder]] = {}
     for run in found:
-        by_backend.setdefault(str(run.manifest().get("backend")), []).append(run)
+        by_scheduler.setdefault(str(run.manifest().get("backend")), []).append(run)
     states: dict[RunFolder, JobState] = {}
-    for name, members in by_backend.items():
+    for name, members in by_scheduler.items():
         try:
-            backend = backends.backend(name)
-            repair(members, backend)
-            states.update(zip(members, backend.states(members), strict=True))
+            scheduler = schedulers.by_name(name)
+            recover_cut_off(members, scheduler)
+            states.update(zip(members, scheduler.states(members), strict=True))
         except UserError as exc:
             states.update((run, JobState("unknown", str(exc))) for run in members)
     for run in found:
         if not job_ids(run):
-            states[run] = JobState("unknown", in_words(run), source="run folder")
+            states[run] = JobState("unknown", describe_without_job(run), source="run folder")
     return [states[run] for run in found]
+
+
+def _detail(run: RunFolder, state: JobState) -> str:
+    words = [state.detail, *_why(run, state)]
+    if state.final and state.status != "completed" and (iteration := resumable_from(run)):
+        words.append(f"`fp8launch resume` continues from iteration {iteration}")
+    return "; ".join(filter(None, words))
 
 
 def _size(manifest: dict[str, Any]) -> str:
@@ -97,6 +129,8 @@ def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str
         "detail": state.detail,
         "exit_code": state.exit_code,
         "source": state.source,
+        "resumes_from": resumable_from(run) if state.final and state.status != "completed" else None,
         "attempts": len(run.attempts()),
         "survival": asdict(attempts_of(run)),
+        "failure": failure.as_json() if (failure := _failure(run, state)) else None,
     }

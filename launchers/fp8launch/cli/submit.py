@@ -3,68 +3,99 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fp8launch import backends
-from fp8launch.backends.base import Backend
+from fp8launch import schedulers
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.output import (
-    complain,
+    echo,
+    eprint,
     json_option,
-    say,
+    print_problems,
     set_option,
     show_json,
     show_table,
     with_bar,
     with_options,
 )
-from fp8launch.job.cluster import Cluster, load_cluster
-from fp8launch.job.script import batch_script
-from fp8launch.problems import ANSWER_IS_NO, Problem, UserError, error
-from fp8launch.recipe.load import load_recipe
-from fp8launch.runs.folder import RunFolder
-from fp8launch.runs.grid import Point, expand, parse_axis, parse_nodes
-from fp8launch.runs.store import job_ids
-from fp8launch.runs.submit import Prepared, new_run_id, plan_run, prepare, run_root
-from fp8launch.runs.submit import submit as submit_run
-from fp8launch.runs.submit_study import GridPoint, identify, need_local_wait, submit_study
+from fp8launch.cluster.profile import Cluster, load_cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error
+from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
+from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes
+from fp8launch.submit.submit import new_run_id, plan_run, run_root
+from fp8launch.submit.submit import submit as submit_run
+from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
 
-# A table of more points than this says less than its first and last ones.
+# Of a longer table only the first and the last rows are shown.
 TABLE_ROWS = 40
+
+
+class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """The name of a scheduler, of those that are there when the command runs."""
+
+    name = "backend"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(schedulers.names())}]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in schedulers.names():
+            self.fail(f"{value!r} is not one of {', '.join(schedulers.names())}", param, ctx)
+        return value
 
 
 @click.command()
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
 @with_options(set_option)
-@click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the batch with them.")
-@click.option("--over", "axes", multiple=True, metavar="KEY=A,B", help="One run for each value; repeatable.")
-@click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Run every point this often.")
-@click.option("--study", "study", metavar="NAME", help="Name of the study; default: from the recipe and the points.")
-@click.option("--attempts", type=click.IntRange(1, 1000), help="Go on by itself over time limits and lost nodes.")
-@click.option("--retry-failed", is_flag=True, help="Submit those points again whose run failed.")
-@click.option("--skip-bad", is_flag=True, help="Leave out points that fail the check.")
-@click.option("--max-running", type=click.IntRange(min=1), help="Array tasks that may run at the same time.")
+@click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch.")
+@click.option("--sweep", "axes", multiple=True, metavar="KEY=A,B", help="Submit one run per value; repeatable.")
+@click.option("--over", "axes_over", multiple=True, hidden=True)
+@click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Number of runs per point (default: 1).")
+@click.option("--study", "study", metavar="NAME", help="Name of the study (default: from the recipe and the points).")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Resume automatically after time limits and node failures, up to N attempts in total.",
+)
+@click.option("--retry-failed", is_flag=True, help="Also submit points again whose run failed.")
+@click.option("--skip-bad", is_flag=True, help="Skip points that fail the check.")
+@click.option(
+    "--rehearse/--no-rehearse",
+    default=None,
+    hidden=True,
+    help="Also run a step of Megatron's own code first (default: as the cluster profile says).",
+)
+@click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
 @click.option("--cluster", help="Cluster profile: a name or a file.")
-@click.option("--backend", "backend_name", type=click.Choice(backends.NAMES), help="Default: Slurm if it answers.")
+@click.option(
+    "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
+)
 @click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share.")
-@click.option("--dry-run", is_flag=True, help="Check everything, show the script or the points; submit nothing.")
-@click.option("--wait", is_flag=True, help="Follow the runs to their end; a failure is exit code 1.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Check, and print the script or the points; submit nothing.")
+@click.option("--wait", is_flag=True, help="Follow the runs to their end; exit code 1 if one fails.")
+@click.option("--yes", is_flag=True, help="Submit without asking for confirmation.")
 @json_option
 def submit(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     nodes: str,
     axes: tuple[str, ...],
+    axes_over: tuple[str, ...],
     repeat: int,
     study: str | None,
     attempts: int | None,
     retry_failed: bool,
     skip_bad: bool,
+    rehearse: bool | None,
     max_running: int | None,
     cluster: str | None,
     backend_name: str | None,
@@ -80,81 +111,111 @@ def submit(
     """
     if attempts is not None:
         overrides = (*overrides, f"survive.attempts={attempts}")
-    points = _points(recipes, overrides, parse_nodes(nodes) if nodes else [], dict(map(parse_axis, axes)), repeat)
+    counts = parse_nodes(nodes) if nodes else []
+    sources = {name: read_recipe(name) for name in recipes}
+    bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
+    points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
     profile = load_cluster(cluster)
     if profile.ssh is not None:
-        fix = f"fp8launch --at {cluster or profile.name} submit ..."
-        raise error("needs-at", f"the cluster '{profile.name}' is submitted to on its login node", "--cluster", fix)
-    backend = backends.backend(backend_name)
+        fix = f"fp8launch --remote {cluster or profile.name} submit ..."
+        raise error(
+            "needs-at", f"jobs for the cluster '{profile.name}' are submitted from its login node", "--cluster", fix
+        )
+    scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
-    ready, left_out = _ready(points, overrides, profile, skip_bad)
-    if dry_run:
-        _show_dry(ready, profile, backend, place, is_study)
-        return 0
-    if is_study:
-        need_local_wait(ready, backend, wait)
-        say(f"study {identify(ready, study)} in {place}")
-    _agree(ready, profile, is_study, yes)
-    if is_study:
-        from fp8launch.cli.follow import wait_for
 
-        local = backend.name == "local"
+    def prepare_point(point: Point) -> Prepared:
+        if not point.values and point.nodes is None:
+            return prepare_loaded(bases[point.recipe])
+        return prepare(sources[point.recipe], [*overrides, *point.overrides], point.nodes)
+
+    checked_with = profile.model_copy(update={"run_root": str(place)})
+    ready, left_out = _ready(points, prepare_point, checked_with, scheduler, skip_bad, rehearse)
+    if dry_run:
+        _show_dry(ready, profile, scheduler, place, is_study)
+        return 0
+    scheduler.require()
+    if is_study:
+        require_wait(ready, scheduler, wait)
+        eprint(f"study {identify(ready, study)} in {place}")
+    _confirm(ready, profile, is_study, yes)
+    if is_study:
         outcome = submit_study(
             ready,
             profile,
             place,
-            backend,
+            scheduler,
             name=study,
             retry=retry_failed,
             max_running=max_running,
             left_out=left_out,
-            between=(lambda run: wait_for(run, backend)) if local else None,
+            between=_wait_between(scheduler),
             progress=with_bar,
         )
-        submitted, everything = outcome.submitted, outcome.submitted + outcome.present
-        calls = f" by {outcome.sbatch_calls} calls" if outcome.sbatch_calls else ""
-        say(f"{len(submitted)} submitted{calls}, {len(outcome.present)} were there: {outcome.study.path}")
-        name = outcome.study.study_id
+        _report_study(outcome)
+        name, submitted, everything = outcome.study.study_id, outcome.submitted, outcome.submitted + outcome.present
     else:
-        run = submit_run(ready[0].prepared, profile, place, backend, ready[0].checked)
-        submitted = everything = [run]
-        say(_told(ready[0].prepared, run, backend.name))
-        name = run.run_id
+        run = submit_run(ready[0].prepared, profile, place, scheduler, ready[0].checked, ready[0].job)
+        eprint(_describe_run(ready[0].prepared, run, scheduler.name))
+        name, submitted, everything = run.run_id, [run], [run]
     status = 0
     if wait:
         from fp8launch.cli.follow import wait_for
 
-        ended = [wait_for(run, backend) for run in everything]
+        ended = [wait_for(run, scheduler) for run in everything]
         status = 0 if all(ended) else ANSWER_IS_NO
     if as_json:
         runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
         show_json(runs if not is_study else {"study": name, "submitted": runs, "present": len(everything) - len(runs)})
     else:
-        click.echo(name)
+        echo(name)
     return status
 
 
+def _wait_between(scheduler: Scheduler) -> Callable[[RunFolder], object] | None:
+    """What happens between two submissions of a grid: a wait for the end where runs go one at a time."""
+    if not scheduler.capabilities.one_run_at_a_time:
+        return None
+    from fp8launch.cli.follow import wait_for
+
+    return lambda run: wait_for(run, scheduler)
+
+
+def _report_study(outcome: Outcome) -> None:
+    calls = f" by {outcome.calls} calls" if outcome.calls else ""
+    new, before = len(outcome.submitted), len(outcome.present)
+    eprint(f"{new} submitted{calls}, {before} already existed: {outcome.study.path}")
+
+
 def _points(
-    recipes: Sequence[str], overrides: Sequence[str], nodes: Sequence[int], axes: dict[str, list[Any]], repeat: int
+    bases: Mapping[str, LoadedRecipe],
+    nodes: Sequence[int],
+    axes: dict[str, list[Any]],
+    repeat: int,
 ) -> list[Point]:
-    """The grid of each recipe: its own axes, with those of the command line added or in their place."""
+    """Return the grid of each recipe: its own axes, with those of the command line added or in their place."""
     found: list[Point] = []
-    for name in recipes:
-        recipe = load_recipe(name, overrides).recipe
+    for name, base in bases.items():
+        recipe = base.recipe
         found += expand([name], nodes or recipe.nodes or [], {**recipe.axes, **axes}, repeat)
     return sorted(found, key=lambda point: point.repeat)
 
 
 def _ready(
-    points: Sequence[Point], overrides: Sequence[str], profile: Cluster, skip_bad: bool
+    points: Sequence[Point],
+    prepare_point: Callable[[Point], Prepared],
+    profile: Cluster,
+    scheduler: Scheduler,
+    skip_bad: bool,
+    rehearse: bool | None,
 ) -> tuple[list[GridPoint], list[tuple[Point, str]]]:
-    """Points prepared and checked. Bad ones are errors, or told and left out, with why, when that is asked for."""
+    """Prepare and check points. Bad ones are errors; with `skip_bad` they are printed and left out, with the reason."""
     prepared: list[tuple[Point, Prepared]] = []
     refused: list[tuple[Point, UserError]] = []
     for point in with_bar(points, "reading recipes"):
         try:
-            prepared.append((point, prepare(point.recipe, [*overrides, *point.overrides], point.nodes)))
+            prepared.append((point, prepare_point(point)))
         except UserError as exc:
             if len(points) == 1:
                 raise
@@ -162,14 +223,14 @@ def _ready(
     if refused and not skip_bad:
         problems = dict.fromkeys(p for _, reason in refused for p in reason.problems)
         raise UserError(problems, max(reason.exit_code for _, reason in refused))
-    checked = refuse_errors([one for _, one in prepared], profile, skip=skip_bad)
+    checked = refuse_errors([one for _, one in prepared], profile, scheduler, skip=skip_bad, rehearse=rehearse)
     left_out = []
     for point, reason in refused:
         left_out.append(_left_out(point, reason.problems))
     ready = []
     for (point, one), result in zip(prepared, checked, strict=True):
         if result.ok:
-            ready.append(GridPoint(point, one, result.as_json()))
+            ready.append(GridPoint(point, one, result.as_json(), result.job))
         else:
             left_out.append(_left_out(point, result.problems))
     if not ready:
@@ -178,36 +239,37 @@ def _ready(
 
 
 def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
-    say(f"left out: {point.label}")
-    complain(problems)
+    eprint(f"skipped: {point.label}")
+    print_problems(problems)
     codes = dict.fromkeys(problem.code for problem in problems if problem.severity == "error")
     return point, f"fails the check: {', '.join(codes)}"
 
 
-def _agree(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:
-    """Ask once before what costs a lot, or before a grid."""
+def _confirm(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:
+    """Ask once before an expensive run, or before a grid."""
     hours = sum(one.prepared.gpu_hours_at_most for one in ready)
     if not is_study and hours <= profile.ask_gpu_hours:
         return
     if is_study:
         _show_points(ready)
     several = " x attempts and phases" if any(one.prepared.jobs_at_most > 1 for one in ready) else ""
-    say(f"{len(ready)} run{'s' * (len(ready) > 1)}, at most {hours:,.0f} GPU-hours (time limits x GPUs{several})")
+    eprint(f"{len(ready)} run{'s' * (len(ready) > 1)}, at most {hours:,.0f} GPU-hours (time limits x GPUs{several})")
     if yes:
         return
     if not sys.stdin.isatty():
-        raise error("not-asked", "nobody is here to agree to this submission", fix="add --yes")
+        message = "standard input is not a terminal, so the submission cannot be confirmed"
+        raise error("not-asked", message, fix="pass --yes")
     if not click.confirm("Submit?", err=True):
         raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
 
 
-def _show_dry(ready: Sequence[GridPoint], profile: Cluster, backend: Backend, place: Path, is_study: bool) -> None:
+def _show_dry(ready: Sequence[GridPoint], profile: Cluster, scheduler: Scheduler, place: Path, is_study: bool) -> None:
     if is_study:
         _show_points(ready)
         return
     one = ready[0].prepared
-    job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), backend)
-    click.echo(backend.script(job)[1] if backend.name == "local" else batch_script(job), nl=False)
+    job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), scheduler, ready[0].job)
+    echo(scheduler.script(job)[1], nl=False)
 
 
 def _show_points(ready: Sequence[GridPoint]) -> None:
@@ -230,7 +292,7 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
     show_table(["run", "size", "point", "global batch (seq)", "time limit", "GPU-hours (at most)"], rows, err=True)
 
 
-def _told(one: Prepared, run: RunFolder, backend: str) -> str:
+def _describe_run(one: Prepared, run: RunFolder, backend: str) -> str:
     size = one.layout
     split = f"DP {size.dp} x TP {size.tp} x PP {size.pp}" + (f" x CP {size.cp}" if size.cp > 1 else "")
     need = one.loaded.recipe.resources

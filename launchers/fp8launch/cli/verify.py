@@ -2,65 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import json_option, say, show_json
+from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.cli.parse import logs_of
-from fp8launch.problems import ANSWER_IS_NO, error, printable
-from fp8launch.recipe.source import is_file
-from fp8launch.report.phases import Span, by_phase, spans_of
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.recipe.yaml_source import is_file
+from fp8launch.report.phases import PhaseSpan, by_phase, spans_of
+from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.throughput import read_logs
 from fp8launch.report.verify import Verification, verify_logs
-from fp8launch.runs.store import find_run
+from fp8launch.rundir.registry import find_run
 
-_STYLE = {"verified": "green", "requested only": "yellow", "not FP8": "default"}
+_COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yellow"}
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN|LOG...")
 @json_option
 def verify(names: tuple[str, ...], as_json: bool) -> int:
-    """Did FP8 run? `verified`, `requested only` (nothing shows it), or `not FP8`, with the evidence.
+    """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.
 
-    Exits with 1 where FP8 was asked for and is not shown to have run. Several logs are the attempts of one run. Of a
-    run in phases each has its own verdict.
+    Exits with 1 without evidence, and if FP8 was asked for and is not shown to have run. Several logs are the attempts
+    of one run. Each phase of a run has its own verdict.
     """
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PhaseSpan, ...] = ()
+    stated: dict[str, object] = {}
     if all(is_file(Path(name)) for name in names):
         logs = [Path(name) for name in names]
     elif len(names) == 1:
         run = find_run(names[0])
-        logs, spans = logs_of(run), spans_of(run.manifest())
+        manifest = run.manifest()
+        logs, spans, stated = logs_of(run), spans_of(manifest), stated_arguments(manifest)
     else:
         missing = next(name for name in names if not is_file(Path(name)))
-        raise error("file-not-found", "no such log", missing, "give logs of one run, or a single run")
+        raise error("file-not-found", "no such log", missing, "pass one run, or logs of one run")
     read = read_logs(logs)
-    phases = {span.name: verify_logs(mine) for span, mine in by_phase(read, spans)}
-    # A phase that fails is what there is to say of the run, else one that asked for FP8.
-    found = min(phases.values(), key=lambda one: (one.ok, not one.asked)) if phases else verify_logs(read)
+    phases = {span.name: verify_logs(mine, span.arguments) for span, mine in by_phase(read, spans)}
+    found = _decisive(phases) if phases else verify_logs(read, stated)
     if as_json:
         each = {name: one.as_json() for name, one in phases.items()}
         show_json({**found.as_json(), **({"phases": each} if each else {})})
     elif phases:
         for name, one in phases.items():
-            click.echo(f"phase {name}: ", nl=False)
+            echo(f"phase {name}: ", nl=False)
             _show(one)
     else:
         _show(found)
     return 0 if found.ok else ANSWER_IS_NO
 
 
+def _decisive(phases: Mapping[str, Verification]) -> Verification:
+    """The phase that decides for the run: one that fails, else one that asked for FP8."""
+    return min(phases.values(), key=lambda one: (one.ok, not one.asked))
+
+
 def _show(found: Verification) -> None:
-    colour = "red" if found.refuted else _STYLE[found.verdict]
-    asked = f"  {found.recipe} was asked for" if found.asked else "  FP8 was not asked for"
-    click.echo(click.style(found.verdict, fg=None if colour == "default" else colour, bold=True) + asked)
+    colour = "red" if found.refuted else _COLOUR.get(found.verdict)
+    echo(found.verdict, nl=False, fg=colour, bold=True)
+    if found.verdict == "no evidence":
+        echo("  the log contains neither Megatron's arguments nor a probe")
+        return
+    echo(f"  {found.recipe} was requested" if found.asked else "  FP8 was not requested")
     for finding in found.findings:
-        click.echo(f"  {finding.kind:<10} {printable(finding.text)}")
+        echo(f"  {finding.kind:<10} {finding.text}")
     for warning in found.warnings:
-        click.echo(click.style(f"  warning: {printable(warning)}", fg="yellow"))
+        echo(f"  warning: {warning}", fg="yellow")
     if found.verdict == "requested only":
-        say(
-            "the log holds no probe or profile that shows it: run it with `launch: {probe: true, profile_iteration: 5}`"
+        eprint(
+            "the log contains no probe or profile that proves FP8: add `launch: {probe: true, profile_iteration: 5}`"
         )

@@ -4,26 +4,32 @@ Dense tensor-core peaks in TFLOP/s, no sparsity. H100, B200, B300, GB200, GB300:
 dgxc-benchmarking uses as denominator of its published MFU (GB200's and GB300's bf16 and fp8 lie 2 % under the NVL72
 data sheet); A100 and H200: NVIDIA data sheets (H200 has H100's chip). FP8 needs compute capability 8.9, MXFP8 and
 FP4 need 10.0. Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100;
-for GB300 that of B300, which has the same 288 GB of HBM3e.
+for GB300 that of B300, which has the same 288 GB of HBM3e. The driver calls cards of the same chip by other names where
+they have other peaks (PCIe, NVL).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.problems import error, nearest
+from fp8launch.diagnostics import error, nearest
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware."""
+    """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware.
+
+    `model` is a regular expression for the driver's names of the cards that have these peaks, None for no card.
+    """
 
     name: str
     capability: tuple[int, int]
     memory_gib: float
+    model: str | None = None
     bf16: float | None = None
     fp8: float | None = None
     fp4: float | None = None
@@ -36,13 +42,13 @@ class Gpu:
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("a100", (8, 0), 80.0, bf16=312.0),
-        Gpu("h100", (9, 0), 79.6, bf16=989.0, fp8=1979.0),
-        Gpu("h200", (9, 0), 140.4, bf16=989.0, fp8=1979.0),
-        Gpu("b200", (10, 0), 179.1, bf16=2250.0, fp8=4500.0, fp4=9000.0),
-        Gpu("b300", (10, 3), 268.6, bf16=2250.0, fp8=4500.0, fp4=13500.0),
-        Gpu("gb200", (10, 0), 185.0, bf16=2450.0, fp8=4900.0, fp4=9800.0),
-        Gpu("gb300", (10, 3), 268.6, bf16=2450.0, fp8=4900.0, fp4=14700.0),
+        Gpu("a100", (8, 0), 80.0, "A100-(?:SXM|PCI)", bf16=312.0),
+        Gpu("h100", (9, 0), 79.6, "H100 80GB HBM3|H100 SXM", bf16=989.0, fp8=1979.0),
+        Gpu("h200", (9, 0), 140.4, r"\bH200(?! NVL)", bf16=989.0, fp8=1979.0),
+        Gpu("b200", (10, 0), 179.1, r"\bB200", bf16=2250.0, fp8=4500.0, fp4=9000.0),
+        Gpu("b300", (10, 3), 268.6, r"\bB300", bf16=2250.0, fp8=4500.0, fp4=13500.0),
+        Gpu("gb200", (10, 0), 185.0, r"\bGB200", bf16=2450.0, fp8=4900.0, fp4=9800.0),
+        Gpu("gb300", (10, 3), 268.6, r"\bGB300", bf16=2450.0, fp8=4900.0, fp4=14700.0),
         Gpu("cpu", (0, 0), 0.0),
     )
 }
@@ -56,3 +62,11 @@ def gpu(name: str) -> Gpu:
         hint = f"did you mean {close}?" if close else None
         raise error("unknown-gpu", f"unknown GPU {name!r}; known: {', '.join(GPUS)}", where="gpu", fix=hint)
     return found
+
+
+def gpu_of_model(model: str) -> Gpu | None:
+    """The GPU that the driver calls `model`, such as "NVIDIA H200"; None for a card that is not in the table."""
+    for candidate in GPUS.values():
+        if candidate.model is not None and re.search(candidate.model, model):
+            return candidate
+    return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fp8launch.engines.base import Entry
+from fp8launch.megatron.argv import Argument, words_of
 
 Mode = Literal["srun", "torchrun"]
 
@@ -32,12 +35,16 @@ class Container:
 
 @dataclass(frozen=True)
 class Survival:
-    """How a run goes on after an attempt. `save` is Megatron's own word for its checkpoints, `checkpoint` where the
-    batch host has them; `first` are the arguments of a start without a checkpoint of the run's own."""
+    """How a run continues after an attempt.
+
+    `save` is the engine's own name of its checkpoints, `checkpoint` where the batch host has them. `resume` are the
+    arguments of a start from such a checkpoint, `first_start` those of a start without one.
+    """
 
     save: str
     checkpoint: str
-    first: tuple[str, ...] = ()
+    resume: tuple[Argument, ...]
+    first_start: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class JobPhase:
 
     name: str
     end: int
-    megatron_args: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -59,8 +66,8 @@ class Job:
 
     `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
     long options in order, None for a bare one. `health_gpus` is how many GPUs a node must show before training starts;
-    None looks at no node. `environment` and `megatron_args` reach the processes byte for byte; where there are phases,
-    they are what all of them have in common.
+    None looks at no node. `environment` and `arguments` reach the processes byte for byte; where there are phases, they
+    are what all of them have in common. `entry` is what each process starts.
     """
 
     name: str
@@ -70,13 +77,13 @@ class Job:
     processes_per_node: int
     mode: Mode
     python: str
-    megatron_args: tuple[str, ...]
+    arguments: tuple[Argument, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     slurm: tuple[tuple[str, str | None], ...] = ()
     setup: tuple[str, ...] = ()
     container: Container | None = None
-    training_script: str | None = None
+    entry: Entry = field(default_factory=Entry)
     mpi: str | None = None
     cpus_per_task: int | None = None
     health_gpus: int | None = None
@@ -86,3 +93,14 @@ class Job:
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
+
+    def as_json(self) -> dict[str, Any]:
+        """The job for `render --as json`, with its arguments word by word."""
+        found = {**asdict(self), "training_script": self.entry.script}
+        found["megatron_args"] = words_of(found.pop("arguments"))
+        if self.survival is not None:
+            first = words_of(self.survival.first_start)
+            found["survival"] = {"save": self.survival.save, "checkpoint": self.survival.checkpoint, "first": first}
+        for phase in found["phases"]:
+            phase["megatron_args"] = words_of(phase.pop("arguments"))
+        return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fp8launch.injob.supervisor.checkpoints import TRACKER
 from fp8launch.job.job import Job, JobPhase, Survival
-from fp8launch.job.words import INDENT, flag_lines, quote
-from fp8launch.train.saved import TRACKER
+from fp8launch.job.shell_quoting import INDENT, flag_lines, quote
 
 # EX_TEMPFAIL of sysexits.h: the same may well work another time.
 LEFT_EARLY = 75
@@ -22,7 +22,7 @@ def phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list
 
 
 def own_arguments(one: JobPhase) -> list[str]:
-    lines = flag_lines(one.megatron_args)
+    lines = flag_lines(one.arguments)
     return ["megatron_args+=(", *(INDENT + line for line in lines), ")"] if lines else []
 
 
@@ -42,7 +42,8 @@ def one_by_one(job: Job) -> list[str]:
         *cases,
         "# The iteration of the newest checkpoint.",
         "reached() {",
-        f"{INDENT}cat {quote(tracker(job.survival))} 2> /dev/null || echo 0",
+        # A pipe in its place would never end.
+        f"{INDENT}[ -f {quote(tracker(job.survival))} ] && head -c 20 {quote(tracker(job.survival))} || echo 0",
         "}",
         '[ "$(reached)" -lt "$phase_end" ] || exit 0',
     ]

@@ -1,9 +1,9 @@
 """Megatron logs: bytes to iterations, events, processes and failures."""
 
+from fp8launch.injob.supervisor.failures import Ending, Failure
 from fp8launch.logs.evidence import Evidence
-from fp8launch.logs.failures import Failure
 from fp8launch.logs.lines import Iteration, Memory, Validation
-from fp8launch.logs.processes import Ending, Head, ParsedLog, Process, read_log
+from fp8launch.logs.processes import Head, ParsedLog, Process, read_log
 from fp8launch.logs.reader import LogTail, Scan, Scanner, scan_file
 from fp8launch.logs.table import IterationTable
 

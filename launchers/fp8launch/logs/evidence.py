@@ -1,7 +1,10 @@
-"""What the job itself says, one line of JSON each: of FP8 (`train/probe.py`) from one rank of each model-parallel place
-after the first iteration (`probe`), and from rank 0 after a profiled iteration (`kernels`); of its FP8 tensors
-(`train/tensor_stats.py`) every so many iterations (`tensors`); of its nodes (`train/machine.py`) from the first process
-of each (`node`)."""
+"""Evidence that the job itself prints, one line of JSON each.
+
+probe     FP8 modules, from one rank of each model-parallel position after the first iteration (`injob/rank/probe.py`)
+kernels   kernel families, from rank 0 after a profiled iteration
+tensors   FP8 tensor statistics at regular iterations (`injob/rank/tensor_stats.py`)
+node      the node, from its first process (`injob/rank/node_info.py`)
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.logs.lines import clean, split_prefix
+from fp8launch.injob.supervisor.log_lines import clean, split_prefix
 
 MARKER = b"fp8launch-"
-Kind = Literal["probe", "kernels", "node", "tensors"]
-_KINDS: Mapping[str, Kind] = {"probe": "probe", "kernels": "kernels", "node": "node", "tensors": "tensors"}
+EvidenceKind = Literal["probe", "kernels", "node", "tensors"]
+_KINDS: Mapping[str, EvidenceKind] = {"probe": "probe", "kernels": "kernels", "node": "node", "tensors": "tensors"}
 
 
 @dataclass(frozen=True)
 class Evidence:
     """`data` as printed; `offset` in bytes from the start of the log."""
 
-    kind: Kind
+    kind: EvidenceKind
     offset: int
     data: Mapping[str, object]
 

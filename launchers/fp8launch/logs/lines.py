@@ -1,8 +1,6 @@
 """One line of a Megatron log -> one record. Pure functions; a line that is not what was asked for gives None.
 
-A line may carry what launchers put in front of it: `7: ` (srun --label), `[default7]:` or `[rank7]:` (torchrun --tee,
-PyTorch), `[rank-63/64]` (Primus), `role/0 ` (NeMo-Run), `10.0.0.1: ` (pdsh), a time stamp, ANSI colours, a progress
-bar that ends in a carriage return.
+What launchers put in front of a line is taken off by `log_lines`.
 Fields are found by their label, never by position, because versions and forks add and reorder them.
 """
 
@@ -13,28 +11,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fp8launch.logs.labels import LOSS_PREFIX, UNITS, field_of
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, split_prefix, without_colours
+from fp8launch.logs.field_names import LOSS_PREFIX, UNITS, field_of
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_TIME = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?= )"
-_RANK = r"(\d{1,6}):(?= )|\[(?:default|rank|Rank )-?(\d{1,6})(?:/\d+)?\]:?"
-_ROLE = r"[\w.-]{1,40}/\d{1,6}(?= )|\d{1,3}(?:\.\d{1,3}){3}:(?= )"
-_PREFIX = re.compile(rf"\s*(?:{_RANK}|{_ROLE}|{_TIME}) ?")
-_PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d+\]")
-_ITERATION = re.compile(r"\biteration\s*:?\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
-_DIGITS = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf)"
+# Every quantifier has a bound, so that the time for a line of LONGEST_LINE characters stays small whatever it holds.
+_PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d{1,6}\]")
+_ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}(\d{1,15})\s{0,20}/\s{0,20}(\d{1,15})\s{0,20}\|")
+_DIGITS = r"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|inf)"
 _NUMBER = _DIGITS + r"(?![\w.])"
-_LEADING_NUMBER = re.compile(rf"\s*({_DIGITS})(?:(?![\w.])|(?=[GM]i?B|TFLOPS\b))", re.IGNORECASE)
-_NUMBER_FIRST = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)\s*$", re.IGNORECASE)
-_NUMBER_LAST = re.compile(rf"\s*(\S.*?)\s+({_NUMBER})\s*$", re.IGNORECASE)
-_SCIENTIFIC = re.compile(r"\d\.\d{6}E[+-]\d\d\s*$")
-_ONE_DECIMAL = re.compile(r"\d\.\d\s*$")
+_LEADING_NUMBER = re.compile(rf"({_DIGITS})(?:(?![\w.])|(?=[GM]i?B|TFLOPS\b))", re.IGNORECASE)
+_NUMBER_FIRST = re.compile(rf"({_NUMBER})\s{{0,20}}(\S.*)$", re.IGNORECASE)
+_WHOLE_NUMBER = re.compile(_NUMBER, re.IGNORECASE)
+_SCIENTIFIC = re.compile(r"\d\.\d{6}E[+-]\d\d$")
+_ONE_DECIMAL = re.compile(r"\d\.\d$")
 _MEMORY = re.compile(r"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) \|(.*)")
-_VALIDATION = re.compile(r"\bvalidation(\S*) loss at (?:iteration )?(\d{1,15})?([^|]*)\|(.*)")
-_VALUE = re.compile(rf"\s*(\S[^|]*?) value:\s*({_NUMBER})", re.IGNORECASE)
-_SAVE = re.compile(r"saving checkpoint\s+at iteration\s+(\d{1,15})\b")
-_ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w*) (\.*) (.*)$")
-_STEP_TIME = re.compile(rf"Step Time\s*:\s*({_DIGITS})s.*?({_DIGITS})\s*MODEL_TFLOP/s/GPU", re.IGNORECASE)
+_VALIDATION = re.compile(r"\bvalidation(\S{0,80}) loss at (?:iteration )?(\d{1,15})?([^|]{0,200})\|(.*)")
+_SAVE = re.compile(r"saving checkpoint\s{1,20}at iteration\s{1,20}(\d{1,15})\b")
+_ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w{0,200}) (\.{0,60}) ")
+_STEP_TIME = re.compile(rf"Step Time\s{{0,20}}:\s{{0,20}}({_DIGITS})s(.{{0,200}})", re.IGNORECASE)
+_MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}MODEL_TFLOP/s/GPU", re.IGNORECASE)
+# Longer values than this are lists of files: nobody needs their Python value.
+_LONGEST_VALUE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -89,29 +86,10 @@ class StepTime:
     tflops_per_gpu: float
 
 
-def clean(line: str) -> str:
-    """The line without colours, and only what is left after the last progress-bar return."""
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
-    if "\r" in line:
-        line = line.rstrip("\r").rsplit("\r", 1)[-1]
-    return line
-
-
-def split_prefix(line: str) -> tuple[int | None, str]:
-    """The rank or task that a launcher wrote in front of the line, if any, and the rest."""
-    rank = None
-    while found := _PREFIX.match(line):
-        if found[1] or found[2]:
-            rank = int(found[1] or found[2])
-        line = line[found.end() :]
-    return rank, line
-
-
 def number_in(text: str) -> float | None:
     """The number that a value starts with: `123.4/125.6` is 123.4, `11.9 (avg 12)` 11.9, `253.38GB/2.6GB` 253.38."""
-    found = _LEADING_NUMBER.match(text)
-    return float(found[1].replace(",", "")) if found else None
+    found = _LEADING_NUMBER.match(text.lstrip())
+    return _as_float(found[1]) if found else None
 
 
 def parse_iterations(line: str) -> list[Iteration]:
@@ -119,8 +97,7 @@ def parse_iterations(line: str) -> list[Iteration]:
 
     A record that ends before its time per iteration (a cut last line) is not one.
     """
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
+    line = without_colours(line[:LONGEST_LINE])
     found = list(_ITERATION.finditer(line))
     rank, _ = split_prefix(line)
     if rank is None and (primus := _PRIMUS_RANK.search(line)):
@@ -141,8 +118,8 @@ def _values(text: str) -> dict[str, float]:
     # Without its closing bar a field may be cut in the middle of a number. It is whole if the label follows the
     # number, or if it has the one decimal that these two fields, or all the digits that losses, are printed with.
     name = field_of(label)
-    whole = ":" not in rest or (name in ("step_time_ms", "tflops_per_gpu") and _ONE_DECIMAL.search(rest))
-    if whole or _SCIENTIFIC.search(rest):
+    whole = ":" not in rest or (name in ("step_time_ms", "tflops_per_gpu") and _ONE_DECIMAL.search(rest.rstrip()))
+    if whole or _SCIENTIFIC.search(rest.rstrip()):
         pairs.append((label, number))
     return in_our_units({name: n for label, n in pairs if n is not None and (name := field_of(label)) is not None})
 
@@ -159,15 +136,23 @@ def _label_and_number(segment: str) -> tuple[str, float | None]:
     label, colon, value = segment.rpartition(":")
     if colon:
         return label, number_in(value)
-    if found := _NUMBER_FIRST.match(segment):
-        return found[2], float(found[1].replace(",", ""))
+    text = segment.strip()
+    first = _NUMBER_FIRST.match(text)
+    if first:
+        return first[2], _as_float(first[1])
     # Megatron before version 2 had no colon before some of its numbers.
-    found = _NUMBER_LAST.match(segment)
-    return (found[1], float(found[2].replace(",", ""))) if found else ("", None)
+    label, _, number = text.replace("\t", " ").rpartition(" ")
+    if label and _WHOLE_NUMBER.fullmatch(number):
+        return label.rstrip(), _as_float(number)
+    return "", None
+
+
+def _as_float(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def parse_memory(line: str) -> Memory | None:
-    found = _MEMORY.search(line)
+    found = _MEMORY.search(line[:LONGEST_LINE])
     if not found:
         return None
     values = {}
@@ -180,35 +165,48 @@ def parse_memory(line: str) -> Memory | None:
 
 
 def parse_validation(line: str) -> Validation | None:
-    found = _VALIDATION.search(line)
+    found = _VALIDATION.search(line[:LONGEST_LINE])
     if not found:
         return None
-    losses = {m[1].strip(): float(m[2]) for m in map(_VALUE.match, found[4].split("|")) if m}
+    losses = {}
+    for segment in found[4].split("|"):
+        label, _, value = segment.partition(" value:")
+        number = _WHOLE_NUMBER.match(value.lstrip())
+        if label.strip() and number:
+            losses[label.strip()] = _as_float(number[0])
     name = (found[1].strip("-") + found[3]).strip()
     return Validation(int(found[2]) if found[2] else None, losses, name)
 
 
 def parse_checkpoint_save(line: str) -> int | None:
     """The iteration at which a checkpoint is being saved."""
-    found = _SAVE.search(line)
+    found = _SAVE.search(line[:LONGEST_LINE])
     return int(found[1]) if found else None
 
 
 def parse_step_time(line: str) -> StepTime | None:
-    found = _STEP_TIME.search(line)
-    return StepTime(float(found[1].replace(",", "")), float(found[2].replace(",", ""))) if found else None
+    found = _STEP_TIME.search(line[:LONGEST_LINE])
+    speed = _MODEL_TFLOPS.search(found[2]) if found else None
+    if found is None or speed is None:
+        return None
+    return StepTime(_as_float(found[1]), _as_float(speed[1]))
 
 
 def parse_argument(line: str) -> tuple[str, str] | None:
-    """`name ..... value` of the argument dump; dots fill the name to 48 columns, so long names have few or none."""
+    """Read `name ..... value` of the argument dump; dots fill the name to 48 columns, so long names have few or none.
+
+    The value may be longer than any pattern looks at: a blend can name thousands of files.
+    """
     found = _ARGUMENT.match(line)
     if not found or (not found[2] and len(found[1]) < 48):
         return None
-    return found[1], found[3].rstrip("\r\n")
+    return found[1], line[found.end() :].rstrip("\r\n")
 
 
 def argument_value(text: str) -> object:
     """The Python value behind a printed argument: None, booleans, numbers, lists; anything else stays text."""
+    if len(text) > _LONGEST_VALUE:
+        return text
     try:
         value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -1,4 +1,4 @@
-"""The processes behind a log: where each started and ended, what it was told to do, and how it came to its end.
+"""The processes behind a log: where each starts and ends, its arguments, and how it ended.
 
 A restart shows as a new argument dump, or as an iteration number that falls or repeats. Only the text around the
 first and the last iteration of each process is read here, so a log of gigabytes costs a few milliseconds more.
@@ -6,35 +6,35 @@ first and the last iteration of each process is read here, so a log of gigabytes
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
+from fp8launch.injob.supervisor.failures import LAST_ITERATIONS, NEEDLES, Ending, read_ending
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
 from fp8launch.logs.evidence import Evidence
-from fp8launch.logs.failure_patterns import NEEDLES
-from fp8launch.logs.failures import Failure, FailureFinder
-from fp8launch.logs.lines import Validation, argument_value, clean, parse_argument, split_prefix
+from fp8launch.logs.file_slices import LineCounter, lines, lines_with, offsets_of
+from fp8launch.logs.lines import Validation, argument_value, parse_argument
 from fp8launch.logs.reader import Scan, scan_file
-from fp8launch.logs.regions import line_number, lines, lines_with
 from fp8launch.logs.table import IterationTable
 
 # Iterations may follow what Slurm says about the end (KillWait), and ranks reach the file out of step.
 SLACK = 1 << 20
 # Nobody's set-up says more than this; a file with no iteration at all may be huge.
 HEAD_LIMIT = 1 << 26
-_LAST_ROWS = 3
 
 _DUMP_END = b"- end of arguments -"
 _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on", b"padded vocab")
-_END_NEEDLES = (b"after training is done]", b"[exiting program")
-_WORLD = re.compile(r"using world size:\s*(\d{1,9})\b")
-_VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.+ (\S+)")
-_PARAMETERS = re.compile(r"number of parameters on .*rank \(([\d, ]+)\):\s*(\d{1,18})\b")
-_PADDED = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d{1,9})\)")
-_EXITING = re.compile(r"\[(exiting program[^\]]*)")
-_SLURM_SAYS = re.compile(r"DUE TO |CANCELLED AT ")
+_WORLD = re.compile(r"using world size:\s{0,20}(\d{1,9})\b")
+_VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.{1,80} (\S{1,80})")
+_PARAMETERS = re.compile(r"number of parameters on .{0,80}rank \(([\d, ]{1,80})\):\s{0,20}(\d{1,18})\b")
+_PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9})\)")
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,6 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """`finished` if Megatron said that training is done; `exit_line` is the reason it gave for leaving early."""
-
-    finished: bool = False
-    exit_line: str | None = None
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
 class Process:
     """One start of the training program. `rows` index the table of its log; a process that died early has none."""
 
@@ -66,6 +57,9 @@ class Process:
     rows: tuple[int, ...]
     head: Head
     ending: Ending
+
+
+_OFFSET = attrgetter("offset")
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,14 @@ class ParsedLog:
     evidence: tuple[Evidence, ...] = ()
 
     def evidence_of(self, process: Process) -> tuple[Evidence, ...]:
-        return tuple(e for e in self.evidence if process.begin <= e.offset < process.end)
+        """Return what one process said."""
+        first = bisect_left(self.evidence, process.begin, key=_OFFSET)
+        last = bisect_left(self.evidence, process.end, key=_OFFSET)
+        return self.evidence[first:last]
 
 
 def read_log(path: Path) -> ParsedLog:
-    """Reads a log of any content: bytes that are not text are replaced, lines that make no sense are passed over.
+    """Read a log of any content: bytes that are not text are replaced, lines that make no sense are skipped.
 
     Raises OSError where the file cannot be read.
     """
@@ -116,12 +113,16 @@ def read_log(path: Path) -> ParsedLog:
 
 
 def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
-    """Without dumps that begin inside another one: of several ranks that print theirs at once."""
+    """Leave out dumps that begin inside another one: of several ranks that print theirs at once."""
+    close = [dump for before, dump in pairwise(dumps) if dump - before <= SLACK]
+    ends = offsets_of(path, dumps[0], close[-1], _DUMP_END) if close else []
     found: list[int] = []
     for dump in dumps:
-        alone = not found or dump - found[-1] > SLACK or any(lines_with(path, found[-1], dump, (_DUMP_END,)))
-        if alone:
-            found.append(dump)
+        if found and dump - found[-1] <= SLACK:
+            end = bisect_left(ends, found[-1])
+            if end == len(ends) or ends[end] > dump:
+                continue
+        found.append(dump)
     return found
 
 
@@ -131,37 +132,41 @@ def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], lis
     rows: list[int] = []
     # Text before the first dump belongs to the first process.
     starts = [0]
-    pending = list(dumps)
+    pending = deque(dumps)
     if pending and (not len(table) or pending[0] < offset[0]):
-        pending.pop(0)
-    speaker = None
-    low = 0.0
+        pending.popleft()
+    speaker = math.nan
+    lowest = 0.0
     duplicates = 0
     for row in range(len(table)):
-        mine = None if rank[row] != rank[row] else rank[row]
+        mine = rank[row]
         new = not rows
         while pending and pending[0] < offset[row]:
-            starts.append(pending.pop(0))
+            starts.append(pending.popleft())
             new = True
         if not new:
             last = rows[-1]
-            copy = number[row] == number[last] and time[row] == time[last]
-            # Two ranks that print the same iterations, side by side.
-            echo = mine != speaker and low <= number[row] <= number[last] + 1
-            if copy or echo:
-                duplicates += 1
+            repeated = number[row] == number[last] and time[row] == time[last]
+            if repeated or (not _same(mine, speaker) and lowest <= number[row] <= number[last] + 1):
+                duplicates += 1  # a tee, or two ranks that print the same iterations side by side
                 continue
             if number[row] <= number[last]:
                 starts.append(int(offset[row]))
                 new = True
         if new:
-            speaker, low = mine, number[row]
+            speaker, lowest = mine, number[row]
         rows.append(row)
-    return rows, starts + pending, duplicates
+    return rows, [*starts, *pending], duplicates
+
+
+def _same(a: float, b: float) -> bool:
+    """Whether two lines are of one rank; NaN stands for a line that does not say its rank."""
+    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _processes(path: Path, scan: Scan, rows: Sequence[int], starts: Sequence[int]) -> tuple[Process, ...]:
     offsets = scan.table.column("offset")
+    counter = LineCounter(path)
     found = []
     at = 0
     quiet_since = 0
@@ -170,11 +175,12 @@ def _processes(path: Path, scan: Scan, rows: Sequence[int], starts: Sequence[int
         while at < len(rows) and offsets[rows[at]] < end:
             mine.append(rows[at])
             at += 1
-        places = [int(offsets[r]) for r in mine]
+        places = [int(offsets[row]) for row in mine]
         first = places[0] if places else end
         # The lines just before a dump, after the previous process's last iteration, are this process's.
         head = _read_head(path, quiet_since, min(first, quiet_since + HEAD_LIMIT), _dump_in(scan.dumps, begin, first))
-        found.append(Process(begin, end, tuple(mine), head, _read_ending(path, begin, end, places)))
+        ending = _read_ending(path, begin, end, places, counter)
+        found.append(Process(begin, end, tuple(mine), head, ending))
         quiet_since = places[-1] if places else begin
     return tuple(found)
 
@@ -234,30 +240,17 @@ def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
     arguments: dict[str, object] = {}
     for _, raw in lines(path, begin, end):
         _, line = split_prefix(clean(raw))
-        if _DUMP_END.decode() in line:
+        if _DUMP_END.decode() in line[:LONGEST_LINE]:
             break
         if pair := parse_argument(line):
             arguments[pair[0]] = argument_value(pair[1])
     return arguments
 
 
-def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int]) -> Ending:
+def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int], counter: LineCounter) -> Ending:
     """How a process ended. What went wrong before its last iterations did not stop it, save what Slurm announced."""
-    since = iterations[-_LAST_ROWS:][0] if iterations else begin
-    finished, exit_line = False, None
-    finder = FailureFinder()
-    for offset, raw in lines_with(path, max(begin, since - SLACK), end, (*_END_NEEDLES, *NEEDLES)):
-        if offset < since and not _SLURM_SAYS.search(raw):
-            continue
-        if "after training is done]" in raw:
-            finished, finder = True, FailureFinder()
-            finder.left = True
-        elif found := _EXITING.search(raw):
-            exit_line = found[1].strip()
-            finder.left = True
-        else:
-            finder.feed(offset, raw)
-    failure = finder.found
-    if failure:
-        failure = replace(failure, line=line_number(path, failure.offset))
-    return Ending(finished, exit_line, failure)
+    since = iterations[-LAST_ITERATIONS:][0] if iterations else begin
+    ending = read_ending(lines_with(path, max(begin, since - SLACK), end, NEEDLES), since)
+    if ending.failure is None:
+        return ending
+    return replace(ending, failure=replace(ending.failure, line=counter.number(ending.failure.offset)))

@@ -14,23 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean
+from fp8launch.logs.dialects import Dialect, others
 from fp8launch.logs.evidence import MARKER, Evidence, parse_evidence
 from fp8launch.logs.lines import (
     Iteration,
     Memory,
     StepTime,
     Validation,
-    clean,
     parse_checkpoint_save,
     parse_memory,
     parse_step_time,
     parse_validation,
 )
+from fp8launch.logs.open_log import open_log
 from fp8launch.logs.table import Collector, IterationTable
 
 BLOCK = 1 << 19
-# A line longer than this is not Megatron's; cutting it keeps memory constant on files without newlines.
-LONGEST_LINE = 1 << 22
+# Pieces of a file without newlines: memory stays constant, and no list of pieces is long.
+LONGEST_PENDING = 1 << 22
+# A probe's line is longer than any other: it names every group of modules.
+LONGEST_EVIDENCE = 1 << 20
 
 _BAR = b"|"
 _ELAPSED = b"elapsed time per iteration"
@@ -66,12 +70,14 @@ class Scanner:
         self.scan = Scan()
         self._collector = Collector(self.scan.table)
         self._pending = b""
+        self._others = others()
+        self._dialect: Dialect | None = None
 
     def feed(self, data: bytes) -> None:
         first = data.find(b"\n") + 1
         if not first:
             self._pending += data
-            if len(self._pending) > LONGEST_LINE:
+            if len(self._pending) > LONGEST_PENDING:
                 self.finish()
             return
         begin = 0
@@ -93,25 +99,41 @@ class Scanner:
         """Reads whole lines, data[begin:end]: bounds and not a slice, because a copy costs as much as a search."""
         base = self.scan.size - begin
         self._bars(data, begin, end, base)
-        for offset, line in _lines_with(data, _DUMP, begin, end):
-            # The dump's own title, not a line that quotes it.
-            if clean(line.decode("utf-8", "replace")).rstrip().endswith(_TITLE):
-                self.scan.dumps.append(base + offset)
+        if self._others and (self._dialect or not len(self.scan.table)):
+            self._other_dialects(data, begin, end, base)
+        self._dumps(data, begin, end, base)
         for offset, line in _lines_with(data, _SAVING, begin, end):
-            number = parse_checkpoint_save(line.decode("utf-8", "replace"))
+            number = parse_checkpoint_save(line)
             if number is not None:
                 self.scan.saves.append(number)
                 self.scan.save_offsets.append(base + offset)
-        for offset, line in _lines_with(data, MARKER, _after_braces(data, begin, end), end):
-            evidence = parse_evidence(line.decode("utf-8", "replace"), base + offset)
+        for offset, line in _lines_with(data, MARKER, _after_braces(data, begin, end), end, LONGEST_EVIDENCE):
+            evidence = parse_evidence(line, base + offset)
             if evidence:
                 self.scan.evidence.append(evidence)
         if self._throughput_is_elsewhere():
             for offset, line in _lines_with(data, _BRIDGE, begin, end):
-                step_time = parse_step_time(line.decode("utf-8", "replace"))
+                step_time = parse_step_time(line)
                 if step_time:
                     self.scan.step_times.append((base + offset, step_time))
         self.scan.size += end - begin
+
+    def _other_dialects(self, data: bytes, begin: int, end: int, base: int) -> None:
+        """Iterations of a program that does not print Megatron's lines; the first dialect that fits is the log's."""
+        for dialect in [self._dialect] if self._dialect else self._others:
+            for offset, line in _lines_with(data, dialect.needle, begin, end):
+                record = dialect.parse(clean(line))
+                if record:
+                    self.scan.table.append(record, base + offset)
+                    self._dialect = dialect
+            if self._dialect:
+                return
+
+    def _dumps(self, data: bytes, begin: int, end: int, base: int) -> None:
+        for offset, line in _lines_with(data, _DUMP, begin, end):
+            # The dump's own title, not a line that quotes it.
+            if clean(line).rstrip().endswith(_TITLE):
+                self.scan.dumps.append(base + offset)
 
     def _throughput_is_elsewhere(self) -> bool:
         table = self.scan.table
@@ -128,7 +150,11 @@ class Scanner:
             end = find(b"\n", at, limit)
             if end < 0:
                 end = limit
-            if find(_ELAPSED, at, end) >= 0:
+            if end - start > LONGEST_LINE:
+                for piece in _pieces(data, start, end):
+                    lines.append(piece)
+                    offsets.append(base + start)
+            elif find(_ELAPSED, at, end) >= 0:
                 # Megatron's own line start, ` [time stamp] iteration`, says nothing that is kept.
                 skip = find(b"] iteration ", start, start + 44) + 2 if data.startswith(b" [", start) else 0
                 lines.append(data[skip if skip > 1 else start : end])
@@ -174,15 +200,32 @@ def _after_braces(data: bytes, begin: int, limit: int) -> int:
     return begin
 
 
-def _lines_with(data: bytes, text: bytes, begin: int, limit: int) -> Iterator[tuple[int, bytes]]:
+def _lines_with(
+    data: bytes, text: bytes, begin: int, limit: int, longest: int = LONGEST_LINE
+) -> Iterator[tuple[int, str]]:
+    """(start, line) of the lines with a text; of a line that is too long the part around the text."""
     at = data.find(text, begin, limit)
     while at >= 0:
         start = max(data.rfind(b"\n", begin, at) + 1, begin)
         end = data.find(b"\n", at, limit)
         if end < 0:
             end = limit
-        yield start, data[start:end]
+        first, last = start, end
+        if end - start > longest:
+            first, last = max(start, at - longest // 4), min(end, at + longest // 2)
+        yield start, data[first:last].decode("utf-8", "replace")
         at = data.find(text, end, limit)
+
+
+def _pieces(data: bytes, start: int, end: int) -> Iterator[bytes]:
+    """The iteration records of a line that is too long: a progress bar's, or of many ranks that wrote into one."""
+    elapsed = data.find(_ELAPSED, start, end)
+    while elapsed >= 0:
+        first = max(data.rfind(_ITERATION, start, elapsed), elapsed - LONGEST_LINE // 4, start)
+        following = data.find(_ELAPSED, elapsed + len(_ELAPSED), end)
+        last = end if following < 0 else max(data.rfind(_ITERATION, elapsed + len(_ELAPSED), following), elapsed)
+        yield data[first : min(last, first + LONGEST_LINE)]
+        elapsed = following
 
 
 def scan_stream(stream: BinaryIO) -> Scan:
@@ -194,7 +237,7 @@ def scan_stream(stream: BinaryIO) -> Scan:
 
 def scan_file(path: Path) -> Scan:
     """Raises OSError where the file cannot be read."""
-    with path.open("rb", buffering=0) as stream:
+    with open_log(path) as stream:
         return scan_stream(stream)
 
 

@@ -6,19 +6,21 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
 
-from fp8launch.logs.labels import UNITS, field_of
+from fp8launch.logs.field_names import UNITS, field_of
 from fp8launch.logs.lines import Iteration, parse_iterations
 
 NAN = math.nan
 # The prefixes of `lines.split_prefix`, each with the rank as its only group, and one for lines that have none of them.
 _RANK_PREFIXES = (
-    r"^ *(\d{1,6}): ",
-    r"^ *\[(?:default|rank)(\d{1,6})\]:?",
-    r"^(?! *\d{1,6}: | *\[(?:default|rank))[^|\n]*?\[rank-(\d{1,6})/\d+\]",
+    r"^ {0,20}(\d{1,6}): ",
+    r"^ {0,20}\[(?:default|rank)(\d{1,6})\]:?",
+    r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))[^|\n]{0,200}?\[rank-(\d{1,6})/\d{1,6}\]",
 )
-_NO_RANK = r"^(?! *\d{1,6}: | *\[(?:default|rank))(?![^|\n]*\[rank-\d)"
+_NO_RANK = r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))(?![^|\n]{0,200}\[rank-\d)"
+# A garbled log must neither fill memory with columns nor time with expressions to compile.
+_MOST_COLUMNS = 100
+_MOST_FORMATS = 64
 _OWN = ("number", "planned", "rank", "offset")
 
 
@@ -69,8 +71,9 @@ class IterationTable:
     def extend(self, columns: dict[str, array[float]], rows: int) -> None:
         """Adds `rows` rows; a column that is not given, or was not known before, is filled with NaN."""
         gap = array("d", [NAN])
-        for name in [n for n in columns if n not in self._columns]:
-            self._columns[name] = gap * self._length
+        for name in columns:
+            if name not in self._columns and len(self._columns) < _MOST_COLUMNS:
+                self._columns[name] = gap * self._length
         for name, mine in self._columns.items():
             mine.extend(columns.get(name) or gap * rows)
         self._length += rows
@@ -81,7 +84,7 @@ class IterationTable:
         self._columns[name][row] = value
 
 
-class Layout:
+class LineFormat:
     """The labels of one iteration line, turned into one expression that reads all lines alike in a single call.
 
     Only a shortcut: whatever it does not match exactly goes through `parse_iterations`, which decides.
@@ -92,16 +95,16 @@ class Layout:
         self._expression = expression
 
     @classmethod
-    def of(cls, line: str) -> Layout | None:
-        """The layout of a line in plain form (` label: number |` throughout, one record), None for any other."""
-        start = re.search(r"\biteration\s+\d+/\s*\d+ \|", line)
+    def of(cls, line: str) -> LineFormat | None:
+        """Return the format of a line in plain form (` label: number |` throughout, one record), None for any other."""
+        start = re.search(r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|", line)
         records = parse_iterations(line)
         if not start or len(records) != 1:
             return None
         segments = line[start.end() :].split("|")
         if segments[-1].strip():
             return None
-        fields, parts = [], [r"iteration +(\d{1,15})/ *(\d{1,15}) \|"]
+        fields, parts = [], [r"iteration {1,20}(\d{1,15})/ {0,20}(\d{1,15}) \|"]
         for segment in segments[:-1]:
             label, colon, _ = segment.rpartition(":")
             name = field_of(label)
@@ -111,7 +114,7 @@ class Layout:
                 parts.append(re.escape(label) + r":[^|\n]*\|")
             elif name in records[0].values or name in UNITS:
                 fields.append(name)
-                parts.append(re.escape(label) + r": *([^|/ \n]+)[^|\n]*\|")
+                parts.append(re.escape(label) + r": {0,40}([^|/ \n]{1,80})(?:[/ ][^|\n]*)?\|")
             else:
                 return None
         has_rank = records[0].rank is not None
@@ -119,12 +122,12 @@ class Layout:
         if prefix is None:
             return None
         # The usual line comes here without its time stamp; then nothing needs to be skipped.
-        before = prefix + r"[^|\n]*\b" if start.start() else "^"
+        before = prefix + r"[^|\n]{0,400}\b" if start.start() else "^"
         expression = re.compile(before + "".join(parts) + r"[ \r]*$", re.MULTILINE)
         return cls(fields, expression, has_rank)
 
     def read(self, text: str, lines: int) -> dict[str, array[float]] | None:
-        """The columns of `lines` lines, or None unless every one of them has this layout."""
+        """The columns of `lines` lines, or None unless every one of them has this format."""
         rows = self._expression.findall(text) if "\x1b" not in text else ()
         if len(rows) != lines:
             return None
@@ -152,15 +155,18 @@ class Collector:
 
     def __init__(self, table: IterationTable) -> None:
         self.table = table
-        self._layouts: list[Layout] = []
+        self._formats: list[LineFormat] = []
+        self._tried = 0
 
     def add(self, lines: list[bytes], offsets: list[int]) -> None:
         """Reads candidate lines (without newline); those that hold no iteration add nothing."""
         if not lines:
             return
         text = b"\n".join(lines).decode("utf-8", "replace")
-        for layout in self._layouts:
-            columns = layout.read(text, len(lines))
+        # Where no format holds for long, looking for one costs more than it saves.
+        garbled = self._tried >= _MOST_FORMATS
+        for known in self._formats[: 1 if garbled else None]:
+            columns = known.read(text, len(lines))
             if columns:
                 columns["offset"] = array("d", offsets)
                 self.table.extend(columns, len(lines))
@@ -175,10 +181,12 @@ class Collector:
 
     def _add_one(self, line: str, offset: int) -> None:
         records = parse_iterations(line)
-        for record, place in zip(records, repeat(offset)):
-            self.table.append(record, place)
-        if len(records) == 1 and not any(layout.read(line, 1) for layout in self._layouts):
-            layout = Layout.of(line)
-            if layout and layout.read(line, 1):
-                # The newest first: runs of one layout are long. A log has few; a garbled one must not pile them up.
-                self._layouts = [layout, *self._layouts[:7]]
+        for record in records:
+            self.table.append(record, offset)
+        if len(records) != 1 or self._tried >= _MOST_FORMATS or any(known.read(line, 1) for known in self._formats):
+            return
+        self._tried += 1
+        found = LineFormat.of(line)
+        if found and found.read(line, 1):
+            # The newest first: runs of one format are long.
+            self._formats = [found, *self._formats[:7]]

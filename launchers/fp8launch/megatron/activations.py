@@ -76,20 +76,23 @@ def _attention(
         kept += query + key + tokens * (model.heads + model.groups) / split.tp * FP32
     if not saving.shares_attention_output:
         kept += query / BF16 * saving.linear_input
-    core, again = _core(model, split, tokens, micro_batch, saving)
+    core = _core(model, split, tokens, micro_batch, saving)
     if "core_attn" in saving.recompute:
         # The checkpoint holds the rotated query and key beside the projection that they are cut from.
-        return kept + query + key, core + again, qkv
+        return kept + query + key, core, qkv
     return kept + core, 0.0, qkv
 
 
-def _core(model: Architecture, split: Division, tokens: float, micro_batch: int, saving: Saving) -> tuple[float, float]:
-    """The attention core's own kept bytes, and what only unfused attention keeps."""
-    statistics = tokens * model.heads / split.tp * FP32
+def _core(model: Architecture, split: Division, tokens: float, micro_batch: int, saving: Saving) -> float:
+    """The attention core's own kept bytes.
+
+    Unfused attention keeps the softmax's output, which the product with the values keeps as well: one tensor. With
+    dropout between them it keeps the mask and the result of the dropout beside it.
+    """
     if saving.fused_attention:
-        return statistics, 0.0
+        return tokens * model.heads / split.tp * FP32
     scores = micro_batch * model.heads / split.tp * (model.seq_length / split.cp) * model.seq_length
-    return scores * (2 * BF16 + saving.attention_dropout), 0.0
+    return scores * (BF16 + (1 + BF16 if saving.attention_dropout else 0))
 
 
 def _latent_attention(
@@ -107,10 +110,10 @@ def _latent_attention(
     kept = norm_out + compressed * BF16 + up_inputs + query_key + value + value
     if not saving.shares_attention_output:
         kept += value / BF16 * saving.linear_input
-    core, again = _core(model, split, tokens, micro_batch, saving)
+    core = _core(model, split, tokens, micro_batch, saving)
     rebuilt = 0.0
     if "core_attn" in saving.recompute:
-        rebuilt = core + again
+        rebuilt = core
     else:
         kept += core
     if "mla_up_proj" in saving.recompute:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import Dtype, Gpu
-from fp8launch.megatron.architecture import Arguments, architecture, whole
+from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.model_arithmetic import Arguments, whole
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,11 @@ def cost(args: Arguments, gpus: int, global_batch: int, gpu: Gpu, known: Through
 
 def _assumed(args: Arguments, gpu: Gpu, per_token: float | None) -> Throughput | None:
     """What published runs of the like reach on this GPU's peak; None for a CPU or FLOPs that are not counted."""
-    kind = "fp4" if args.get("fp4") else "fp8" if args.get("fp8") else "bf16"
+    kind = "bf16"
+    if args.get("fp4"):
+        kind = "fp4"
+    elif args.get("fp8"):
+        kind = "fp8"
     model = architecture(args)
     found = (MOE if model and model.experts else DENSE)[kind]
     peak = gpu.peak(found.dtype)

@@ -15,22 +15,21 @@ linear-attention models are not counted: None.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
+from fp8launch.megatron.model_arithmetic import (
+    Arguments,
+    Latent,
+    expert_layers,
+    expert_width,
+    ffn_width,
+    head_width,
+    latent_attention,
+    padded_vocab_size,
+    query_groups,
+    whole,
+)
 
 FORWARD_AND_BACKWARD = 3
 MULTIPLY_ADD = 2
-# No model has more; a pattern may not fill memory.
-MOST_LAYERS = 100_000
-
-Arguments = Mapping[str, object]
-
-
-def flops_per_batch(args: Arguments, global_batch_size: float) -> float | None:
-    """FLOPs of one optimizer step over `global_batch_size` full sequences; None where `flops_per_token` is."""
-    per_token = flops_per_token(args)
-    seq_length = _int(args, "seq_length")
-    return None if per_token is None or seq_length is None else per_token * seq_length * global_batch_size
 
 
 def flops_per_token(args: Arguments) -> float | None:
@@ -39,13 +38,15 @@ def flops_per_token(args: Arguments) -> float | None:
     `args` has Megatron's names, as in its dump or as flags with underscores; what is missing has Megatron's
     default. None if a needed size is missing, or for models that are not counted here.
     """
-    hidden, layers, seq_length = (_int(args, n) for n in ("hidden_size", "num_layers", "seq_length"))
+    hidden, layers, seq_length = (whole(args, n) for n in ("hidden_size", "num_layers", "seq_length"))
     vocabulary = padded_vocab_size(args)
+    if not (hidden and layers and seq_length and vocabulary) or not is_counted(args):
+        return None
     attention = _attention(args)
     mlp = _mlp(args)
-    if not (hidden and layers and seq_length and vocabulary) or attention is None or mlp is None or _not_counted(args):
+    if attention is None or mlp is None:
         return None
-    mtp = _int(args, "mtp_num_layers") or 0
+    mtp = whole(args, "mtp_num_layers") or 0
     linear, core = attention
     multiplications = (
         (layers + mtp) * (linear + core * seq_length)
@@ -68,112 +69,54 @@ def miscounted(args: Arguments) -> tuple[str, ...]:
     return tuple(found)
 
 
-def padded_vocab_size(args: Arguments) -> int | None:
-    """The vocabulary that the output layer computes: rounded up to a multiple of make_vocab_size_divisible_by x TP."""
-    padded, size = _int(args, "padded_vocab_size"), _int(args, "vocab_size")
-    if padded or not size:
-        return padded
-    multiple = (_int(args, "make_vocab_size_divisible_by") or 128) * (_int(args, "tensor_model_parallel_size") or 1)
-    return -(-size // multiple) * multiple
-
-
-def _not_counted(args: Arguments) -> bool:
-    return bool(
-        args.get("is_hybrid_model")
-        or args.get("hybrid_layer_pattern")
-        or args.get("hybrid_override_pattern")
-        or args.get("experimental_attention_variant") in ("gated_delta_net", "kimi_delta_attention")
-    )
+def is_counted(args: Arguments) -> bool:
+    """Whether the model is of a kind that is counted here: not a hybrid, not one of linear attention."""
+    hybrid = ("is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern")
+    if any(args.get(name) for name in hybrid):
+        return False
+    return args.get("experimental_attention_variant") not in ("gated_delta_net", "kimi_delta_attention")
 
 
 def _attention(args: Arguments) -> tuple[float, float] | None:
     """Multiply-adds of one layer per token: those of the projections, and those per key, for a causal mask."""
-    hidden, heads = _int(args, "hidden_size"), _int(args, "num_attention_heads")
+    hidden, heads = whole(args, "hidden_size"), whole(args, "num_attention_heads")
     if not hidden or not heads:
         return None
-    if args.get("multi_latent_attention"):
-        return _latent_attention(args, hidden, heads)
-    channels = _int(args, "kv_channels") or hidden // heads
-    grouped = args.get("group_query_attention", "num_query_groups" in args)
-    groups = (_int(args, "num_query_groups") or 1) if grouped else heads
-    query, key = heads * channels, groups * channels
+    latent = latent_attention(args)
+    if latent is not None:
+        return _latent_attention(latent, hidden, heads)
+    channels = head_width(args)
+    query, key = heads * channels, query_groups(args) * channels
     gate = query if args.get("attention_output_gate") else 0
     # Scores and weighted values each take `query` per key, over half of the keys.
     return hidden * (2 * query + 2 * key + gate), query
 
 
-def _latent_attention(args: Arguments, hidden: int, heads: int) -> tuple[float, float]:
-    """Multi-latent attention; defaults are Megatron's. The +1 are the norms of the latents."""
-    kv_rank = _int(args, "kv_lora_rank") or 32
-    head, value = _int(args, "qk_head_dim") or 128, _int(args, "v_head_dim") or 128
-    rope = _int(args, "qk_pos_emb_head_dim") or 64
-    q_rank = _int(args, "q_lora_rank")
-    query = heads * (head + rope)
-    q_projection = hidden * query if q_rank is None else q_rank * (hidden + query + 1)
-    kv_projection = kv_rank * (hidden + heads * (head + value) + 1) + hidden * rope
-    return q_projection + kv_projection + heads * value * hidden, (query + heads * value) / 2
+def _latent_attention(latent: Latent, hidden: int, heads: int) -> tuple[float, float]:
+    """Multi-latent attention. The +1 are the norms of the latents."""
+    query = heads * (latent.head + latent.rope)
+    rank = latent.query_rank
+    q_projection = hidden * query if rank is None else rank * (hidden + query + 1)
+    kv_projection = latent.kv_rank * (hidden + heads * (latent.head + latent.value) + 1) + hidden * latent.rope
+    return q_projection + kv_projection + heads * latent.value * hidden, (query + heads * latent.value) / 2
 
 
 def _mlp(args: Arguments) -> float | None:
     """Multiply-adds per token of all MLPs, those of MTP layers included: these are of the last layer's kind."""
-    hidden, layers = _int(args, "hidden_size"), _int(args, "num_layers")
+    hidden, layers = whole(args, "hidden_size"), whole(args, "num_layers")
     if not hidden or not layers:
         return None
     matrices = 3 if args.get("swiglu") else 2
-    # Megatron's default width with SwiGLU is two thirds of 4 h, in steps of 64.
-    ffn = _int(args, "ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if args.get("swiglu") else 4 * hidden)
-    moe = _moe_layers(args, layers)
+    mtp = whole(args, "mtp_num_layers") or 0
+    if not whole(args, "num_experts"):
+        return (layers + mtp) * hidden * ffn_width(args) * matrices
+    moe = expert_layers(args, layers)
     if moe is None:
         return None
-    mtp = _int(args, "mtp_num_layers") or 0
-    moe_layers = moe[0] + mtp * moe[1]
+    moe_layers = sum(moe) + mtp * moe[-1]
     dense_layers = layers + mtp - moe_layers
-    experts = (_int(args, "moe_router_topk") or 2) * (_int(args, "moe_ffn_hidden_size") or ffn) * matrices
-    latent = _int(args, "moe_latent_size")
+    experts = (whole(args, "moe_router_topk") or 2) * expert_width(args) * matrices
+    latent = whole(args, "moe_latent_size")
     routed = hidden * experts if latent is None else latent * experts + 2 * latent * hidden
-    shared = hidden * (_int(args, "moe_shared_expert_intermediate_size") or 0) * matrices
-    return dense_layers * hidden * ffn * matrices + moe_layers * (routed + shared)
-
-
-def _moe_layers(args: Arguments, layers: int) -> tuple[int, bool] | None:
-    """How many layers are MoE, and if the last one is. The frequency: a number, a list or text like `[0]*3+[1]*58`."""
-    if not _int(args, "num_experts"):
-        return 0, False
-    frequency = args.get("moe_layer_freq", 1)
-    if isinstance(frequency, str):
-        frequency = pattern_value(frequency)
-    if isinstance(frequency, int) and frequency > 0:
-        return -(-layers // frequency), (layers - 1) % frequency == 0
-    if isinstance(frequency, list) and len(frequency) == layers:
-        return sum(map(bool, frequency)), bool(frequency[-1])
-    return None
-
-
-def pattern_value(text: str) -> object:
-    """Integers, lists, + and * of them, as Megatron evaluates them; anything else gives None."""
-
-    def value(node: ast.expr) -> object:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.List):
-            return [value(x) for x in node.elts]
-        if isinstance(node, ast.BinOp):
-            left, right = value(node.left), value(node.right)
-            if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-                return left + right
-            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
-                return left * right if len(left) * right <= MOST_LAYERS else None
-        return None
-
-    try:
-        return value(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _int(args: Arguments, name: str) -> int | None:
-    value = args.get(name)
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
-        value = int(value)
-    # A log may say anything; a size beyond this would overflow floating point and is none.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
+    shared = hidden * (whole(args, "moe_shared_expert_intermediate_size") or 0) * matrices
+    return dense_layers * hidden * ffn_width(args) * matrices + moe_layers * (routed + shared)

@@ -14,10 +14,10 @@ from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.activations import BF16, FP32, LayerMemory, in_flight, layer_memory
-from fp8launch.megatron.architecture import Architecture, Arguments, Chunk, Division, architecture, division, stages
-from fp8launch.megatron.architecture import whole as integer
+from fp8launch.megatron.architecture import Architecture, Chunk, Division, architecture, division, stages
+from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_modules, saving
+from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
-from fp8launch.megatron.precision import Precision, precision, recomputed_modules, saving
 
 MIB = 2**20
 
@@ -103,14 +103,14 @@ class _Run:
     model: Architecture
     split: Division
     microbatches: int
-    precision: Precision
+    precision: PrecisionSizes
 
     def on(self, name: str) -> bool:
         return bool(self.args.get(name))
 
     @property
     def micro_batch(self) -> int:
-        return integer(self.args, "micro_batch_size") or 1
+        return whole(self.args, "micro_batch_size") or 1
 
     @cached_property
     def sharding(self) -> str:
@@ -148,12 +148,14 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
         data = run.split.expert_data if weight.kind == "expert" else run.split.data
         parameter, copy = formats.weight_bytes(weight, run.model.layers)
         shard = data if run.sharding == "optim_grads_params" else 1
-        kept_copy = copy * (1 if run.on("keep_fp8_transpose_cache") else 1 / shard) if run.sharding else copy
+        kept_copy = copy
+        if run.sharding and not run.on("keep_fp8_transpose_cache"):
+            kept_copy = copy * (1 / shard)
         held += weight.count * parameter / shard
         copied += weight.count * kept_copy
         gradients += weight.count * formats.gradient / (data if "grads" in run.sharding else 1)
         divided = run.on("use_distributed_optimizer") or "optim" in run.sharding
-        instances = integer(run.args, "num_distributed_optimizer_instances") or 1
+        instances = whole(run.args, "num_distributed_optimizer_instances") or 1
         optimizer += weight.count * formats.optimizer_bytes(weight) / (max(data // instances, 1) if divided else 1)
     if run.on("optimizer_cpu_offload"):
         fraction = run.args.get("optimizer_offload_fraction")
@@ -203,7 +205,7 @@ def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
     """Activations at the moment when forward and backward passes need the most."""
     kept, work = zip(*(_chunk(run, chunk) for chunk in chunks), strict=True)
-    group = integer(run.args, "microbatch_group_size_per_vp_stage") if len(chunks) > 1 else None
+    group = whole(run.args, "microbatch_group_size_per_vp_stage") if len(chunks) > 1 else None
     extra = int(run.on("overlap_moe_expert_parallel_comm"))
     counts = in_flight(kept, run.split.pp, rank, run.microbatches, group, extra)
     activations = sum(count * size for count, size in zip(counts, kept, strict=True))
@@ -231,10 +233,10 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     recomputed = _recomputed(run, len(layers)) if full else 0
     if full and recomputed:
         block = run.args.get("recompute_method") == "block"
-        size = 1 if block else integer(run.args, "recompute_num_layers") or 1
+        size = 1 if block else whole(run.args, "recompute_num_layers") or 1
         kept += -(-recomputed // size) * hidden
         work += size * max(layer.kept for layer in layers)
-    offloaded = integer(run.args, "cpu_offloading_num_layers") or 0
+    offloaded = whole(run.args, "cpu_offloading_num_layers") or 0
     kept += sum(layer.kept for layer in layers[max(recomputed, offloaded) :])
     if chunk.mtp:
         # Norms of embedding and hidden state, and their concatenation.
@@ -247,7 +249,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
 def _recomputed(run: _Run, layers: int) -> int:
     """Layers of a chunk that full recompute covers."""
     if run.args.get("recompute_method") == "block":
-        return min(integer(run.args, "recompute_num_layers") or 1, layers)
+        return min(whole(run.args, "recompute_num_layers") or 1, layers)
     return layers
 
 

@@ -18,15 +18,14 @@ from typing import Literal
 
 from fp8launch.megatron.architecture import (
     Architecture,
-    Arguments,
     Chunk,
     Division,
     Experts,
-    Latent,
     architecture,
     division,
     stages,
 )
+from fp8launch.megatron.model_arithmetic import Arguments, Latent
 
 Kind = Literal["linear", "expert", "embedding", "output", "other"]
 

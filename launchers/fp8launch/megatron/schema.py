@@ -14,9 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fp8launch.problems import error
+from fp8launch.diagnostics import error
+from fp8launch.megatron.versions import DEFAULT, SUPPORTED
 
 SCHEMAS = Path(__file__).with_name("schemas")
+SCRIPT_FLAGS = Path(__file__).with_name("scripts.json")
+# Megatron-LM's training scripts. An unknown flag is a mistake with these; with any other script it is the script's own.
+SCRIPTS = (
+    "pretrain_bert.py",
+    "pretrain_gpt.py",
+    "pretrain_hybrid.py",
+    "pretrain_ict.py",
+    "pretrain_mamba.py",
+    "pretrain_retro.py",
+    "pretrain_t5.py",
+    "pretrain_vision_classify.py",
+    "pretrain_vlm.py",
+    "train_rl.py",
+    "examples/multimodal/train.py",
+    "examples/mimo/train.py",
+)
 
 Action = Literal["store", "store_true", "store_false", "boolean"]
 Type = Literal["str", "int", "float", "bool", "pattern", "ints"]
@@ -135,14 +152,15 @@ def normalize(name: str) -> str:
 
 
 def supported_versions() -> tuple[str, ...]:
-    """The minor versions that have a schema, oldest first."""
-    return tuple(sorted((path.stem for path in SCHEMAS.glob("*.json")), key=lambda v: [int(n) for n in v.split(".")]))
+    """The supported minor versions, oldest first."""
+    return tuple(SUPPORTED)
 
 
-def load_schema(version: str) -> FlagSchema:
+def load_schema(version: str, script: str | None = None) -> FlagSchema:
     """The schema of a Megatron-Core version such as "0.19" or "0.19.2".
 
-    Raises `UserError` for a version that has none.
+    With the path of one of Megatron-LM's scripts, that script's own flags are there as well. Raises `UserError` for a
+    version that has none.
     """
     match = re.match(r"v?(\d+\.\d+)(?![\d])", version.strip())
     if match is None or match[1] not in supported_versions():
@@ -150,9 +168,10 @@ def load_schema(version: str) -> FlagSchema:
         raise error(
             "megatron-version",
             f"Megatron-Core {version!r} is not supported; supported are {', '.join(supported)}",
-            fix=f"set software.megatron to one of them, for example {supported[-1]!r}",
+            fix=f"set software.megatron to one of them, for example {DEFAULT!r}",
         )
-    return _load(match[1])
+    known = megatron_script(script) if script else None
+    return _with_script(match[1], known) if known else _load(match[1])
 
 
 def versions_with(name: str) -> tuple[str, ...]:
@@ -165,6 +184,19 @@ def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
     key = normalize(name)
     candidates = [RENAMED[key]] if key in RENAMED else [old for old, new in RENAMED.items() if new == key]
     return tuple(flag for flag in map(schema.find, candidates) if flag)
+
+
+def megatron_script(path: str) -> str | None:
+    """The script of Megatron-LM that a path ends in, as its checkout names it; None for any other script."""
+    return next((name for name in SCRIPTS if f"/{path}".endswith(f"/{name}")), None)
+
+
+@functools.cache
+def _with_script(minor: str, script: str) -> FlagSchema:
+    base = _load(minor)
+    own = json.loads(SCRIPT_FLAGS.read_text(encoding="utf-8")).get(f"{minor} {script}", [])
+    raw = {normalize(option): entry for entry in own for option in entry["flags"]}
+    return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **raw})
 
 
 @functools.cache

@@ -33,9 +33,16 @@ from pathlib import Path
 from typing import Any
 
 Json = Any
+# The first line of the answers: Megatron is imported, so what ends the process from here on is one request's doing.
+READY = "ready"
 
 # pretrain_gpt.py hands these to Megatron; they fill in for flags that are not given.
 ARGS_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
+# Packages of the job that a validator imports to see whether they are there: a login node says nothing about that.
+JOB_PACKAGES = {
+    "nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager": "LocalCheckpointManager",
+    "torch_memory_saver": "torch_memory_saver",
+}
 # What `--moe-permute-fusion` looks for among the kernels of Transformer Engine 2.1 and newer.
 PERMUTATION = (
     "fused_permute", "fused_permute_with_probs", "fused_unpermute",
@@ -46,7 +53,8 @@ PERMUTATION = (
 class Megatron:
     """The imported Megatron, and its checks in the order in which a run meets them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stubs: Any) -> None:
+        self.stubs = stubs
         self.torch: Any = importlib.import_module("torch")
         self.utils: Any = importlib.import_module("megatron.core.utils")
         self.rope: Any = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
@@ -75,7 +83,7 @@ class Megatron:
             self.arguments.validate_args(made["args"], unset)
 
         def transformer_config() -> None:
-            # As train/pretrain.py does; Megatron builds its config from whatever attribute bears a field's name.
+            # As injob/rank/pretrain.py does; Megatron builds its config from whatever attribute bears a field's name.
             for name, value in json.loads(os.environ.get("FP8LAUNCH_CONFIG") or "{}").items():
                 setattr(made["args"], name, value)
             made["config"] = self.arguments.core_transformer_config_from_args(made["args"])
@@ -118,6 +126,7 @@ class Megatron:
         te_version = request["te_version"]
         # As small as the validators need it: OptimizerConfig looks at the signature of TE's optimizer.
         modules = _transformer_engine(te_version) if te_version else {}
+        modules |= _job_packages()
         properties = types.SimpleNamespace(major=major, minor=minor)
         cuda = self.torch.cuda
         permutation: tuple[tuple[Any, str, Any], ...] = ()
@@ -153,6 +162,19 @@ def _transformer_engine(version: str) -> dict[str, types.ModuleType]:
     modules = {name: types.ModuleType(name) for name in names}
     modules[names[0]].__dict__["__version__"] = version
     modules[names[2]].__dict__["FusedAdam"] = FusedAdam
+    return modules
+
+
+def _job_packages() -> dict[str, types.ModuleType]:
+    """JOB_PACKAGES with the packages above them."""
+    modules: dict[str, types.ModuleType] = {}
+    for name, member in JOB_PACKAGES.items():
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            module = types.ModuleType(".".join(parts[:depth]))
+            module.__path__ = []
+            modules[module.__name__] = module
+        modules[name].__dict__[member] = type(member, (), {})
     return modules
 
 
@@ -205,6 +227,8 @@ def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
     made: dict[str, Any] = {"args": None, "config": None}
     refusal: dict[str, Json] = {"exception": None, "message": None, "at": None}
     printed, complained, records = io.StringIO(), io.StringIO(), _Records()
+    asked = megatron.stubs.asked
+    asked.clear()
     logging.getLogger().addHandler(records)
     with (
         megatron.target(request),
@@ -217,7 +241,7 @@ def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
             try:
                 run()
             except (Exception, SystemExit) as exception:
-                refusal = _refusal(exception, complained.getvalue())
+                refusal = _refusal(exception, complained.getvalue() or printed.getvalue())
                 break
             if stage == request["last_stage"]:
                 break
@@ -228,6 +252,7 @@ def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
         "ok": refusal["exception"] is None,
         "stage": stage,
         **refusal,
+        "unanswered": sorted(set(asked)),
         "warnings": list(dict.fromkeys(" ".join(text.split()) for text in (*spoken, *records.messages, *lines))),
         "seconds": round(time.perf_counter() - begin, 4),
     }
@@ -269,25 +294,28 @@ def _plain(value: Any) -> Json:
 
 
 def main(site: str, real_torch: bool) -> None:
-    answers = sys.stdout
+    # Both are kept from Megatron: it prints to stdout, and Python's exit() closes stdin.
+    answers, requests = sys.stdout, sys.stdin
+    sys.stdin = io.StringIO()
     here = str(Path(__file__).parent)
     sys.path[:0] = [here, site]
-    standin: Any = importlib.import_module("standin")
+    torch_stubs: Any = importlib.import_module("torch_stubs")
     sys.path.remove(here)
     if real_torch:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
-        standin.install(("triton",))
+        torch_stubs.install(("triton",))
     else:
-        standin.install()
-    standin.modernize_typing()
+        torch_stubs.install()
+    torch_stubs.modernize_typing()
     logging.lastResort = None
     gc.disable()  # looking for garbage takes an eighth of the import, and all of it stays
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        megatron = Megatron()
+        megatron = Megatron(torch_stubs)
     gc.freeze()
     gc.enable()
-    for line in sys.stdin:
+    print(READY, file=answers, flush=True)
+    for line in requests:
         print(json.dumps(verdict(megatron, json.loads(line))), file=answers, flush=True)
 
 

@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fp8launch.problems import MACHINE_LACKS, error
+from fp8launch import wheels
+from fp8launch.diagnostics import MACHINE_LACKS, error
+from fp8launch.megatron.versions import Release, release
 
 Stage = Literal[
     "parse_args",
@@ -29,7 +31,17 @@ Stage = Literal[
     "num_microbatches",
 ]
 
+# Importing Megatron takes a second, and a request some milliseconds; a file system of a busy cluster multiplies both.
+START_SECONDS = 120
+REQUEST_SECONDS = 1
+# The worker's first line, as in validate_worker.py.
+READY = "ready"
+
 _WORKER = Path(__file__).with_name("validate_worker.py")
+# Everything of ours that runs in the worker's process.
+WORKER_FILES = (_WORKER, _WORKER.with_name("torch_stubs.py"))
+# What the worker's process gets of this one's environment: Megatron reads some variables when it is imported.
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 # Where a folder is recognized as holding Megatron-Core with its training part, which wheels have since 0.17.
 _ARGUMENTS = Path("megatron/training/arguments.py")
 _PACKAGE_INFO = Path("megatron/core/package_info.py")
@@ -54,11 +66,13 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MegatronVerdict:
     """What Megatron said.
 
     `stage` is the one that refused, or the last one that ran. `message` is Megatron's own, for a bare assertion the
     line that asserts; `at` is the place in Megatron that raised. `warnings` is what it printed, logged or warned.
+    `unanswered` names stand-ins for torch whose value took part in the verdict, which is then not certain. `no_answer`
+    says why there is no verdict at all: this run's arguments ended the process, and `ok` is False.
     `args` and `config` hold the attributes of its namespace and TransformerConfig that JSON can hold (enums by name).
     """
 
@@ -69,37 +83,62 @@ class Verdict:
     at: str | None
     warnings: tuple[str, ...]
     seconds: float
+    unanswered: tuple[str, ...] = ()
+    no_answer: str | None = None
     args: Mapping[str, Any] | None = None
     config: Mapping[str, Any] | None = None
 
 
 def validate(
     requests: Sequence[Request], megatron: Path, python: str = sys.executable, real_torch: bool = False
-) -> list[Verdict]:
+) -> list[MegatronVerdict]:
     """Megatron's verdict on each request, in order.
 
     `megatron` is a wheel of megatron-core, or a folder that holds the `megatron` package. `python` (3.10 or later)
     must have `packaging`, PyYAML and typing_extensions. `real_torch` uses its torch and numpy instead of our
     stand-ins. Raises `UserError` when this Megatron cannot be used at all.
     """
-    site = _unpacked(megatron) if megatron.suffix == ".whl" else megatron
+    site = site_of(megatron)
     # -I keeps PYTHONPATH, the working directory and the user's packages from standing in for the Megatron named.
     command = [python, "-I", str(_WORKER), str(site), *(["--real-torch"] if real_torch else [])]
-    lines = "".join(json.dumps(asdict(request)) + "\n" for request in requests)
-    try:
-        done = subprocess.run(
-            command, input=lines, capture_output=True, text=True, timeout=120 + len(requests), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as failure:
-        raise _unusable(megatron, str(failure)) from None
-    verdicts = [_verdict(json.loads(line)) for line in done.stdout.splitlines()]
-    if len(verdicts) != len(requests):
-        raise _unusable(megatron, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    verdicts: list[MegatronVerdict] = []
+    while len(verdicts) < len(requests):
+        rest = requests[len(verdicts) :]
+        lines = "".join(json.dumps(asdict(request)) + "\n" for request in rest)
+        timeout = START_SECONDS + REQUEST_SECONDS * len(rest)
+        reason, answers = _run(command, lines, timeout)
+        if not answers or answers[0] != READY:
+            raise _unusable(megatron, reason)
+        verdicts += [verdict_from_json(json.loads(line)) for line in answers[1:]]
+        if len(verdicts) < len(requests):
+            # The next request ended the process: it alone has no verdict, those behind it are asked again.
+            ended = f"Megatron's validators ended without a verdict: {reason}"
+            verdicts.append(MegatronVerdict(False, "parse_args", None, None, None, (), 0.0, no_answer=ended))
     return verdicts
 
 
-def _verdict(data: Mapping[str, Any]) -> Verdict:
-    return Verdict(**{**data, "warnings": tuple(data["warnings"])})
+def _run(command: Sequence[str], lines: str, timeout: float) -> tuple[str, list[str]]:
+    """Run the worker on requests; why it ended early, if it did, and its whole lines of answers."""
+    try:
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        done = subprocess.run(
+            command, input=lines, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+        )
+    except OSError as failure:
+        return str(failure), []
+    except subprocess.TimeoutExpired as slow:
+        out = slow.stdout or b""
+        text = out.decode(errors="replace") if isinstance(out, bytes) else out
+        return f"no answer within {timeout:.0f} s", text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+    reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return reason, done.stdout.splitlines()
+
+
+def verdict_from_json(data: Mapping[str, Any]) -> MegatronVerdict:
+    """The verdict that the worker wrote."""
+    return MegatronVerdict(
+        **{**data, "warnings": tuple(data["warnings"]), "unanswered": tuple(data.get("unanswered", ()))}
+    )
 
 
 def _unusable(megatron: Path, reason: str) -> Exception:
@@ -119,7 +158,7 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
     `megatron` package (an unpacked wheel, site-packages, a Megatron-LM checkout), or a folder of such.
     Raises `UserError` when `path` is given and has no such version.
     """
-    minor = _release(version)[:2]
+    minor = release(version)[:2]
     if path is not None:
         found = _newest(_candidates(path), minor)
         if found is None:
@@ -136,7 +175,7 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
 
 def cache_folder() -> Path:
     """Where this user's copies of Megatron-Core lie, a folder each."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8launch" / "megatron"
+    return wheels.cache_folder("megatron")
 
 
 def megatron_version(place: Path) -> str | None:
@@ -170,14 +209,15 @@ def _installed() -> Iterator[Path]:
         return
 
 
-def _newest(places: Iterable[Path], minor: tuple[int, ...]) -> Path | None:
+def _newest(places: Iterable[Path], minor: Release) -> Path | None:
     versions = ((megatron_version(place), place) for place in places)
-    matching = [(_release(version), place) for version, place in versions if version]
+    matching = [(release(version), place) for version, place in versions if version]
     return max((found for found in matching if found[0][:2] == minor), default=(None, None))[1]
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+def site_of(megatron: Path) -> Path:
+    """Return the folder with the `megatron` package. A wheel is unpacked into the user's cache."""
+    return _unpacked(megatron) if megatron.suffix == ".whl" else megatron
 
 
 def _unpacked(wheel: Path) -> Path:

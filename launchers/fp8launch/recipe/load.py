@@ -1,17 +1,22 @@
-"""A recipe file, what it extends and what the command line overrides, to one frozen `LoadedRecipe`."""
+"""Load a recipe file with everything it extends and all overrides as one frozen `LoadedRecipe`."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from fp8launch.pack import pack_folder
-from fp8launch.problems import Problem, UserError, error
-from fp8launch.recipe.schema import PRECISION_RECIPES, Recipe
-from fp8launch.recipe.source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
+from fp8launch.diagnostics import Problem, UserError, error, nearest
+from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.recipe.owners import foreign_owner
+from fp8launch.recipe.scaling import on_nodes
+from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.validate import validate
+from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
+from fp8launch.resources import pack_folder
 
 MAX_GENERATIONS = 20
 
@@ -32,24 +37,43 @@ class LoadedRecipe:
         return self.tree.find(path).where
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Load a recipe by path, or by its name in the pack, with `key.path=value` overrides applied last.
+@dataclass(frozen=True)
+class RecipeSource:
+    """A recipe file laid on all that it extends, before overrides and validation. Reading it is the slow part."""
 
-    Raises UserError holding every problem found.
-    """
+    path: Path
+    tree: Node
+    files: tuple[Path, ...]
+
+
+def read_recipe(name: str) -> RecipeSource:
+    """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError."""
     path = find_recipe(name)
     tree, files = _with_parents(path, (), {})
+    return RecipeSource(path, tree, tuple(files))
+
+
+def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes: int | None = None) -> LoadedRecipe:
+    """Load a recipe with `key.path=value` overrides, then for another number of nodes if given.
+
+    A grid reads its recipe once, by `read_recipe`, and loads it for each point. Raises UserError holding every problem
+    found.
+    """
+    source = read_recipe(recipe) if isinstance(recipe, str) else recipe
+    tree = source.tree
     for text in overrides:
         tree = _apply(tree, text)
+    if nodes is not None:
+        tree = on_nodes(tree, nodes)
     entries = dict(_entries(tree))
     entries.pop("extends", None)
-    entries.setdefault("name", Node(path.stem, str(path)))
+    entries.setdefault("name", Node(source.path.stem, str(source.path)))
     tree = _variables_as_written(Node(entries, tree.where))
     phases = entries.get("phases")
     if phases is not None and isinstance(phases.value, dict):
         written = {name: _variables_as_written(phase) for name, phase in phases.value.items()}
         tree = Node({**_entries(tree), "phases": Node(written, phases.where)}, tree.where)
-    return LoadedRecipe(validate(Recipe, tree), tree, tuple(files))
+    return LoadedRecipe(validate(Recipe, tree), tree, source.files)
 
 
 def _variables_as_written(tree: Node) -> Node:
@@ -60,22 +84,50 @@ def _variables_as_written(tree: Node) -> Node:
 
 
 def find_recipe(name: str) -> Path:
-    """The file that a user means: a path, or a name in the recipe pack with or without `recipes/` and `.yaml`."""
-    for candidate in (Path(name), Path(f"{name}.yaml")):
+    """Return the file that a user means: a path, or a name in the pack with or without `recipes/` and `.yaml`.
+
+    The pack's names are the pack's: a file of that name in the working folder is meant only where a path is written,
+    such as `./llama8b_fp8.yaml`. Anybody may have put it there.
+    """
+    here = [Path(name), Path(f"{name}.yaml")]
+    pack = _in_pack(name)
+    written_as_path = _is_written_as_path(name)
+    for candidate in [*here, *pack] if written_as_path else [*pack, *here]:
         if is_file(candidate):
+            if candidate in here and not written_as_path:
+                _refuse_foreign(candidate, None, name, f"write ./{candidate} to use this file")
             return candidate
-    inside = name.removeprefix("recipes/")
-    if not Path(inside).is_absolute() and ".." not in Path(inside).parts:
-        for candidate in (pack_folder("recipes") / inside, pack_folder("recipes") / f"{inside}.yaml"):
-            if is_file(candidate):
-                return candidate
     if is_there(Path(name)):
         return Path(name)
-    raise error("recipe-not-found", "no such recipe", name, "`fp8launch recipes` lists those that come with fp8launch")
+    folder = pack_folder("recipes")
+    known = [str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")]
+    with contextlib.suppress(OSError, ValueError):
+        known += [str(file) for file in Path(name).parent.glob("*.yaml")]
+    near = nearest(name.removeprefix("recipes/").removesuffix(".yaml"), known) or nearest(name, known)
+    listed = "`fp8launch recipes` lists the recipes that come with fp8launch"
+    fix = f"did you mean {near}? {listed}" if near else listed
+    raise error("recipe-not-found", "no such recipe", name, fix)
+
+
+def _is_written_as_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith((".yaml", ".yml"))
+
+
+def _in_pack(name: str) -> list[Path]:
+    inside = name.removeprefix("recipes/")
+    if Path(inside).is_absolute() or ".." in Path(inside).parts:
+        return []
+    return [pack_folder("recipes") / f"{inside}.yaml", pack_folder("recipes") / inside]
+
+
+def _refuse_foreign(file: Path, child: Path | None, where: str, fix: str) -> None:
+    if owner := foreign_owner(file, child):
+        message = f"{file} belongs to {owner}, so it is not used unless you write its path"
+        raise error("foreign-recipe", message, where, fix)
 
 
 def merge(base: Node, over: Node) -> Node:
-    """`over` laid on `base`: mappings merge key by key, anything else replaces."""
+    """Merge `over` into `base`: mappings merge key by key, other values replace."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     merged = dict(base.value)
@@ -91,7 +143,9 @@ def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node,
         chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
         raise error("extends-cycle", f"extends itself: {chain}", str(path), "remove one of these `extends`")
     if len(seen) > MAX_GENERATIONS:
-        raise error("extends-too-deep", f"is more than {MAX_GENERATIONS} `extends` away from the recipe", str(path))
+        raise error(
+            "extends-too-deep", f"is more than {MAX_GENERATIONS} levels of `extends` below the recipe", str(path)
+        )
     # A file that is reached on many ways is loaded once, so common parents cost no more than a chain.
     if real not in done:
         try:
@@ -133,19 +187,26 @@ def _parents(own: Node) -> Iterable[Node]:
 
 
 def _find_parent(parent: Node, child: Path) -> Path:
+    """Return the file that an entry of `extends` means: a part of the pack, or a file beside the child or above it.
+
+    The pack's names are the pack's. A path that begins with `./`, `../` or `/` is relative to the child, and no other.
+    """
     name = str(parent.value)
-    tried = []
-    # Beside the child first, then up to the folder that holds the pack's parts, then the pack itself.
-    for folder in (*child.resolve().parents[:3], pack_folder("recipes")):
+    beside = child.resolve().parents[:3]
+    written_as_path = name.startswith((".", "/"))
+    folders = [beside[0]] if written_as_path else [pack_folder("recipes"), *beside]
+    for folder in folders:
         for candidate in (folder / f"{name}.yaml", folder / name):
             if is_file(candidate):
+                if folder in beside and not written_as_path:
+                    fix = f"write its path, such as {os.path.relpath(candidate, beside[0])}, to use this file"
+                    _refuse_foreign(candidate, child, parent.where, fix)
                 return candidate
-        tried.append(str(folder))
     raise error(
         "missing-parent",
-        f"extends '{name}', which is in none of {', '.join(dict.fromkeys(tried))}",
+        f"extends '{name}', which was not found in {', '.join(dict.fromkeys(map(str, folders)))}",
         parent.where,
-        "name a file relative to this one, or a part of the pack such as models/llama3_8b",
+        "write a path relative to this file, or a part of the pack such as models/llama3_8b",
     )
 
 
@@ -174,7 +235,7 @@ def switch_precision(tree: Node, choice: Node) -> Node:
     """The tree with another precision recipe, whose part of the pack comes with it; parameter gather stays."""
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
-    known = choice.value in PRECISION_RECIPES and is_file(part)
+    known = choice.value in PRECISIONS and is_file(part)
     if not known or tree.find(("precision", "recipe")).value == choice.value:
         return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
     rest = {key: child for key, child in _entries(tree).items() if key != "precision"}

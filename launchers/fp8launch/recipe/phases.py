@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.megatron.schema import normalize
-from fp8launch.problems import Problem, UserError, error
 from fp8launch.recipe.load import LoadedRecipe, merge, switch_precision
 from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.source import Node
 from fp8launch.recipe.validate import validate
+from fp8launch.recipe.yaml_source import Node
 
 # What a recipe has for the whole run only.
 _WHOLE = ("phases", "axes", "nodes")
@@ -73,21 +73,23 @@ def _ends(loaded: LoadedRecipe) -> dict[str, int]:
     where = loaded.where("train", "iterations")
     if len(rest) > 1:
         raise _bad_length(
-            f"phases {', '.join(rest)} state no iterations",
+            f"phases {', '.join(rest)} do not set iterations",
             loaded.where("phases", rest[1]),
-            "state them; one phase may leave them out",
+            "set them; at most one phase may omit them",
         )
     if rest and total is None:
         where = loaded.where("phases", rest[0])
         raise _bad_length(
-            f"phase {rest[0]} states no iterations, and train.iterations none for all", where, "state one of them"
+            f"phase {rest[0]} does not set iterations, and train.iterations is not set either", where, "set one of them"
         )
     if rest and total is not None and total <= stated:
-        message = f"the other phases take {stated} of {total} iterations, which leaves none for phase {rest[0]}"
-        raise _bad_length(message, where, "let train.iterations be the length of all phases together")
+        message = f"the other phases use {stated} of {total} iterations, so none are left for phase {rest[0]}"
+        raise _bad_length(message, where, "set train.iterations to the sum of all phases")
     if not rest and total not in (None, stated):
-        message = f"train.iterations is {total}, and the phases together have {stated}"
-        raise _bad_length(message, where, "leave train.iterations out, or leave out one phase's: it gets the rest")
+        message = f"train.iterations is {total}, but the phases add up to {stated}"
+        raise _bad_length(
+            message, where, "remove train.iterations, or remove the iterations of one phase, which then gets the rest"
+        )
     ends, end = {}, 0
     for name, count in counts.items():
         end += count if count is not None else (total or 0) - stated
@@ -113,8 +115,8 @@ def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
     tree = merge(tree, Node(over, place))
     for flag, node in _entries(tree.find(("megatron",)) if "megatron" in _entries(tree) else Node({}, place)).items():
         if normalize(flag) in _ENDS and node.value is not None:
-            message = f"{flag} ends a start of the training at an iteration, which is what phases do"
-            raise error("phase-exit", message, node.where, "drop it; end a phase by its `iterations`")
+            message = f"{flag} conflicts with phases, which already end the training at an iteration"
+            raise error("phase-exit", message, node.where, "remove it, and set the phase's `iterations`")
     limits = {"train": Node({"iterations": Node(total, place)}, place)}
     if end < total:
         limits["megatron"] = Node({"exit_interval": Node(end, place)}, place)

@@ -5,52 +5,36 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fp8launch.problems import nearest
+from fp8launch.diagnostics import nearest
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import BF16, QUANTIZATION
+from fp8launch.recipe.field_types import (
+    AxisKey,
+    AxisValue,
+    EnvName,
+    FlagValue,
+    FormatName,
+    GpuName,
+    Name,
+    NotNegative,
+    Overrides,
+    PhaseName,
+    Positive,
+    PrecisionName,
+    Reason,
+    RuleCode,
+    StateDtype,
+    Version,
+    WallTime,
+)
+from fp8launch.recipe.slurm_time import slurm_seconds
 
-PRECISION_RECIPES = ("bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
-
-FlagValue = str | int | float | bool | list[str | int | float] | None
-
-Positive = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
-_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-# Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-_WALL_TIME = r"^([0-9]{1,9}(:[0-9]{2}){0,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{2}){0,2})$"
-# Never the dot of a dotted key, and plain in a shell and a file's name.
-_PHASE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
-_RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"
-_REASON = r"\S"
-_AXIS = r"^[a-z]+(\.[A-Za-z0-9_-]+)+$"
-_VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
-PATTERNS_IN_WORDS = {
-    _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
-    _ENV_NAME: "letters, digits and '_', not starting with a digit",
-    _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
-    _PHASE: "letters, digits, '_' or '-', at most 40, starting with a letter or digit",
-    _RULE_CODE: "the code of a warning, as `fp8launch check` shows it in brackets",
-    _REASON: "a reason in words",
-    _AXIS: "a section and a key, such as precision.recipe",
-    _VERSION: 'a version in quotes, such as "0.19"',
-}
-Name = Annotated[str, StringConstraints(pattern=_NAME)]
-EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME)]
-WallTime = Annotated[str, StringConstraints(pattern=_WALL_TIME)]
-AxisKey = Annotated[str, StringConstraints(pattern=_AXIS)]
-AxisValue = str | int | float | bool | None
-Version = Annotated[str, StringConstraints(pattern=_VERSION)]
-RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
-Reason = Annotated[str, StringConstraints(pattern=_REASON)]
-PhaseName = Annotated[str, StringConstraints(pattern=_PHASE)]
-# A section's keys and values; checked with the rest of the section, once they are laid on the recipe's own.
-Overrides = dict[str, Any]
-StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
-Gpu = Literal["a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"]
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+ONE_CONNECTION, MANY_CONNECTIONS = "1", "32"
 
 
 class Section(BaseModel):
@@ -65,8 +49,8 @@ class Bf16Layers(Section):
 
 
 class Precision(Section):
-    recipe: Literal["bf16", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
-    format: Literal["e4m3", "hybrid", "e2m1"] | None = None
+    recipe: PrecisionName
+    format: FormatName | None = None
     param_gather: bool = False
     bf16_layers: Bf16Layers | None = None
     amax_history: Positive | None = None
@@ -74,19 +58,20 @@ class Precision(Section):
 
     @property
     def quantized(self) -> bool:
-        """FP8 or FP4 is asked for."""
-        return self.recipe != "bf16"
+        """Return whether the recipe requests FP8 or FP4."""
+        return self.recipe != BF16
 
     @model_validator(mode="after")
     def _format_belongs(self) -> Precision:
         # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
-        allowed = {"bf16": (None,), "nvfp4": ("e2m1",)}.get(self.recipe, ("e4m3", "hybrid"))
+        quantization = QUANTIZATION.get(self.recipe)
+        allowed: tuple[str | None, ...] = quantization.formats if quantization else (None,)
         if self.format not in allowed:
-            names = " or ".join(str(a) for a in allowed if a)
-            need = f"needs `format: {names}`" if names else "takes no `format`"
+            names = " or ".join(name for name in allowed if name)
+            need = f"needs `format: {names}`" if names else "does not take a `format`"
             raise ValueError(f"precision recipe {self.recipe} {need}, not {self.format or 'nothing'}")
         if not self.quantized and (self.param_gather or self.bf16_layers):
-            raise ValueError("precision recipe bf16 has no use for `param_gather` or `bf16_layers`")
+            raise ValueError("precision recipe bf16 does not take `param_gather` or `bf16_layers`")
         return self
 
 
@@ -144,12 +129,12 @@ class Data(Section):
     @model_validator(mode="after")
     def _indexed_has_blend(self) -> Data:
         if (self.kind == "indexed") != bool(self.blend):
-            raise ValueError("data kind indexed needs `blend: [path, ...]`, and only indexed takes it")
+            raise ValueError("kind indexed needs `blend: [path, ...]`, and kind mock does not take a blend")
         return self
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute, or relative to the run folder. Jobs of Slurm let `keep` whole checkpoints stay."""
+    """`dir` and `load` are absolute or relative to the run folder. Slurm jobs keep the `keep` newest checkpoints."""
 
     dir: str | None = None
     interval: Positive | None = None
@@ -158,7 +143,7 @@ class Checkpoint(Section):
 
 
 class Survive(Section):
-    """How a run with checkpoints goes on by itself.
+    """How a run with checkpoints continues automatically.
 
     `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and
     leaves `stop_before` seconds before the time limit. A log that has not grown for `hang_after` seconds is a hang; 0
@@ -175,7 +160,7 @@ class Survive(Section):
 class Resources(Section):
     nodes: Positive = 1
     gpus_per_node: Positive = 8
-    gpu: Gpu = "h100"
+    gpu: GpuName = "h100"
     time: WallTime = "01:00:00"
     cpus_per_task: Positive | None = None
 
@@ -192,30 +177,24 @@ class Resources(Section):
     @property
     def hours(self) -> float:
         """The time limit in hours, from any of Slurm's forms."""
-        days, dash, rest = self.time.rpartition("-")
-        parts = [int(part) for part in rest.split(":")]
-        if dash:
-            hours, minutes, seconds = [*parts, 0, 0][:3]
-        elif len(parts) == 3:
-            hours, minutes, seconds = parts
-        else:
-            hours, (minutes, seconds) = 0, [*parts, 0][:2]
-        return int(days or 0) * 24 + hours + minutes / 60 + seconds / 3600
+        return (slurm_seconds(self.time) or 0) / 3600
 
     @property
     def gpu_hours(self) -> float:
-        """What one attempt can cost at most: its GPUs for the whole time limit."""
+        """Return the most GPU-hours that one attempt can use: its GPUs for the whole time limit."""
         return 0.0 if self.gpu == "cpu" else self.world_size * self.hours
 
 
 class Container(Section):
     image: str | None = None
     mounts: list[str] = []
+    contains: list[str] = []
 
 
 class Launch(Section):
     """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run.
 
+    `arguments` are those of the script's own, which Megatron does not have; they follow Megatron's.
     With `health_check`, every node is looked at before training starts, and a bad one ends the job.
     `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
     Every `tensor_stats` iterations Transformer Engine measures FP8's underflow, scales and largest values.
@@ -224,6 +203,7 @@ class Launch(Section):
 
     mode: Literal["srun", "torchrun"] | None = None
     script: str | None = None
+    arguments: list[str | int | float] = []
     python: str | None = None
     health_check: bool | None = None
     probe: bool = True
@@ -231,14 +211,9 @@ class Launch(Section):
     tensor_stats: Positive | None = None
     config: dict[str, bool | int | float | str] = {}
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that brings `config` to train/pretrain.py."""
-        return {"FP8LAUNCH_CONFIG": json.dumps(self.config)} if self.config else {}
-
 
 class Software(Section):
-    """What the job will find: picks the flag schema and the validators."""
+    """Versions in the job; they select the flag schema and the validators."""
 
     megatron: Version | None = None
     transformer_engine: Version | None = None
@@ -277,6 +252,7 @@ class Reference(Section):
 class Recipe(Section):
     name: Name
     description: str = ""
+    engine: Name | None = None
     model: dict[str, FlagValue] = {}
     precision: Precision | None = None
     parallel: Parallel = Parallel()
@@ -321,7 +297,9 @@ class Recipe(Section):
         if self.nodes is not None and len(set(self.nodes)) < len(self.nodes):
             raise ValueError("`nodes` has the same number twice")
         if self.nodes is not None and "resources.nodes" in self.axes:
-            raise ValueError("`nodes` and the axis resources.nodes say the same: keep `nodes`, which scales the batch")
+            raise ValueError(
+                "`nodes` and the axis resources.nodes vary the same value; use `nodes`, which also scales the batch"
+            )
         return self
 
     @model_validator(mode="after")
@@ -330,13 +308,14 @@ class Recipe(Section):
             raise ValueError("`survive.attempts` above 1 needs `checkpoint.dir` and `checkpoint.interval`")
         if self.phases and not self.goes_on:
             raise ValueError(
-                "`phases` need `checkpoint.dir` and `checkpoint.interval`: each goes on from the one before"
+                "`phases` need `checkpoint.dir` and `checkpoint.interval`, because each phase continues from a "
+                "checkpoint of the one before"
             )
         return self
 
     @property
     def goes_on(self) -> bool:
-        """The run leaves checkpoints that another attempt can go on from."""
+        """Return whether the run writes checkpoints from which another attempt can continue."""
         return self.checkpoint.dir is not None and self.checkpoint.interval is not None
 
     @property
@@ -345,8 +324,28 @@ class Recipe(Section):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The recipe's variables as text; those set to null are dropped."""
-        return {name: str(value) for name, value in self.env.items() if value is not None}
+        """The recipe's variables as text; those set to null are dropped.
+
+        `CUDA_DEVICE_MAX_CONNECTIONS: auto` becomes what this layout needs on this GPU.
+        """
+        found = {name: str(value) for name, value in self.env.items() if value is not None}
+        if found.get(CONNECTIONS) == "auto":
+            found[CONNECTIONS] = self._connections()
+        return found
+
+    def _connections(self) -> str:
+        """How many queues to a GPU keep the order of its work.
+
+        Before Blackwell, tensors or contexts that are split need a single one, unless FSDP or the overlap of experts
+        asks for more (megatron/training/arguments.py:1014, 1143 and 1415-1439).
+        """
+        flags = {name.replace("-", "_"): value for name, value in self.megatron.items()}
+        tp = self.parallel.tp or flags.get("tensor_model_parallel_size") or 1
+        cp = self.parallel.cp or flags.get("context_parallel_size") or 1
+        many = ("use_megatron_fsdp", "use_torch_fsdp2", "overlap_moe_expert_parallel_comm")
+        exempt = self.parallel.fsdp not in (None, "none") or any(flags.get(name) for name in many)
+        one = (tp != 1 or cp != 1) and not exempt and GPUS[self.resources.gpu].capability < (10, 0)
+        return ONE_CONNECTION if one else MANY_CONNECTIONS
 
 
 def _refuse_unknown_axis(key: str) -> None:
@@ -359,7 +358,7 @@ def _refuse_unknown_axis(key: str) -> None:
             sections[name] = info.annotation
     if section not in (*sections, *free):
         near = nearest(section, [*sections, *free])
-        raise ValueError(f"axis {key}: there is no section '{section}'" + (f"; did you mean '{near}'?" if near else ""))
+        raise ValueError(f"axis {key}: '{section}' is not a section" + (f"; did you mean '{near}'?" if near else ""))
     if section in free:
         return
     known = [info.alias or name for name, info in sections[section].model_fields.items()]

@@ -1,22 +1,25 @@
-"""A tree of nodes to a frozen model, with every problem told at once by file, line and nearest valid name."""
+"""Validate a tree of nodes as a frozen model; report all problems at once, with file, line and nearest valid name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fp8launch.problems import Problem, UserError, nearest
-from fp8launch.recipe.schema import PATTERNS_IN_WORDS
-from fp8launch.recipe.source import Node
+from fp8launch.diagnostics import Problem, UserError, nearest
+from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
+from fp8launch.recipe.yaml_source import Node
 
 Model = TypeVar("Model", bound=BaseModel)
 Path: TypeAlias = "tuple[str | int, ...]"
+# Finding the nearest name takes milliseconds, and nobody reads more of these.
+MOST_PROBLEMS = 100
 
 
 def validate(model: type[Model], node: Node) -> Model:
-    """`node` as a `model`. Raises UserError holding one problem for each thing that is wrong."""
+    """Return `node` as a `model`. Raises UserError with one problem per mistake."""
     try:
         return model.model_validate(node.plain())
     except ValidationError as exc:
@@ -29,11 +32,16 @@ def _problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Itera
     for err in exc.errors(include_url=False):
         path = _real_path(node, err["loc"])
         places.setdefault((path, err["type"] == "missing" and err["loc"]), []).append(err)
-    for (path, _), errors in places.items():
+    above = {path[:length] for path, _ in places for length in range(len(path))}
+    for count, ((path, _), errors) in enumerate(places.items()):
+        if count == MOST_PROBLEMS:
+            message = f"{len(places) - count} more places are wrong"
+            yield Problem("error", "bad-value", message, node.find(path).where, "correct those above first")
+            return
         if len(errors) == 1 and len(errors[0]["loc"]) == len(path):
             yield _problem(model, node, path, errors[0])
         # What is wrong inside a list says more than that the list is not a scalar either.
-        elif not any(len(other) > len(path) and other[: len(path)] == path for other, _ in places):
+        elif path not in above:
             yield _union_problem(model, node, path, errors)
 
 
@@ -44,19 +52,21 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     if kind == "extra_forbidden":
         known = _fields(_model_at(model, path[:-1]))
         near = nearest(str(path[-1]), known)
-        fix = f"did you mean '{near}'?" if near else f"known here: {', '.join(known)}"
+        fix = f"did you mean '{near}'?" if near else f"valid keys: {', '.join(known)}"
         return Problem("error", "unknown-key", f"unknown key '{dotted}'", place, fix)
     if kind == "missing":
         name = ".".join((*map(str, path), str(err["loc"][-1])))
         return Problem("error", "missing-key", f"'{name}' is missing", place, f"add '{err['loc'][-1]}:'")
     if kind == "value_error":
-        return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {ctx['error']}", place)
+        section = f"`{dotted}`" if dotted else "the recipe"
+        fix = f"correct {section}; docs/recipe_reference.md lists every field with its allowed values"
+        return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {ctx['error']}", place, fix)
     message = f"'{dotted or 'the file'}' must be {_demand(kind, ctx)}, not {_shown(given)}"
-    return Problem("error", "bad-value", message, place)
+    return Problem("error", "bad-value", message, place, _instead(kind, ctx, given, path))
 
 
 def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[Any]) -> Problem:
-    """The one problem of a place where none of several types fits, or of a key or a missing entry."""
+    """Return one problem for a place where none of several types fits, or for a key or a missing entry."""
     kinds = {err["type"]: err for err in errors}
     if len(kinds) == 1:
         return _problem(model, node, path, errors[0])
@@ -64,14 +74,17 @@ def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[
     kinds = {kind: err for kind, err in kinds.items() if kind != "int_type" or "float_type" not in kinds}
     demand = " or ".join(_demand(kind, err.get("ctx", {})) for kind, err in kinds.items())
     given = errors[0]["input"]
-    fix = "quote it, or write 1 or 0" if isinstance(given, bool) and "string_type" in kinds else None
+    first = next(iter(kinds))
+    fix = _instead(first, kinds[first].get("ctx", {}), given, path)
+    if isinstance(given, bool) and "string_type" in kinds:
+        fix = "quote it, or write 1 or 0"
     dotted = ".".join(str(step) for step in path)
     message = f"'{dotted}' must be {demand}, not {_shown(given)}"
     return Problem("error", "bad-value", message, node.find(path).where, fix)
 
 
 def _real_path(node: Node, loc: Path) -> Path:
-    """The steps of a location that are really in the tree: pydantic adds names of union members and '[key]' marks."""
+    """Return the steps of a location that exist in the tree; pydantic adds union members' names and '[key]' marks."""
     path: list[str | int] = []
     for step in loc:
         value = node.find(tuple(path)).value
@@ -127,6 +140,43 @@ def _demand(kind: str, ctx: dict[str, Any]) -> str:
     if kind == "string_pattern_mismatch":
         return PATTERNS_IN_WORDS.get(ctx["pattern"], f"text of the form {ctx['pattern']}")
     return _DEMANDS.get(kind, f"valid ({kind})")
+
+
+_EXAMPLES = {
+    "int_type": "8",
+    "float_type": "1.0e-4",
+    "finite_number": "1.0e-4",
+    "bool_type": "true",
+    "list_type": "[a, b]",
+    "dict_type": "{key: value}",
+    "model_type": "{key: value}",
+    "model_attributes_type": "{key: value}",
+    "none_required": "null",
+}
+_EXAMPLES_OF_PATTERNS = {"a Slurm time": '"01:30:00"', "a version": '"0.19"', "a section and a key": "precision.recipe"}
+
+
+def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
+    """Return the fix for a value that does not fit: an example or the allowed values."""
+    key = str(path[-1]) if path else "the file"
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']*)'", ctx["expected"])
+        near = nearest(str(given), allowed)
+        return f"write {key}: {near}" if near else f"write one of {', '.join(allowed) or ctx['expected']}"
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
+        return f"write {key}: {round(given)}"
+    if kind == "string_type":
+        return f'quote it: {key}: "{given}"' if isinstance(given, (int, float)) else f"write {key}: text"
+    if kind in ("greater_than", "greater_than_equal"):
+        least = ctx["ge"] if kind == "greater_than_equal" else ctx["gt"] + 1
+        return f"write {key}: {least:g} or more, or remove it"
+    if kind == "string_pattern_mismatch":
+        words = PATTERNS_IN_WORDS.get(ctx["pattern"], "")
+        example = next((text for start, text in _EXAMPLES_OF_PATTERNS.items() if words.startswith(start)), None)
+        return f"write for example {key}: {example}" if example else f"use {words or 'that form'}"
+    if kind in ("too_long", "too_short"):
+        return "shorten the list" if kind == "too_long" else "add an entry, or remove the list"
+    return f"write a value such as {key}: {_EXAMPLES.get(kind, '...')}, or remove it"
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.source import resolve_plain_scalar
+from fp8launch.recipe.yaml_source import resolve_plain_scalar
 
 _WIDTH = 110
 # Long by nature, and read line by line.

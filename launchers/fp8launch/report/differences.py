@@ -1,8 +1,8 @@
-"""What differs between runs, and what a difference does to a ratio of their speeds.
+"""Differences between runs, and their effect on a ratio of speeds.
 
-unlike   another amount of work per token or per step, or another machine: the ratio would not be of the two variants
-noted    may change the speed, and is part of what is compared or beside it: the ratio stands, with a mark
-neutral  changes no speed (seeds, learning rates, paths): matters to loss parity only
+unlike   another amount of work per token or per step, or another machine: the ratio is refused
+noted    may change the speed: the ratio is given with a mark
+neutral  does not change the speed (seeds, learning rates, paths): matters to loss parity at most
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.megatron.sections import FIELDS, MODEL_FLAGS
+from fp8launch.megatron.flag_map import FIELDS, MODEL_FLAGS
 
-Kind = Literal["unlike", "noted", "neutral"]
+Effect = Literal["unlike", "noted", "neutral"]
 Facts = Mapping[str, object]
 
 
@@ -75,8 +75,8 @@ _NEUTRAL = (
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What stands between two runs and a ratio of their speeds; both empty where nothing does."""
+class Comparability:
+    """What two runs differ in: `unlike` forbids a ratio of their speeds, `noted` only marks it."""
 
     unlike: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()
@@ -87,28 +87,36 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FactDifference:
     """A fact that is not the same in all rows: `values` by row label, in the order of the rows."""
 
     name: str
-    kind: Kind
+    kind: Effect
     axis: bool
     values: Mapping[str, object]
 
     def as_json(self) -> dict[str, object]:
-        values = {label: value if isinstance(value, str | int | float | bool) else str(value)
-                  for label, value in self.values.items()}  # fmt: skip
+        values = {label: _plain(value) for label, value in self.values.items()}
         return {"name": self.name, "kind": self.kind, "axis": self.axis, "values": values}
 
 
-def kind_of(name: str) -> Kind:
+def _plain(value: object) -> str | int | float:
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def kind_of(name: str) -> Effect:
     if name in UNLIKE:
         return "unlike"
     return "neutral" if name in _NEUTRAL or name in _DERIVED else "noted"
 
 
+def affects_loss(name: str) -> bool:
+    """Whether a fact decides the loss at each iteration, and follows from no other."""
+    return name in PARITY and name not in _DERIVED
+
+
 def differing(all_facts: Sequence[Facts]) -> list[str]:
-    """Names of facts that two of the runs state differently. What only some of them state is not known to differ."""
+    """Name the facts that two of the runs state differently. What only some of them state is not known to differ."""
     names = sorted({name for facts in all_facts for name in facts})
     return [name for name in names if _several([facts[name] for facts in all_facts if name in facts])]
 
@@ -124,44 +132,58 @@ def _same(a: object, b: object) -> bool:
     return str(a) == str(b) or (a in (None, False) and b in (None, False))
 
 
-def speed_verdict(a: Facts, b: Facts, axes: Collection[str] = ()) -> Verdict:
-    """Whether a ratio of the speeds of two runs is one of what is compared. Facts in `axes` are varied on purpose."""
-    names = [name for name in differing([a, b]) if kind_of(name) != "neutral"]
-    compared = [name for name in names if name == "precision" or name in axes]
-    unlike = [_says(name, a, b) for name in names if kind_of(name) == "unlike" and name not in compared]
-    noted = [_says(name, a, b) for name in names if kind_of(name) == "noted" and name not in compared]
+def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Comparability:
+    """Judge whether a ratio of the speeds of two runs is one of what is compared.
+
+    Facts in `axes` are varied on purpose.
+    """
+    compared, unlike, noted = [], [], []
+    for name in differing([a, b]):
+        effect = kind_of(name)
+        if effect == "neutral":
+            continue
+        if name == "precision" or name in axes:
+            compared.append(name)
+        elif effect == "unlike":
+            unlike.append(_describe(name, a, b))
+        else:
+            noted.append(_describe(name, a, b))
     if len(compared) > 1:
-        # One axis is what is compared; of two at once, nobody knows which made the difference.
-        noted += [_says(name, a, b) for name in compared if name != "precision"]
-    # Without either side's arguments nothing was compared at all.
-    unknown = [n for n in ("seq_length", "global_batch_size", "num_layers") if n not in a or n not in b]
+        # One axis is what is compared; with two at once, either may have made the difference.
+        noted += [_describe(name, a, b) for name in compared if name != "precision"]
+    # Without the arguments of either side nothing was compared at all.
+    unknown = [name for name in ("seq_length", "global_batch_size", "num_layers") if name not in a or name not in b]
     if unknown:
         noted.append(f"not known of both: {', '.join(unknown)}")
-    return Verdict(tuple(unlike), tuple(noted))
+    return Comparability(tuple(unlike), tuple(noted))
 
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:
-    """Why two loss curves cannot be laid over each other: what decides the data order, the start or the schedule."""
-    found = [_says(name, a, b) for name in differing([a, b]) if name in PARITY]
+    """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
+    found = [_describe(name, a, b) for name in differing([a, b]) if name in PARITY]
     unknown = [name for name in ("seed", "seq_length", "global_batch_size", "lr") if name not in a or name not in b]
     return found + [f"{name} is not known of both" for name in unknown]
 
 
 def initialisation_differences(a: Facts, b: Facts) -> list[str]:
-    """What makes Megatron draw other initial weights from the same seed: the layout of tensor, pipeline, experts."""
+    """Name what makes Megatron draw other initial weights from the same seed: sizes of its parallel groups."""
     sizes = ("tensor", "pipeline", "expert")
     names = {f"{kind}_model_parallel_size" for kind in sizes} | {"use_cpu_initialization", "use_megatron_fsdp"}
-    return [_says(name, a, b) for name in differing([a, b]) if name in names]
+    return [_describe(name, a, b) for name in differing([a, b]) if name in names]
 
 
-def _says(name: str, a: Facts, b: Facts) -> str:
+def _describe(name: str, a: Facts, b: Facts) -> str:
     label = UNLIKE.get(name, name)
     label = f"{label} ({name})" if label == "model" else label
     return f"{label} {_short(a[name])} against {_short(b[name])}"
 
 
 def _short(value: object) -> str:
-    text = "off" if value in (None, False) else "on" if value is True else str(value)
+    text = str(value)
+    if value in (None, False):
+        text = "off"
+    elif value is True:
+        text = "on"
     return text if len(text) <= 40 else f"{text[:18]}…{text[-18:]}"
 
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from fp8launch import __version__
+from fp8launch.report.columns import NONE, Table, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.plot_style import INK, Picture
 from fp8launch.report.plots import available, figure_of, pictures
-from fp8launch.report.table import LEGEND, Table, differences_table, main_table, phases_table, remarks
+from fp8launch.report.remarks import LEGEND, differences_table, phases_table, remarks
+from fp8launch.report.steady_state import RULE_NOTE
 
 # Narrow, so that its letters stay legible at the width of a phone.
 _SIZE = (4.4, 3.3)
@@ -49,22 +51,24 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 
 
 
 def to_html(comparison: Comparison) -> str:
-    """The whole report. Pictures are left out where matplotlib is missing."""
-    parts = [_head(comparison), _section("Results", _html_table(main_table(comparison)), _legend(comparison))]
-    if phases := phases_table(comparison):
+    """Render the whole report. Pictures are left out where matplotlib is missing."""
+    parts = [_head(comparison), _section("Results", _html_table(main_table(comparison.entries)), _legend(comparison))]
+    phases = phases_table(comparison)
+    if phases:
         parts.append(_section("Phases", _html_table(phases)))
     drawn = pictures(comparison) if available() else []
     if drawn:
         parts.append(_section("Pictures", '<div class="pictures">' + "".join(map(_figure, drawn)) + "</div>"))
-    parts.append(_section("What to know", _list(remarks(comparison))))
-    if comparison.differences:
-        parts.append(_section("What differs", _html_table(differences_table(comparison))))
+    parts.append(_section("Remarks", _list([*remarks(comparison), RULE_NOTE])))
+    differences = differences_table(comparison)
+    if differences.rows:
+        parts.append(_section("Differences", _html_table(differences)))
     else:
-        parts.append(_section("What differs", "<p>Nothing that the logs and manifests show.</p>"))
+        none = "The logs and manifests show no other differences that affect speed or loss."
+        parts.append(_section("Differences", f"<p>{none}</p>"))
     if comparison.parities:
-        parts.append(_section("Loss parity", _list([parity.says() for parity in comparison.parities])))
+        parts.append(_section("Loss parity", _list([parity.sentence() for parity in comparison.parities])))
     parts.append(_section("Runs", _html_table(_runs(comparison)), _commands(comparison)))
-    parts.append(_section("Warm-up rule", f"<p>{html.escape(comparison.rule)}.</p>"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -75,20 +79,20 @@ def to_html(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> str:
-    runs = sum(len(entry.row.runs) for entry in comparison.entries)
+    runs = len(comparison.runs())
     made = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     labels = list(dict.fromkeys(entry.row.label for entry in comparison.entries))
     title = "Comparison of " + (", ".join(labels) if len(labels) <= 4 else f"{len(labels)} variants")
     if not comparison.valid:
-        verdict = "Not a valid comparison as it stands."
-    elif any(not d.axis for d in comparison.differences):
-        verdict = "Comparable; what else differs is listed below."
+        verdict = "This comparison is not valid."
+    elif any(not one.axis for one in comparison.differences):
+        verdict = "The runs can be compared; other differences are listed below."
     else:
-        verdict = "Like is compared with like."
+        verdict = "The runs can be compared."
     reasons = _list(comparison.problems) if comparison.problems else ""
     return (
         f"<h1>{html.escape(title)}</h1>"
-        f'<p class="quiet">fp8launch {html.escape(__version__)}, {made}, {runs} runs</p>'
+        f'<p class="quiet">fp8launch {html.escape(__version__)}, {made}, {runs} run{"" if runs == 1 else "s"}</p>'
         f'<div class="verdict{"" if comparison.valid else " bad"}"><strong>{verdict}</strong>{reasons}</div>'
     )
 
@@ -102,7 +106,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    cells = " ".join(cell for row in main_table(comparison).rows for cell in row)
+    cells = " ".join(cell for row in main_table(comparison.entries).rows for cell in row)
     found = [f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells]
     return f'<p class="quiet">{html.escape("; ".join(found))}</p>' if found else ""
 
@@ -124,25 +128,22 @@ def _html_table(table: Table) -> str:
 
 
 def _runs(comparison: Comparison) -> Table:
-    rows = [
-        (
-            run.name,
-            entry.row.name,
-            run.absent or run.report.status.replace("_", " "),
-            f"{run.report.step_time_ms.median:,.1f}" if run.good and run.report.step_time_ms else "–",
-            str(len(run.kept)) if run.good else "–",
-            str(run.report.warmup_dropped),
-            ", ".join(run.sources),
-        )
-        for entry in comparison.entries
-        for run in entry.row.runs
-    ]
+    rows = []
+    for entry in comparison.entries:
+        for run in entry.row.runs:
+            report = run.report
+            status = run.absent or report.status.replace("_", " ")
+            step_time, lines = NONE, NONE
+            if run.good and report.step_time_ms:
+                step_time, lines = f"{report.step_time_ms.median:,.1f}", str(len(run.kept))
+            source = ", ".join(run.sources)
+            rows.append((run.name, entry.row.name, status, step_time, lines, str(report.warmup_dropped), source))
     headers = ("run", "row", "status", "step time (ms)", "lines counted", "dropped as warm-up", "from")
     return Table(headers, tuple(rows), (False, False, False, True, True, True, False))
 
 
 def _commands(comparison: Comparison) -> str:
-    commands = dict.fromkeys(run.command for e in comparison.entries for run in e.row.runs if run.command)
+    commands = comparison.commands()
     return f"<pre>{html.escape(chr(10).join(commands))}</pre>" if commands else ""
 
 

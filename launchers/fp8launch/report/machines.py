@@ -1,4 +1,4 @@
-"""The machines that a run ran on, by the line that the first process of each node prints (`train/machine.py`)."""
+"""The machines of a run, from the line that the first process of each node prints (`injob/rank/node_info.py`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
-
-# The driver's names of the parts whose peaks `hardware.gpus` has; PCIe and NVL cards have other peaks.
-_MODELS = (
-    ("a100", r"A100-(?:SXM|PCI)"),
-    ("h100", r"H100 80GB HBM3|H100 SXM"),
-    ("h200", r"\bH200(?! NVL)"),
-    ("gb200", r"\bGB200"),
-    ("gb300", r"\bGB300"),
-    ("b200", r"\bB200"),
-    ("b300", r"\bB300"),
-)
 
 
 @dataclass(frozen=True)
@@ -31,8 +21,8 @@ class Machines:
     @property
     def gpu(self) -> str | None:
         """The GPU by its name in `hardware.gpus`; None for several models, or one that it does not have."""
-        known = {name for model in self.gpus for name, pattern in _MODELS if re.search(pattern, model)}
-        return known.pop() if len(self.gpus) == 1 and len(known) == 1 else None
+        known = gpu_of_model(self.gpus[0]) if len(self.gpus) == 1 else None
+        return None if known is None else known.name
 
     def facts(self) -> dict[str, object]:
         facts = {"node set": compressed(self.nodes), "GPU": ", ".join(self.gpus), "driver": ", ".join(self.drivers)}
@@ -43,19 +33,27 @@ class Machines:
 
 
 def machines_of(logs: Sequence[ParsedLog]) -> Machines:
-    """Those of the newest attempt that says any: a run may go on elsewhere."""
+    """Return those of the newest attempt whose log names any: a run may continue on other nodes."""
     for log in reversed(logs):
         said = [evidence.data for evidence in log.evidence if evidence.kind == "node"]
         if said:
-            models = {str(model) for data in said if isinstance(gpus := data.get("gpus"), dict) for model in gpus}
-            nodes = {str(data["node"]) for data in said if data.get("node")}
-            drivers = {str(data["driver"]) for data in said if data.get("driver")}
+            models: set[str] = set()
+            for data in said:
+                gpus = data.get("gpus")
+                models.update(map(_name, gpus) if isinstance(gpus, dict) else ())
+            nodes = {_name(data["node"]) for data in said if data.get("node")}
+            drivers = {_name(data["driver"]) for data in said if data.get("driver")}
             return Machines(tuple(sorted(nodes, key=_natural)), tuple(sorted(models)), tuple(sorted(drivers)))
     return Machines()
 
 
+def _name(value: object) -> str:
+    """A log holds anything, names have an end: that of a host has at most 255 characters."""
+    return str(value)[:255]
+
+
 def compressed(nodes: Iterable[str]) -> str:
-    """Host names as Slurm writes them: `n[1-3,7],login`."""
+    """Write host names as Slurm does: `n[1-3,7],login`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for node in sorted(set(nodes), key=_natural):
         found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)

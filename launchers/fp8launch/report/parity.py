@@ -1,9 +1,9 @@
 """Loss parity: does a variant learn what its baseline learns, on the same data in the same order?
 
-Two curves of the same data share most of their noise, so their relative difference is far steadier than either. It is
-smoothed by a centred mean; the verdict is its mean over the last quarter of the compared iterations against the
-tolerance. Repeats of one variant differ too: their spread is the noise below which a difference means nothing. The
-sources of this project, and NVIDIA's own evaluations, speak of 1 to 2 %.
+Two curves of the same data share most of their noise, so their relative difference is far steadier than either curve.
+The verdict takes its mean over the last quarter of the compared iterations. Repeats of one variant differ too: their
+spread gives the 95 % interval of that mean, and parity is decided only where the interval lies on one side of the
+tolerance. The sources of this project, and NVIDIA's own evaluations, use a tolerance of 1 to 2 %.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from fp8launch.logs.labels import LOSS_PREFIX
+from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
-from fp8launch.report.measured import Measured
-from fp8launch.report.selection import values
+from fp8launch.report.run_data import RunData
+from fp8launch.report.steady_state import values
 
 TOLERANCE = 0.02
-# In its first steps every model only learns how often words come: all recipes agree there, and none is tested.
+# In its first steps every model only learns word frequencies: all recipes agree there, and none is tested.
 FEWEST_ITERATIONS = 200
 FEWEST_LINES = 20
 _LM_LOSS = f"{LOSS_PREFIX}lm loss"
 Curve = dict[int, float]  # loss, or a difference of it, by iteration
-Verdict = Literal["within tolerance", "within noise", "apart", "diverged", "too short", "not comparable"]
+ParityVerdict = Literal["within tolerance", "undecided", "lower", "apart", "diverged", "too short", "not comparable"]
+# How the sentence calls a verdict, where that is not its own name.
+_WORDS: Mapping[str, str] = {"lower": "lower loss", "apart": "higher loss"}
 
 
 @dataclass(frozen=True)
 class Parity:
-    """`difference` is relative, positive where the variant's loss is higher; `iterations` are those compared.
+    """The verdict on a variant and its baseline.
 
-    `diverged_at` is the iteration from which the smoothed difference stays beyond the tolerance, or from which one
-    run's loss is gone (NaN). `runs` are how many of the variant and of the baseline; `noise` is half the 95 % interval
-    of `last_quarter` that the spread of repeats gives, None without repeats.
+    `difference` is relative, positive where the variant's loss is higher; `iterations` are those compared.
+    `last_quarter` is its mean over the last quarter, and `noise` half the 95 % interval of that mean, from the spread
+    of repeats (None without repeats). `diverged_at` is the iteration from which the smoothed difference stays beyond
+    the tolerance, or from which one run's loss is gone (NaN). `runs` counts those of the variant and of the baseline.
     """
 
     variant: str
     baseline: str
-    verdict: Verdict
+    verdict: ParityVerdict
     tolerance: float
     iterations: tuple[int, ...] = ()
     difference: tuple[float, ...] = ()
@@ -54,170 +57,231 @@ class Parity:
     runs: tuple[int, int] = (1, 1)
     noise: float | None = None
 
-    def says(self) -> str:
-        """The verdict in a sentence."""
-        text = f"{self.variant} against {self.baseline}: {self.verdict}"
+    @property
+    def word(self) -> str:
+        """The verdict for people."""
+        return _WORDS.get(self.verdict, self.verdict)
+
+    def sentence(self) -> str:
+        """Put the verdict in a sentence."""
+        text = f"{self.variant} against {self.baseline}: {self.word}"
         if self.last_quarter is not None and self.verdict not in ("too short", "not comparable"):
-            noise = "" if self.noise is None else f" ± {100 * self.noise:.2f} % between repeats"
-            text += f", {100 * self.last_quarter:+.2f} %{noise} over the last quarter"
-            text += f" (tolerance {100 * self.tolerance:g} %"
-            text += f", {self.runs[0]} against {self.runs[1]} runs)" if self.noise is not None else ")"
+            text += f", {100 * self.last_quarter:+.2f} %"
+            if self.noise is not None:
+                text += f" ± {100 * self.noise:.2f} % between repeats"
+            text += f" over the last quarter (tolerance {100 * self.tolerance:g} %"
+            if self.noise is not None:
+                text += f", {self.runs[0]} against {self.runs[1]} runs"
+            text += ")"
         if self.diverged_at is not None:
             text += f", beyond it from iteration {self.diverged_at} on"
         return "; ".join([text, *self.reasons, *self.notes])
 
     def as_json(self) -> dict[str, object]:
-        out = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
+        out: dict[str, object] = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            out[name] = list(value) if isinstance(value, tuple) else value
+        return out
 
 
-def parity(variant: Sequence[Measured], base: Sequence[Measured], tolerance: float, names: tuple[str, str]) -> Parity:
-    """The verdict on the runs of a variant and of its baseline, at least one each, called by `names`.
+def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float, names: tuple[str, str]) -> Parity:
+    """Judge the runs of a variant against those of its baseline, at least one each, called by `names`.
 
     `tolerance` is relative: 0.02 for 2 %. Each run is held against those runs of the baseline that had the same data
     in the same order; the difference is the mean over them.
     """
-    variant, base = _telling(variant), _telling(base)
-    partners = {id(run): [b for b in base if not parity_differences(run.facts, b.facts)] for run in variant}
-    paired = [run for run in variant if partners[id(run)]]
-    if not paired:
+    variant, base = _conclusive(variant), _conclusive(base)
+    pairs = _pairs(variant, base)
+    if not pairs:
         reasons = parity_differences(variant[0].facts, base[0].facts)
         return Parity(*names, "not comparable", tolerance, reasons=tuple(reasons))
     curves = {id(run): losses(run) for run in (*variant, *base)}
-    gone, who = _gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
+    paired = [run for run, _ in pairs]
     notes = [f"other initial weights: {x}" for x in initialisation_differences(paired[0].facts, base[0].facts)]
     if len(paired) < len(variant):
         notes.append(f"{len(variant) - len(paired)} of {len(variant)} runs had other data or another schedule")
-    against = {id(run): _mean([curves[id(b)] for b in partners[id(run)]]) for run in paired}
-    each = [_relative(curves[id(run)], against[id(run)]) for run in paired]
-    common = sorted(set(each[0]).intersection(*each[1:]))
-    if len(common) < 2:
-        reason = f"{who}: the loss is gone from iteration {gone} on" if gone else "fewer than two iterations with both"
-        verdict: Verdict = "diverged" if gone else "too short"
-        return Parity(*names, verdict, tolerance, diverged_at=gone, reasons=(reason,), notes=tuple(notes))
-    difference = [statistics.fmean(one[n] for one in each) for n in common]
-    window = max(1, len(common) // 20) | 1
-    smoothed = smooth(difference, window)
-    last = common[-max(1, len(common) // 4) :]
-    quarter = statistics.fmean(difference[-len(last) :])
-    noise = _noise([_average(one, last) for one in each], _own_spread(base, curves, last))
-    beyond = _beyond_to_the_end(common, smoothed, tolerance)
-    verdict, reasons = _judge(common, quarter, noise, tolerance)
-    if gone is not None:
-        verdict, reasons = "diverged", [f"{who}: the loss is gone from iteration {gone} on"]
-    if noise is not None and noise > tolerance and verdict in ("within tolerance", "within noise"):
-        notes.append(f"repeats differ by ±{100 * noise:.2g} %, more than the tolerance: more repeats would tell")
+    lost_at, whose = _first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
+    lost = [] if lost_at is None else [f"{whose}: the loss is NaN from iteration {lost_at} on"]
+    found = _compared(pairs, base, curves)
+    if found is None:
+        verdict: ParityVerdict = "diverged" if lost else "too short"
+        reasons = lost or ["fewer than two iterations with both"]
+        return Parity(*names, verdict, tolerance, diverged_at=lost_at, reasons=tuple(reasons), notes=tuple(notes))
+    verdict, reasons = ("diverged", lost) if lost else _judge(found, tolerance)
+    beyond = None
+    if verdict in ("apart", "lower", "diverged"):
+        beyond = lost_at or _beyond_to_the_end(found.iterations, found.smoothed, tolerance)
     return Parity(
         *names,
         verdict,
         tolerance,
-        tuple(common),
-        tuple(difference),
-        tuple(smoothed),
-        window,
-        quarter,
-        gone or (beyond if verdict in ("apart", "diverged") else None),
-        tuple(reasons),
-        tuple(notes),
-        (len(paired), len({id(b) for run in paired for b in partners[id(run)]})),
-        noise,
+        iterations=tuple(found.iterations),
+        difference=tuple(found.difference),
+        smoothed=tuple(found.smoothed),
+        window=found.window,
+        last_quarter=found.last_quarter,
+        diverged_at=beyond,
+        reasons=tuple(reasons),
+        notes=tuple(notes),
+        runs=(len(paired), len({id(partner) for _, partners in pairs for partner in partners})),
+        noise=found.noise,
     )
 
 
-def _telling(runs: Sequence[Measured]) -> list[Measured]:
-    """The runs that speak for a variant: those that came to their end or lost their loss; without any, all."""
-    ended = [r for r in runs if r.report.status == "ok" or (r.report.failure and r.report.failure.code == "nan")]
+@dataclass(frozen=True)
+class _Compared:
+    """The mean relative difference of the pairs over their common iterations; the names are those of Parity."""
+
+    iterations: Sequence[int]
+    difference: Sequence[float]
+    smoothed: Sequence[float]
+    window: int
+    last_quarter: float
+    noise: float | None
+
+
+def _compared(
+    pairs: Sequence[tuple[RunData, Sequence[RunData]]], base: Sequence[RunData], curves: Mapping[int, Curve]
+) -> _Compared | None:
+    """None where fewer than two iterations are common to all."""
+    each = []
+    for run, partners in pairs:
+        each.append(_relative(curves[id(run)], _mean([curves[id(partner)] for partner in partners])))
+    common = sorted(set(each[0]).intersection(*each[1:]))
+    if len(common) < 2:
+        return None
+    difference = [statistics.fmean(one[number] for one in each) for number in common]
+    last = common[-max(1, len(common) // 4) :]
+    window = max(1, len(common) // 20) | 1
+    noise = _noise([_average(one, last) for one in each], _own_spread(base, curves, last))
+    quarter = statistics.fmean(difference[-len(last) :])
+    return _Compared(common, difference, smooth(difference, window), window, quarter, noise)
+
+
+def _conclusive(runs: Sequence[RunData]) -> list[RunData]:
+    """The runs that decide for a variant: those that ended as planned or lost their loss; without any, all."""
+    ended = []
+    for run in runs:
+        failure = run.report.failure
+        if run.report.status == "ok" or (failure and failure.code == "nan"):
+            ended.append(run)
     return ended or list(runs)
+
+
+def _pairs(variant: Sequence[RunData], base: Sequence[RunData]) -> list[tuple[RunData, list[RunData]]]:
+    """Each run with those of the baseline that had the same data and schedule; runs without any are left out."""
+    found = []
+    for run in variant:
+        partners = [other for other in base if not parity_differences(run.facts, other.facts)]
+        if partners:
+            found.append((run, partners))
+    return found
 
 
 def _relative(mine: Curve, theirs: Curve) -> Curve:
     """(mine - theirs) / theirs at the iterations that have both."""
-    both = (n for n in mine if math.isfinite(mine[n]) and math.isfinite(theirs.get(n, math.nan)) and theirs[n] > 0)
-    return {n: (mine[n] - theirs[n]) / theirs[n] for n in both}
+    found = {}
+    for number, loss in mine.items():
+        other = theirs.get(number, math.nan)
+        if math.isfinite(loss) and math.isfinite(other) and other > 0:
+            found[number] = (loss - other) / other
+    return found
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
     common = set(curves[0]).intersection(*curves[1:])
-    return {n: statistics.fmean(curve[n] for curve in curves) for n in common}
+    return {number: statistics.fmean(curve[number] for curve in curves) for number in common}
 
 
 def _average(curve: Curve, numbers: Sequence[int]) -> float:
-    return statistics.fmean(curve[n] for n in numbers)
+    return statistics.fmean(curve[number] for number in numbers)
 
 
-def _own_spread(base: Sequence[Measured], curves: Mapping[int, Curve], last: Sequence[int]) -> list[list[float]]:
-    """For each set of alike runs of the baseline: by how much each differs from their mean, over the last quarter."""
-    sets: list[list[Measured]] = []
+def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequence[int]) -> list[list[float]]:
+    """For each set of like runs of the baseline: the difference of each from their mean, over the last quarter."""
+    sets: list[list[RunData]] = []
     for run in base:
-        mine = next((s for s in sets if not parity_differences(s[0].facts, run.facts)), None)
-        if mine is None:
-            sets.append([run])
+        for alike in sets:
+            if not parity_differences(alike[0].facts, run.facts):
+                alike.append(run)
+                break
         else:
-            mine.append(run)
+            sets.append([run])
     found = []
     for alike in sets:
         mean = _mean([curves[id(run)] for run in alike])
         each = [_relative(curves[id(run)], mean) for run in alike]
-        found.append([_average(one, last) for one in each if all(n in one for n in last)])
+        found.append([_average(one, last) for one in each if all(number in one for number in last)])
     return found
 
 
 def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float | None:
     """Half the 95 % interval of the mean difference, from the spread of repeats of one variant; None without any."""
-    groups = [g for g in (variant, *base) if g]
-    freedom = sum(len(g) - 1 for g in groups)
+    groups = [group for group in (variant, *base) if group]
+    freedom = sum(len(group) - 1 for group in groups)
     if not freedom:
         return None
-    squares = sum(sum((x - statistics.fmean(g)) ** 2 for x in g) for g in groups)
+    squares = 0.0
+    for group in groups:
+        mean = statistics.fmean(group)
+        squares += sum((value - mean) ** 2 for value in group)
     sides = 1 / len(variant) + 1 / max(1, sum(map(len, base)))
     return t_quantile(freedom) * math.sqrt(squares / freedom * sides)
 
 
-def losses(run: Measured) -> Curve:
-    """Loss by iteration, NaN where a line has none; without the first two lines of a process, which mix iterations."""
-    lines = run.selection.lines
+def losses(run: RunData) -> Curve:
+    """Return the loss by iteration, NaN where a line has none; without the first two lines of a process, which mix
+    iterations."""
+    lines = run.steady_state.lines
     logs = {id(line.log): line.log for line in lines}.values()
     names = sorted({name for log in logs for name in log.iterations.names if name.startswith(LOSS_PREFIX)})
     if not names:
         # A loss that was NaN from the start has never been printed; other programs print none at all.
         return dict.fromkeys((x.number for x in lines), math.nan) if run.report.nan_iterations else {}
     name = _LM_LOSS if _LM_LOSS in names else names[0]
-    mixed = set(run.selection.dropped.get("process start", ()))
+    mixed = set(run.steady_state.dropped.get("process start", ()))
     return {x.number: loss for x, loss in zip(lines, values(lines, name), strict=True) if x.number not in mixed}
 
 
-def _gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
-    """The first iteration from which a curve that had values has none to its end, and whose curve it is."""
+def _first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
+    """The first iteration from which a curve has no value to its end, and whose curve it is."""
     starts = []
     for name, curve in curves:
-        numbers = sorted(curve)
-        last = next((i for i in range(len(numbers) - 1, -1, -1) if math.isfinite(curve[numbers[i]])), None)
-        if last is not None and last + 1 < len(numbers):
-            starts.append((numbers[last + 1], name))
-        elif last is None and numbers:
-            starts.append((numbers[0], name))
+        gone = None
+        for number in sorted(curve, reverse=True):
+            if math.isfinite(curve[number]):
+                break
+            gone = number
+        if gone is not None:
+            starts.append((gone, name))
     return min(starts, default=(None, ""))
 
 
-def _judge(common: Sequence[int], quarter: float, noise: float | None, tolerance: float) -> tuple[Verdict, list[str]]:
-    span = common[-1] - common[0] + 1
-    if span < FEWEST_ITERATIONS or len(common) < FEWEST_LINES:
+def _judge(found: _Compared, tolerance: float) -> tuple[ParityVerdict, list[str]]:
+    """Decide by the interval around the last quarter's difference: inside the tolerance, outside it, or neither."""
+    lines = len(found.iterations)
+    span = found.iterations[-1] - found.iterations[0] + 1
+    if span < FEWEST_ITERATIONS or lines < FEWEST_LINES:
         need = f"{FEWEST_ITERATIONS} iterations and {FEWEST_LINES} lines"
-        return "too short", [f"{span} iterations, {len(common)} lines say nothing of parity; it takes {need}"]
-    if abs(quarter) <= tolerance:
+        return "too short", [f"{span} iterations with {lines} lines are too few: parity needs {need}"]
+    half = found.noise or 0.0
+    if abs(found.last_quarter) + half <= tolerance:
         return "within tolerance", []
-    return ("within noise" if noise is not None and abs(quarter) <= noise else "apart"), []
+    if abs(found.last_quarter) - half > tolerance:
+        return ("lower" if found.last_quarter < 0 else "apart"), []
+    return "undecided", ["repeats differ too much; more repeats are needed"]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """The centred mean over `window` values, over fewer near the ends."""
+    """Return the centred mean over `window` values, over fewer near the ends."""
     sums = [0.0, *accumulate(values)]
     half = window // 2
-    return [
-        (sums[min(len(values), i + half + 1)] - sums[max(0, i - half)])
-        / (min(len(values), i + half + 1) - max(0, i - half))
-        for i in range(len(values))
-    ]
+    found = []
+    for i in range(len(values)):
+        first, last = max(0, i - half), min(len(values), i + half + 1)
+        found.append((sums[last] - sums[first]) / (last - first))
+    return found
 
 
 def _beyond_to_the_end(numbers: Sequence[int], smoothed: Sequence[float], tolerance: float) -> int | None:

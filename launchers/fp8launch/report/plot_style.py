@@ -1,7 +1,7 @@
-"""What all pictures have in common: colours, names, ticks, legends.
+"""Shared by all pictures: colours, names, ticks, legends, and how many lines one picture takes.
 
-One colour for a variant in all pictures, from a palette that colour-blind readers tell apart and that stands out on
-white and on black; a marker too, for where lines lie on each other.
+A variant has one colour in all pictures, from a palette that colour-blind readers tell apart and that stands out on
+white and on black, and a marker for where lines lie on each other.
 """
 
 from __future__ import annotations
@@ -10,29 +10,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8launch.report.comparison import Comparison, Entry
+from fp8launch.diagnostics import printable
+from fp8launch.report.columns import Entry
+from fp8launch.report.comparison import Comparison
 
 # Okabe and Ito's palette without yellow and black; sky blue stands in for what a dark page would swallow.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
 INK = "#303338"
-# A picture of more lines is a carpet; more points than pixels show nothing more.
+# More lines than this cannot be told apart: they go into another picture.
 MOST_LINES = 8
+# More points than pixels show nothing more.
 MOST_POINTS = 1500
 _BELOW_AXIS = 33  # points that tick labels and the axis label take
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw` fills axes, not before it is asked to; `tall` is the height in usual heights."""
+    """`draw` fills axes when it is called; `tall` is the height in usual heights; `remark` stands below the title."""
 
     name: str
     title: str
     draw: Callable[[Any], None]
     tall: float = 1.0
+    remark: str = ""
 
 
 def series_of(entry: Entry) -> str:
-    """The variant without its sequence length: what one line over sequence lengths is, and has its colour by."""
+    """Return the variant without its sequence length: the name of one line over sequence lengths."""
     length = entry.row.facts.get("seq_length")
     parts = [part for part in entry.row.label.split(", ") if part != f"seq {length}"]
     return ", ".join(parts) or str(entry.row.facts.get("precision", ""))
@@ -50,16 +54,51 @@ def marker_of(colour: str) -> str:
 
 
 def name_of(entry: Entry, others: Sequence[Entry]) -> str:
-    """The variant, with its size only where sizes differ."""
-    text = entry.row.name if len({other.row.world for other in others}) > 1 else entry.row.label
-    return text if len(text) <= 44 else f"{text[:30]}…{text[-13:]}"
+    """Return the variant, with its size only where sizes differ."""
+    sizes = {other.row.world for other in others}
+    return legend_text(entry.row.name if len(sizes) > 1 else entry.row.label)
 
 
-def representative(entries: Sequence[Entry]) -> list[Entry]:
-    """All rows, or, where that is too many lines for a picture, each variant at its smallest size."""
+def legend_text(text: str) -> str:
+    """Shorten a name; matplotlib hides lines whose name begins with an underscore."""
+    text = printable(text).replace("\n", " ")
+    if len(text) > 44:
+        text = f"{text[:30]}…{text[-13:]}"
+    return f" {text}" if text.startswith("_") else text
+
+
+def pages(entries: Sequence[Entry]) -> tuple[list[list[Entry]], str]:
+    """Share rows out over pictures of at most MOST_LINES lines; with a remark where sizes had to be left out.
+
+    More rows than that are shown at each variant's smallest size only, more variants in further pictures.
+    """
+    remark = ""
     if len(entries) > MOST_LINES:
-        entries = list({series_of(entry): entry for entry in reversed(entries)}.values())[::-1]
-    return list(entries[:MOST_LINES])
+        smallest: dict[str, Entry] = {}
+        for entry in entries:
+            smallest.setdefault(series_of(entry), entry)
+        if len(smallest) < len(entries):
+            remark = "each variant at its smallest size"
+        entries = list(smallest.values())
+    return [list(entries[i : i + MOST_LINES]) for i in range(0, len(entries), MOST_LINES)], remark
+
+
+def paged(name: str, title: str, draws: Sequence[Callable[[Any], None]], tall: float, remark: str) -> list[Picture]:
+    """Return the pictures of several pages: `loss`, `loss_2`; titles say which page of how many."""
+    found = []
+    for i, draw in enumerate(draws, 1):
+        page = f" ({i} of {len(draws)})" if len(draws) > 1 else ""
+        found.append(Picture(name if i == 1 else f"{name}_{i}", title + page, draw, tall, remark))
+    return found
+
+
+def left_out(names: Sequence[str], why: str) -> str:
+    """Name what a picture does not show."""
+    if not names:
+        return ""
+    shown = ", ".join(map(legend_text, names[:3]))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"not shown, {why}: {shown}{more}"
 
 
 def dash_of(entry: Entry, others: Sequence[Entry]) -> str:

@@ -11,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fp8launch.problems import MACHINE_LACKS, error
+from fp8launch.diagnostics import MACHINE_LACKS, error
+from fp8launch.report.columns import Entry
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.parity import losses
-from fp8launch.report.plot_curves import loss_curves, loss_difference, over_iterations
-from fp8launch.report.plot_rows import bars, efficiency, over_sequence, scaling
-from fp8launch.report.plot_style import INK, Picture, colours_of, representative
+from fp8launch.report.plot_curves import finite_losses, loss_curves, loss_difference, over_iterations, trace_of
+from fp8launch.report.plot_rows import STEP_TIME, TFLOPS, THROUGHPUT, draw_bars, scaling_pictures, sequence_pictures
+from fp8launch.report.plot_style import INK, Picture, colours_of, left_out, paged, pages
+from fp8launch.report.run_data import RunData
 
 SIZE = (5.4, 3.5)
+DPI = 150
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -28,67 +30,119 @@ def available() -> bool:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Those pictures that these runs have something to show in."""
+    """Return the pictures that these runs have something to show in. What one leaves out, its remark names."""
     entries = [entry for entry in comparison.entries if entry.row.good]
     colours = colours_of(comparison)
-    shown = representative(comparison.entries)
-    runs = [(entry, run) for entry in shown for run in [r for r in entry.row.runs if r.kept][:1]]
-    found = []
+    return [
+        *_bars(entries, colours),
+        *scaling_pictures(entries, colours),
+        *sequence_pictures(entries, colours),
+        *_over_iterations(comparison, colours),
+        *_losses(comparison, colours),
+        *_parities(comparison, colours),
+    ]
+
+
+def _bars(entries: Sequence[Entry], colours: dict[str, str]) -> list[Picture]:
+    """Bars of one unit each: step times too where a log does not determine tokens/s."""
     tall = max(1.0, (len(entries) + 3) / 11)
-    legend = 1 + 0.05 * max(0, len(shown) - 2)
-    if entries:
-        found.append(Picture("throughput", "Throughput", lambda ax: bars(ax, entries, colours, "tokens"), tall))
-    if any(e.tflops for e in entries):
-        found.append(Picture("tflops", "Model TFLOP/s and MFU", lambda ax: bars(ax, entries, colours, "tflops"), tall))
-    if any(e.efficiency and e.efficiency.ratio.value for e in entries):
-        found.append(Picture("scaling", "Scaling", lambda ax: scaling(ax, entries, colours)))
-        found.append(Picture("efficiency", "Scaling efficiency", lambda ax: efficiency(ax, entries, colours)))
-    if len({e.row.facts.get("seq_length") for e in entries}) > 1:
-        found += over_sequence(entries, colours)
-    if runs:
-        for name, title, what in (("step_time", "Step time", "step"), ("speed", "Throughput", "speed")):
-            draw = partial(over_iterations, runs=runs, colours=colours, what=what)
-            found.append(Picture(name, f"{title} over iterations", draw, legend))
-    curves = [(e, r) for e in shown for r in e.row.runs[:1] if sum(v == v for v in losses(r).values()) > 1]
-    if curves:
-        found.append(Picture("loss", "Loss", partial(loss_curves, curves=curves, colours=colours), legend))
-    if any(len(p.difference) > 1 for p in comparison.parities):
-        draw = partial(loss_difference, comparison=comparison, colours=colours)
-        found.append(Picture("parity", "Loss relative to the baseline", draw, legend))
+    wanted = [
+        (THROUGHPUT, any(entry.tokens for entry in entries)),
+        (STEP_TIME, any(entry.step_time and not entry.tokens for entry in entries)),
+        (TFLOPS, any(entry.tflops for entry in entries)),
+    ]
+    found = []
+    for bars, known in wanted:
+        if known:
+            draw = partial(draw_bars, entries=entries, colours=colours, bars=bars)
+            found.append(Picture(bars.name, bars.title, draw, tall))
     return found
 
 
-def write_plots(comparison: Comparison, target: Path) -> list[Path]:
-    """All pictures in one file, or one file each where `target` is a folder or has no ending.
+def _over_iterations(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
+    rows, remark = pages(comparison.entries)
+    pairs = [[(entry, run) for entry in page for run in _first([r for r in entry.row.runs if r.kept])] for page in rows]
+    found = []
+    for name, title, unit in (("step_time", "Step time", "ms"), ("speed", "Throughput", "tokens/s/GPU")):
+        draws, missing = [], []
+        for page in pairs:
+            traces = [trace for entry, run in page if (trace := trace_of(entry, run, unit))]
+            drawn = {id(trace.run) for trace in traces}
+            missing += [entry.row.name for entry, run in page if id(run) not in drawn]
+            if traces:
+                draws.append(partial(over_iterations, traces=traces, colours=colours, unit=unit))
+        remarks = "; ".join(filter(None, (remark, left_out(missing, f"{unit} not known"))))
+        found += paged(name, f"{title} over iterations", draws, _height(rows), remarks)
+    return found
 
-    Raises UserError without matplotlib, for an ending that is none of FORMATS, or with nothing to draw.
+
+def _losses(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
+    rows, remark = pages(comparison.entries)
+    draws, missing = [], []
+    for page in rows:
+        curves = []
+        for entry in page:
+            curves += [(entry, run) for run in _first(entry.row.runs) if len(finite_losses(run)) > 1]
+        shown = {id(entry) for entry, _ in curves}
+        missing += [entry.row.name for entry in page if id(entry) not in shown]
+        if curves:
+            draws.append(partial(loss_curves, curves=curves, colours=colours))
+    remarks = "; ".join(filter(None, (remark, left_out(missing, "no loss logged"))))
+    return paged("loss", "Loss", draws, _height(rows), remarks)
+
+
+def _parities(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
+    drawable = {parity.variant: parity for parity in comparison.parities if len(parity.difference) > 1}
+    rows, remark = pages(comparison.entries)
+    draws = []
+    for page in rows:
+        curves = [(entry, drawable[entry.row.name]) for entry in page if entry.row.name in drawable]
+        if curves:
+            draws.append(partial(loss_difference, curves=curves, colours=colours))
+    missing = [parity.variant for parity in comparison.parities if parity.variant not in drawable]
+    remarks = "; ".join(filter(None, (remark, left_out(missing, "too few common iterations"))))
+    return paged("parity", "Loss relative to the baseline", draws, _height(rows), remarks)
+
+
+def _first(runs: Sequence[RunData]) -> Sequence[RunData]:
+    return runs[:1]
+
+
+def _height(rows: Sequence[Sequence[Entry]]) -> float:
+    """The legend takes a line for each row."""
+    longest = max(map(len, rows), default=0)
+    return 1 + 0.05 * max(0, longest - 2)
+
+
+def write_plots(comparison: Comparison, target: Path) -> list[Path]:
+    """Write all pictures into one file, or one file each where `target` is a folder or has no suffix.
+
+    Raises UserError without matplotlib, for a suffix that is none of FORMATS, or with nothing to draw.
     """
     if not available():
         raise error(
             "no-matplotlib", "pictures need matplotlib", "--plot", "pip install 'fp8launch[plots]'", MACHINE_LACKS
         )
-    if target.suffix and target.suffix.lower() not in FORMATS and not target.is_dir():
+    single = bool(target.suffix) and not target.is_dir()
+    if single and target.suffix.lower() not in FORMATS:
         raise error("bad-ending", f"cannot draw '{target.suffix}'", "--plot", f"end it in {', '.join(FORMATS)}")
     found = pictures(comparison)
     if not found:
         raise error("nothing-to-plot", "no run has a number to draw", "--plot")
-    if target.suffix and not target.is_dir():
-        _save(found, target)
+    if single:
+        figure_of(found).savefig(target, dpi=DPI)
         return [target]
     target.mkdir(parents=True, exist_ok=True)
-    files = [target / f"{picture.name}.png" for picture in found]
-    for picture, file in zip(found, files, strict=True):
-        _save([picture], file)
+    files = []
+    for picture in found:
+        file = target / f"{picture.name}.png"
+        figure_of([picture]).savefig(file, dpi=DPI)
+        files.append(file)
     return files
 
 
-def _save(found: Sequence[Picture], file: Path) -> None:
-    figure = figure_of(found)
-    figure.savefig(file, dpi=150)
-
-
 def figure_of(found: Sequence[Picture], ink: str = INK, size: tuple[float, float] = SIZE) -> Any:
-    """A figure of pictures in up to two columns. Needs no display and leaves matplotlib's global state alone."""
+    """Draw pictures in up to two columns. Needs no display and leaves matplotlib's global state alone."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -103,6 +157,8 @@ def figure_of(found: Sequence[Picture], ink: str = INK, size: tuple[float, float
         "axes.spines.right": False,
         "legend.frameon": False,
         "legend.fontsize": 8,
+        # Names of variants are texts, not formulas.
+        "text.parse_math": False,
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
     }
     with mpl.rc_context(style):
@@ -113,7 +169,10 @@ def figure_of(found: Sequence[Picture], ink: str = INK, size: tuple[float, float
             ax = figure.add_subplot(grid[i // columns, i % columns])
             ax.grid(axis="y", color=ink, alpha=0.15, linewidth=0.6)
             ax.set_axisbelow(True)
-            ax.set_title(picture.title)
+            ax.set_title(picture.title, pad=18 if picture.remark else None)
             picture.draw(ax)
+            if picture.remark:
+                where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+                ax.annotate(picture.remark, (0, 1), (0, 6), fontsize=7.5, alpha=0.8, annotation_clip=False, **where)
         figure.draw_without_rendering()
     return figure

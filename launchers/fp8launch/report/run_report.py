@@ -1,22 +1,51 @@
-"""The report of one run: what `parse` shows and what everything else in this package is made from."""
+"""The report of one run: what `parse` prints and what every other part of this package starts from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from fp8launch.logs import Failure
 from fp8launch.report.machines import Machines
-from fp8launch.report.selection import RULE, ranges
-from fp8launch.report.statistics import Statistic
+from fp8launch.report.steady_state import RULE, SteadyState, ranges
 
 Status = Literal["ok", "incomplete", "failed", "no_data"]
+# A larger number is garbage, and its square overflows.
+LARGEST = 1e150
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Statistic:
+    """The summary of `n` values. `iqr` is the interquartile range (linear interpolation, both ends included)."""
+
+    median: float
+    mean: float
+    min: float
+    max: float
+    iqr: float
+    n: int
+
+    def as_json(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+def statistic(values: Iterable[float]) -> Statistic | None:
+    """Summarise the finite values; None without any."""
+    finite = sorted([v for v in values if -LARGEST < v < LARGEST])
+    if not finite:
+        return None
+    low = high = finite[0]
+    if finite[0] != finite[-1]:
+        low, _, high = statistics.quantiles(finite, n=4, method="inclusive")
+    middle = statistics.median(finite)
+    return Statistic(middle, statistics.fmean(finite), finite[0], finite[-1], high - low, len(finite))
+
+
+@dataclass(frozen=True)
+class AttemptReport:
     """One start of the training program: the iterations that it logged, and how it ended."""
 
     log: str
@@ -26,19 +55,22 @@ class Attempt:
     failure: Failure | None
 
     def as_json(self) -> dict[str, object]:
-        failure = self.failure.as_json() if self.failure else None
         return {
             "log": self.log,
             "iterations": self.iterations,
             "finished": self.finished,
             "exit": self.exit_line,
-            "failure": failure,
+            "failure": self.failure.as_json() if self.failure else None,
         }
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """`mfu_denominator` is what `mfu` divides by. A statistic is None where the log does not determine it."""
+    """The numbers of one run and what they rest on.
+
+    A statistic is None where the log does not determine it. `mfu` divides by `mfu_denominator`. Not part of the
+    JSON: `steady_state`, the iteration lines themselves, and `argument_dump`, all of Megatron's arguments as logged.
+    """
 
     status: Status
     iterations: int
@@ -73,29 +105,32 @@ class RunReport:
     parameters: int | None
     versions: Mapping[str, str]
     arguments: Mapping[str, object]
-    attempts: tuple[Attempt, ...]
+    argument_dump: Mapping[str, object]
+    attempts: tuple[AttemptReport, ...]
     failure: Failure | None
     notes: tuple[str, ...]
+    steady_state: SteadyState
     rule: str = field(default=RULE)
     tensor_stats: Mapping[str, object] | None = None
     phases: tuple[PhaseReport, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """The contract of `parse --json`, and more; `failure` is there only for a failed run."""
+        """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""
         out: dict[str, object] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, Statistic | Failure | Machines):
                 value = value.as_json()
             out[name] = value
+        del out["steady_state"], out["argument_dump"]
         out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
         out["validations"] = list(self.validations)
-        out["attempts"] = [a.as_json() for a in self.attempts]
+        out["attempts"] = [attempt.as_json() for attempt in self.attempts]
         out["notes"] = list(self.notes)
         out["phases"] = [phase.as_json() for phase in self.phases]
         if self.status != "failed":
             del out["failure"]
-        return {name: _plain(value) for name, value in out.items()}
+        return {name: _json_value(value) for name, value in out.items()}
 
 
 @dataclass(frozen=True)
@@ -113,10 +148,12 @@ class PhaseReport:
 
     @property
     def precision(self) -> str:
-        """In a word, and for FP8 whether it is shown to have run."""
+        """The precision in a word; for FP8 also whether it is shown to have run."""
         fp8 = self.report.fp8
-        if not fp8 or not fp8["requested"]:
-            return "not asked for" if fp8 else "unknown"
+        if fp8 is None:
+            return "unknown"
+        if not fp8["requested"]:
+            return "not asked for"
         return f"{fp8['recipe']}, {fp8['verdict']}"
 
     def as_json(self) -> dict[str, object]:
@@ -128,12 +165,14 @@ class PhaseReport:
         return {"name": self.name, "begin": self.begin, "end": self.end, **{name: whole[name] for name in kept}}
 
 
-def _plain(value: object) -> object:
-    """JSON knows neither NaN nor infinity."""
+def _json_value(value: object) -> object:
+    """Replace what JSON does not know: NaN and infinity become None, anything else its text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(v) for v in value]
-    return value if value is None or isinstance(value, str | int) else str(value)
+        return [_json_value(v) for v in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return str(value)

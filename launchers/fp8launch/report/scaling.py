@@ -1,87 +1,103 @@
-"""Scaling efficiency: what each GPU still does when there are more of them.
+"""Ratios of speeds, and scaling efficiency: the speed of each GPU when there are more of them.
 
 Weak scaling keeps the work per GPU, so the global batch grows with the GPUs; strong scaling keeps the global batch.
-In both the efficiency is the speed per GPU over that on the fewest GPUs: with a fixed batch the total speed-up
+In both, the efficiency is the speed per GPU over that on the fewest GPUs: with a fixed batch, the total speed-up
 divided by the number of times more GPUs is the same quotient.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.report.differences import Verdict, speed_verdict
+from fp8launch.report.differences import Comparability, speed_comparability
+from fp8launch.report.grouping import ComparisonRow
 from fp8launch.report.intervals import Interval, ratio_interval
-from fp8launch.report.rows import Row
+from fp8launch.report.run_data import UNITS, Unit
 
-Mode = Literal["weak", "strong", "neither"]
+ScalingMode = Literal["weak", "strong", "neither"]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speed over another row's. `value` is None where there is none to give: `verdict` or `missing` says why."""
+    """The speed of a row over another's, both in `unit`.
+
+    `value` is None where there is none to give: `comparability` or `missing` says why.
+    """
 
     value: float | None
     interval: Interval | None
     against: str
-    verdict: Verdict
+    comparability: Comparability
     missing: str = ""
+    unit: Unit | None = None
 
     def as_json(self) -> dict[str, object]:
         return {
             "value": self.value,
+            "unit": self.unit,
             "ci95": self.interval.as_json() if self.interval else None,
             "against": self.against,
-            "comparable": self.verdict.comparable,
-            "reasons": list(self.verdict.unlike),
-            "noted": list(self.verdict.noted),
+            "comparable": self.comparability.comparable,
+            "reasons": list(self.comparability.unlike),
+            "noted": list(self.comparability.noted),
             "missing": self.missing or None,
         }
 
 
-def ratio(row: Row, base: Row, verdict: Verdict, force: bool = False) -> Ratio:
-    """How many times as fast as `base` a row is, per GPU. Between unlike rows the number is given only by force."""
-    mine, theirs = _median(row), _median(base)
-    missing = "" if mine and theirs else f"{(row if not mine else base).name}: {(row if not mine else base).status}"
-    if not mine or not theirs or not (verdict.comparable or force):
-        return Ratio(None, None, base.name, verdict, missing)
-    interval = None if row is base else ratio_interval(row.speeds(), base.speeds())
-    return Ratio(mine / theirs, interval, base.name, verdict)
+def ratio(row: ComparisonRow, base: ComparisonRow, comparability: Comparability, force: bool = False) -> Ratio:
+    """Divide the speed of a row by that of `base`. Between unlike rows the number is given only by force."""
+    for one in (row, base):
+        if not one.good:
+            return Ratio(None, None, base.name, comparability, f"{one.name}: {one.status}")
+    unit = _common_unit(row, base)
+    if unit is None:
+        return Ratio(None, None, base.name, comparability, "the logs do not contain speeds in a common unit")
+    if not (comparability.comparable or force):
+        return Ratio(None, None, base.name, comparability, unit=unit)
+    mine, theirs = row.speeds(unit), base.speeds(unit)
+    interval = None if row is base else ratio_interval(mine, theirs)
+    return Ratio(_median_of_medians(mine) / _median_of_medians(theirs), interval, base.name, comparability, unit=unit)
 
 
-def _median(row: Row) -> float | None:
-    measure = row.measure(lambda report: report.tokens_per_s_per_gpu)
-    if measure:
-        return measure.median
-    steps = row.measure(lambda report: report.step_time_ms)
-    return 1e3 / steps.median if steps else None
+def _common_unit(row: ComparisonRow, base: ComparisonRow) -> Unit | None:
+    """The first unit in which every run on both sides has a speed: only like units make a ratio."""
+    runs = (*row.good, *base.good)
+    return next((unit for unit in UNITS if all(run.speeds(unit) for run in runs)), None)
+
+
+def _median_of_medians(speeds: Sequence[Sequence[float]]) -> float:
+    return statistics.median(statistics.median(each) for each in speeds)
 
 
 @dataclass(frozen=True)
-class Efficiency:
-    mode: Mode
+class ScalingEfficiency:
+    mode: ScalingMode
     ratio: Ratio
 
     def as_json(self) -> dict[str, object]:
         return {"scaling": self.mode, **self.ratio.as_json()}
 
 
-def efficiencies(rows: Sequence[Row], force: bool = False) -> dict[str, Efficiency]:
-    """By row name, for variants that were run on several numbers of GPUs."""
-    found: dict[str, Efficiency] = {}
+def efficiencies(rows: Sequence[ComparisonRow], force: bool = False) -> dict[str, ScalingEfficiency]:
+    """Return by row name the efficiency of every variant that was run on several numbers of GPUs."""
+    found: dict[str, ScalingEfficiency] = {}
     for label in dict.fromkeys(row.label for row in rows):
-        sized = sorted((r for r in rows if r.label == label and r.world), key=lambda r: r.world or 0)
-        base = next((r for r in sized if r.good), None)
-        if base is None or len(sized) < 2:
+        sized = [row for row in rows if row.label == label and row.world]
+        sized.sort(key=lambda row: row.world or 0)
+        good = [row for row in sized if row.good]
+        if not good or len(sized) < 2:
             continue
-        mode = _mode([row for row in sized if row.good])
+        mode = _mode(good)
         for row in sized:
-            found[row.name] = Efficiency(mode, ratio(row, base, _verdict(row, base, mode), force))
+            comparability = _comparability(row, good[0], mode)
+            found[row.name] = ScalingEfficiency(mode, ratio(row, good[0], comparability, force))
     return found
 
 
-def _mode(rows: Sequence[Row]) -> Mode:
+def _mode(rows: Sequence[ComparisonRow]) -> ScalingMode:
     batches = [(row.facts.get("global_batch_size"), row.world) for row in rows]
     per_gpu = {b / w for b, w in batches if isinstance(b, int | float) and w}
     totals = {b for b, _ in batches}
@@ -90,12 +106,11 @@ def _mode(rows: Sequence[Row]) -> Mode:
     return "strong" if len(totals) == 1 and None not in totals else "neither"
 
 
-def _verdict(row: Row, base: Row, mode: Mode) -> Verdict:
-    verdict = speed_verdict(row.facts, base.facts, axes={"world_size", "global_batch_size"})
+def _comparability(row: ComparisonRow, base: ComparisonRow, mode: ScalingMode) -> Comparability:
+    found = speed_comparability(row.facts, base.facts, axes={"world_size", "global_batch_size"})
     # The sizes differ by intention, and the mode says how; more nodes cannot be the same nodes.
-    noted = tuple(n for n in verdict.noted if not n.startswith(("number of GPUs", "global batch ", "node set ")))
-    if mode == "neither" and row is not base:
-        batches = f"{row.facts.get('global_batch_size')} against {base.facts.get('global_batch_size')}"
-        unlike = (*verdict.unlike, f"global batch {batches}: neither weak nor strong scaling")
-        return Verdict(unlike, noted)
-    return Verdict(verdict.unlike, noted)
+    noted = tuple(n for n in found.noted if not n.startswith(("number of GPUs", "global batch ", "node set ")))
+    if mode != "neither" or row is base:
+        return Comparability(found.unlike, noted)
+    batches = f"{row.facts.get('global_batch_size')} against {base.facts.get('global_batch_size')}"
+    return Comparability((*found.unlike, f"global batch {batches}: neither weak nor strong scaling"), noted)

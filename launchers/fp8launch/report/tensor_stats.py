@@ -1,4 +1,4 @@
-"""What Transformer Engine measured of FP8 tensors (`train/tensor_stats.py`), over all iterations and ranks of a run.
+"""FP8 tensor statistics of Transformer Engine (`injob/rank/tensor_stats.py`) over all iterations and ranks of a run.
 
 underflow_pct, overflow_pct      % of the elements of a tensor
 scale_inv_min, scale_inv_max     factor from FP8 back to values
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fp8launch.logs import ParsedLog
-from fp8launch.report.selection import ranges
+from fp8launch.report.steady_state import ranges
 
 # Transformer Engine's names for the three operands of a linear's GEMMs.
 _NAMES = {"activation": "input", "gradient": "gradient of the output", "weight": "weight"}

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.logs import Ending, Head, Iteration, IterationTable, ParsedLog, Process, Validation
-from fp8launch.logs.labels import LOSS_PREFIX
+from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.logs.lines import argument_value
-from fp8launch.problems import MACHINE_LACKS, error
 
 MARK = "tfevents"
 # Our field and the factor to its unit.
@@ -35,7 +35,7 @@ _TEXT = "/text_summary"
 
 
 def event_files(path: Path) -> list[Path]:
-    """The event files of a folder, oldest first, or the one that `path` is; none for anything else."""
+    """Return the event files of a folder, oldest first, or the one that `path` is; none for anything else."""
     if path.is_file():
         return [path] if MARK in path.name else []
     # The name holds the second of the start.
@@ -43,7 +43,7 @@ def event_files(path: Path) -> list[Path]:
 
 
 def read_events(files: Sequence[Path]) -> list[ParsedLog]:
-    """One log, with one process, for each event file. Raises UserError without the library, exit code 3."""
+    """Read one log, with one process, from each event file. Raises UserError without the library, exit code 3."""
     if importlib.util.find_spec("tensorboard") is None:
         fix = "pip install 'fp8launch[tensorboard]', or give the text log"
         raise error("no-tensorboard", "reading event files needs tensorboard", str(files[0]), fix, MACHINE_LACKS)
@@ -60,12 +60,7 @@ def _read(file: Path) -> ParsedLog:
     arguments = _arguments(events)
     validations = _validations(scalars)
     table = _table(scalars, arguments)
-    world = scalars.get("world-size")
-    stated = arguments.get("world_size")
-    head = Head(
-        arguments=arguments,
-        world_size=int(next(iter(world.values()))) if world else stated if isinstance(stated, int) else None,
-    )
+    head = Head(arguments=arguments, world_size=_world_size(scalars, arguments))
     rows = tuple(range(len(table)))
     peak = max(scalars.get(_MEMORY, {}).values(), default=0.0)
     return ParsedLog(
@@ -78,6 +73,14 @@ def _read(file: Path) -> ParsedLog:
         saves=(),
         disturbed_rows=_disturbed(table, validations),
     )
+
+
+def _world_size(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, object]) -> int | None:
+    logged = scalars.get("world-size")
+    if logged:
+        return int(next(iter(logged.values())))
+    stated = arguments.get("world_size")
+    return stated if isinstance(stated, int) else None
 
 
 def _arguments(events: Any) -> dict[str, object]:
@@ -97,20 +100,28 @@ def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, o
         if tag in _FIELDS:
             name, factor = _FIELDS[tag]
             columns[name] = {step: factor * value for step, value in values.items()}
-        elif "loss" in tag and not tag.endswith("vs samples") and _VALIDATION not in tag and tag != "loss-scale":
+        elif _is_loss(tag):
             columns[LOSS_PREFIX + tag] = values
     steps = sorted({step for values in columns.values() for step in values})
     planned = arguments.get("train_iters")
-    # Where nobody says how many iterations were planned, nobody can say that they were done.
-    total = planned if isinstance(planned, int) else (steps[-1] + 1 if steps else 0)
+    if not isinstance(planned, int):
+        # Where nobody says how many iterations were planned, nobody can say that they were done.
+        planned = steps[-1] + 1 if steps else 0
     table = IterationTable()
     for step in steps:
         row = {name: column[step] for name, column in columns.items() if step in column}
-        if any(math.isnan(value) for name, value in row.items() if name.startswith(LOSS_PREFIX)):
+        losses = [value for name, value in row.items() if name.startswith(LOSS_PREFIX)]
+        if any(map(math.isnan, losses)):
             # What the text log counts in a field of its own.
             row["nan_iterations"] = 1.0
-        table.append(Iteration(step, total, row), 0)
+        table.append(Iteration(step, planned, row), 0)
     return table
+
+
+def _is_loss(tag: str) -> bool:
+    if tag == "loss-scale" or tag.endswith("vs samples") or _VALIDATION in tag:
+        return False
+    return "loss" in tag
 
 
 def _validations(scalars: Mapping[str, Mapping[int, float]]) -> list[Validation]:

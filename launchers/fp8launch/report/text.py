@@ -1,4 +1,4 @@
-"""A run report for people."""
+"""The report of a run for people."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from rich.text import Text
 
 from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
-from fp8launch.report.run_report import RunReport
-from fp8launch.report.selection import ranges
-from fp8launch.report.statistics import Statistic
+from fp8launch.report.run_report import RunReport, Statistic
+from fp8launch.report.steady_state import RULE_NOTE, ranges
 from fp8launch.report.tensor_stats import tensor_lines
 
 _STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
 def render_text(report: RunReport) -> RenderableType:
-    """Units, spread, the peak that MFU divides by and the lines that were left out, on one screen."""
+    """Render units, spread, the peak that MFU divides by and the lines that were left out, on one screen."""
     parts: list[RenderableType] = [_headline(report)]
     if report.failure and report.status == "failed":
         place = f", line {report.failure.line}" if report.failure.line else ""
@@ -33,7 +32,7 @@ def render_text(report: RunReport) -> RenderableType:
     parts += [Text(line) for line in _facts(report)]
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     if report.step_time_ms:
-        parts.append(Text(f"rule: {report.rule}", style="dim"))
+        parts.append(Text(RULE_NOTE, style="dim"))
     return Group(*parts)
 
 
@@ -69,7 +68,7 @@ def _phases(report: RunReport) -> Table:
     for name, number in PHASE_COLUMNS.items():
         table.add_column(name, justify="right" if number else "left")
     for row in phase_cells(report):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -89,38 +88,57 @@ def _facts(report: RunReport) -> list[str]:
     if report.peak_memory_mib:
         facts.append(f"peak memory {report.peak_memory_mib:,.0f} MiB (allocated by PyTorch)")
     if report.lines:
-        loss = " to ".join("missing" if v is None else f"{v:.4f}" for v in (report.loss_first, report.loss_last))
-        norm = "" if report.grad_norm_last is None else f", last grad norm {report.grad_norm_last:.3f}"
-        counts = f"{report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
-        facts.append(f"loss {loss}{norm}; {counts}")
+        facts.append(_loss(report))
     for validation in report.validations[-1:]:
         facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
     if report.fp8:
         facts += _fp8(report.fp8)
     facts += tensor_lines(report.tensor_stats)
-    run = [
-        f"world size {report.world_size}" if report.world_size else "",
-        f"sequence {report.seq_length}" if report.seq_length else "",
-        f"global batch {report.global_batch_size}" if report.global_batch_size else "",
-        ", ".join(f"{k} {v}" for k, v in report.versions.items()),
-    ]
-    if any(run):
-        facts.append("; ".join(filter(None, run)))
-    machines = report.machines
-    if machines.nodes:
-        driver = f", driver {', '.join(machines.drivers)}" if machines.drivers else ""
-        gpus = f": {', '.join(machines.gpus)}{driver}" if machines.gpus else ""
-        facts.append(f"on {compressed(machines.nodes)}{gpus}")
-    facts += [f"left out, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
+    facts += filter(None, (_sizes_and_versions(report), _machines(report)))
+    facts += [f"excluded, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
     return facts
 
 
+def _loss(report: RunReport) -> str:
+    loss = " to ".join("missing" if v is None else f"{v:.4f}" for v in (report.loss_first, report.loss_last))
+    norm = "" if report.grad_norm_last is None else f", last grad norm {report.grad_norm_last:.3f}"
+    return f"loss {loss}{norm}; {report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
+
+
+def _sizes_and_versions(report: RunReport) -> str:
+    sizes = (
+        ("world size", report.world_size),
+        ("sequence", report.seq_length),
+        ("global batch", report.global_batch_size),
+    )
+    parts = [f"{name} {size}" for name, size in sizes if size]
+    if report.versions:
+        parts.append(", ".join(f"{name} {version}" for name, version in report.versions.items()))
+    return "; ".join(parts)
+
+
+def _machines(report: RunReport) -> str:
+    machines = report.machines
+    if not machines.nodes:
+        return ""
+    text = f"on {compressed(machines.nodes)}"
+    if machines.gpus:
+        text += f": {', '.join(machines.gpus)}"
+        if machines.drivers:
+            text += f", driver {', '.join(machines.drivers)}"
+    return text
+
+
 def _fp8(fp8: Mapping[str, Any]) -> list[str]:
-    """What was asked for, whether it ran, and the best reason to say so."""
+    """What was asked for, whether it ran, and the strongest evidence."""
     asked = f"{fp8['recipe']}, {fp8['format']}" if fp8["requested"] else "not asked for"
-    if fp8["verdict"] == "requested only":
-        return [f"FP8: {asked}; requested only: nothing in the log shows that it ran"]
-    proof = next((f["text"] for f in fp8["findings"] if f["kind"] == fp8["evidence"]), "")
-    said = "verified" if fp8["verified"] else "did not run" if fp8["requested"] else "none ran"
-    known = f"; {said}: {proof}" if fp8["evidence"] != "arguments" else ""
-    return [f"FP8: {asked}{known}", *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]
+    if fp8["requested"] and fp8["verdict"] in ("requested only", "no evidence"):
+        return [f"FP8: {asked}; {fp8['verdict']}: the log contains no proof that it ran"]
+    text = f"FP8: {asked}"
+    if fp8["evidence"] != "arguments":
+        proof = next((one["text"] for one in fp8["findings"] if one["kind"] == fp8["evidence"]), "")
+        ran = "none ran"
+        if fp8["requested"]:
+            ran = "verified" if fp8["verified"] else "did not run"
+        text += f"; {ran}: {proof}"
+    return [text, *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]

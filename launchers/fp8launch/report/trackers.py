@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.problems import MACHINE_LACKS, error
-from fp8launch.report.measured import Measured
+from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.report.parity import losses
-from fp8launch.report.selection import values
-from fp8launch.report.statistics import Statistic
+from fp8launch.report.run_data import RunData
+from fp8launch.report.run_report import Statistic
+from fp8launch.report.steady_state import values
+from fp8launch.secrets import redacted
 
 Scalar = float | int | str | bool
 _MEDIANS = ("step_time_ms", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "energy_j_per_gpu")
@@ -47,45 +48,48 @@ class Tracked:
     summary: Mapping[str, float]
 
 
-def tracked(run: Measured) -> Tracked:
+def tracked(run: RunData) -> Tracked:
     report = run.report
     medians = {name: getattr(report, name) for name in _MEDIANS}
     summary = {f"{name}_median": s.median for name, s in medians.items() if isinstance(s, Statistic)}
     summary |= {name: float(v) for name in _NUMBERS if (v := getattr(report, name)) is not None}
     point = {f"axis {key}": value for key, value in run.study.point.items()} if run.study else {}
-    config = {name: _scalar(value) for name, value in {**run.facts, **point}.items() if value is not None}
+    config = {_text(name): _scalar(value) for name, value in {**run.facts, **point}.items() if value is not None}
     if run.study:
-        config["repeat"] = run.study.repeat
+        config["repeat"] = _scalar(run.study.repeat)
     if run.command:
-        config["command"] = run.command
-    return Tracked(run.name, run.study.name if run.study else None, report.status, config, _history(run), summary)
+        config["command"] = _text(run.command)
+    group = _text(run.study.name) if run.study else None
+    return Tracked(_text(run.name), group, report.status, config, _history(run), summary)
 
 
-def _history(run: Measured) -> tuple[tuple[int, Mapping[str, float]], ...]:
+def _history(run: RunData) -> tuple[tuple[int, Mapping[str, float]], ...]:
     """Every iteration line; `counted` is 1 for those that the medians are over."""
-    lines = run.selection.lines
-    report = run.report
+    lines = run.steady_state.lines
     loss = losses(run)
-    tokens = (report.seq_length or 0) / (report.world_size or 1)
-    logged = {name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")}
     kept = {line.number for line in run.kept}
+    columns = {
+        "step_time_ms": [line.step_time_ms for line in lines],
+        "tokens_per_s_per_gpu": run.tokens_per_s(lines),
+        "loss": [loss.get(line.number, math.nan) for line in lines],
+        **{name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")},
+        "counted": [float(line.number in kept) for line in lines],
+    }
     rows = []
     for i, line in enumerate(lines):
-        row = {
-            "step_time_ms": line.step_time_ms,
-            "tokens_per_s_per_gpu": line.global_batch_size * tokens / (line.step_time_ms / 1e3)
-            if tokens and line.step_time_ms > 0
-            else math.nan,
-            "loss": loss.get(line.number, math.nan),
-            **{name: column[i] for name, column in logged.items()},
-            "counted": float(line.number in kept),
-        }
-        rows.append((line.number, {name: value for name, value in row.items() if math.isfinite(value)}))
+        rows.append((line.number, {name: column[i] for name, column in columns.items() if math.isfinite(column[i])}))
     return tuple(rows)
 
 
 def _scalar(value: object) -> Scalar:
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    """A value that every tracker takes: numbers of 64 bits, texts in UTF-8."""
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def export(runs: Sequence[Tracked], to: str, project: str, folder: Path, offline: bool) -> list[str]:
@@ -107,7 +111,11 @@ def _to_tensorboard(runs: Sequence[Tracked], project: str, folder: Path, offline
     proto: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
     places = []
     for run in runs:
-        place = folder / project / _file_name(run.name)
+        place = folder / project / file_name(run.name)
+        for part in (place.parent, place):
+            if part.is_symlink():
+                fix = "remove the link, or choose another --dir"
+                raise error("output-is-a-link", f"{part} is a link to {part.readlink()}", "--dir", fix)
         for old in place.glob(f"*{_SUFFIX}"):
             old.unlink()
         out = writer.EventFileWriter(str(place), filename_suffix=_SUFFIX)
@@ -135,7 +143,7 @@ def _to_wandb(runs: Sequence[Tracked], project: str, folder: Path, offline: bool
         with _told("wandb", "set WANDB_API_KEY (`wandb login`), or add --offline and `wandb sync` later", wandb.Error):
             out = wandb.init(
                 project=project,
-                id=_file_name(run.name)[-64:],
+                id=file_name(run.name)[-64:],
                 name=run.name,
                 group=run.group,
                 tags=["fp8launch", run.status],
@@ -162,9 +170,7 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
         # A database: newer versions refuse a folder of files.
         uri = f"sqlite:///{folder.absolute()}/mlflow.db"
     if not uri:
-        raise error(
-            "no-tracker", "no MLflow server is named", "--to mlflow", "set MLFLOW_TRACKING_URI, or add --offline"
-        )
+        raise error("no-tracker", "no MLflow server is set", "--to mlflow", "set MLFLOW_TRACKING_URI, or add --offline")
     # An unreachable server would be asked for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     mlflow: Any = importlib.import_module("mlflow")
@@ -177,9 +183,9 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
         found = client.get_experiment_by_name(project)
         experiment = found.experiment_id if found else client.create_experiment(project, _artifacts(folder, offline))
         for run in runs:
-            for old in client.search_runs([experiment], f"tags.`fp8launch.run` = '{_file_name(run.name)}'"):
+            for old in client.search_runs([experiment], f"tags.`fp8launch.run` = '{file_name(run.name)}'"):
                 client.delete_run(old.info.run_id)
-            tags = {"fp8launch.run": _file_name(run.name), "status": run.status}
+            tags = {"fp8launch.run": file_name(run.name), "status": run.status}
             tags |= {"study": run.group} if run.group else {}
             made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
             params = [entities.Param(_key(k), str(v)[:_LONGEST_PARAM]) for k, v in run.config.items()]
@@ -217,12 +223,13 @@ def _artifacts(folder: Path, offline: bool) -> str | None:
 
 
 def _without_login(uri: str) -> str:
-    """An address may hold a password."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+    """An address may hold a password, which may hold a slash or another @."""
+    return redacted(re.sub(r"//\S*@", "//", uri))
 
 
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+def file_name(name: str) -> str:
+    """Make a name that a manifest holds the name of one file or folder: never `..`, never a path."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name[:200]).lstrip(".") or "_"
 
 
 def _key(name: str) -> str:

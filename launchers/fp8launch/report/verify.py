@@ -1,37 +1,31 @@
-"""Did FP8 run? A verdict from what the logs of a run show, the strongest evidence first. Pure.
+"""Did FP8 run? A verdict from the evidence in the logs of a run, the strongest first.
 
 kernels    GEMM kernels on FP8 operands, in a profile of one iteration
-modules    what each linear did in its last forward, and what its weights are, as the job's own probe read it
-arguments  what was asked for, which proves nothing: Megatron trains in bf16 without a word where a layer ignores it
+modules    what each linear layer did in its last forward, and the type of its weights, as the job's own probe read it
+arguments  what was asked for; proves nothing, because Megatron trains in bf16 silently where a layer ignores it
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fp8launch.hardware.quantization import QUANTIZATION
 from fp8launch.logs import Evidence, ParsedLog, Process
 
-Word = Literal["verified", "requested only", "not FP8"]
-Kind = Literal["kernels", "modules", "arguments"]
+Fp8Verdict = Literal["verified", "requested only", "not FP8", "no evidence"]
+FindingKind = Literal["kernels", "modules", "arguments"]
 
-# Transformer Engine's recipe class for each of Megatron's recipe names.
-RECIPES = {
-    "delayed": ("DelayedScaling", "TEDelayedScaling"),
-    "tensorwise": ("Float8CurrentScaling", "torchao.tensorwise"),
-    "blockwise": ("Float8BlockScaling",),
-    "mxfp8": ("MXFP8BlockScaling",),
-    "nvfp4": ("NVFP4BlockScaling",),
-}
 NOT_RUNNING = "fp8-not-running"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One piece of evidence: `shows` is True for FP8, False for its absence where it was to be, None for neither."""
+class Fp8Finding:
+    """One piece of evidence: `shows` is True for FP8, False for its absence where it was expected, None for neither."""
 
-    kind: Kind
+    kind: FindingKind
     shows: bool | None
     text: str
     offset: int | None = None
@@ -42,12 +36,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """`ok` unless FP8 was asked for and is not shown to run. `recipe` is Megatron's name of what was asked for."""
+    """The verdict on a run. `recipe` is Megatron's name of what was asked for.
 
-    verdict: Word
+    `no evidence` means that the logs hold neither Megatron's arguments nor a probe. `ok` is False for it, and where
+    FP8 was asked for and is not shown to run.
+    """
+
+    verdict: Fp8Verdict
     asked: bool
     recipe: str | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Fp8Finding, ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -60,7 +58,7 @@ class Verification:
         return self.asked and self.verdict == "not FP8"
 
     @property
-    def strongest(self) -> Finding | None:
+    def strongest(self) -> Fp8Finding | None:
         """What the verdict rests on."""
         return next((f for f in self.findings if f.shows is not None), self.findings[0] if self.findings else None)
 
@@ -75,31 +73,44 @@ class Verification:
         }
 
 
-def verify_logs(logs: Sequence[ParsedLog]) -> Verification:
-    """The verdict on a run from its logs, one per attempt, oldest first."""
-    return verify([(log, process) for log in logs for process in log.processes])
+def verify_logs(logs: Sequence[ParsedLog], stated: Mapping[str, object] | None = None) -> Verification:
+    """Judge a run by its logs, one per attempt, oldest first; see `verify`."""
+    return verify([(log, process) for log in logs for process in log.processes], stated)
 
 
-def verify(attempts: Sequence[tuple[ParsedLog, Process]]) -> Verification:
-    """The verdict on a run from its processes, oldest first; the last one that left evidence speaks for the run."""
-    by_process = [(p.head.arguments, log.evidence_of(p)) for log, p in attempts]
-    telling = [(a, e) for a, e in by_process if any(x.kind == "probe" for x in e)] or by_process
-    arguments, evidence = telling[-1] if telling else ({}, ())
-    arguments = arguments or next((a for a, _ in reversed(by_process) if a), {})
-    profiles = [x for _, e in by_process for x in e if x.kind == "kernels"]
-    return judge(arguments, [e for e in evidence if e.kind == "probe"], profiles[-1:])
+def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, object] | None = None) -> Verification:
+    """Judge a run by its processes, oldest first; the last one with a probe decides.
+
+    `stated` are the arguments that it was submitted with, for logs that do not hold them.
+    """
+    by_process = [(process.head.arguments, log.evidence_of(process)) for log, process in attempts]
+    probed = [each for each in by_process if any(one.kind == "probe" for one in each[1])] or by_process
+    arguments: Mapping[str, object] = {}
+    evidence: Sequence[Evidence] = ()
+    if probed:
+        arguments, evidence = probed[-1]
+    if not arguments:
+        arguments = next((logged for logged, _ in reversed(by_process) if logged), {})
+    if not arguments and attempts and not any(one.data.get("asked") for one in evidence):
+        arguments = stated or {}
+    profiles = [one for _, each in by_process for one in each if one.kind == "kernels"]
+    return judge(arguments, [one for one in evidence if one.kind == "probe"], profiles[-1:])
 
 
 def judge(
     arguments: Mapping[str, object], probes: Sequence[Evidence], profiles: Sequence[Evidence] = ()
 ) -> Verification:
-    """The verdict from Megatron's argument dump, the probe lines of one process, and the kernel profile if any."""
+    """Judge by Megatron's argument dump, the probe lines of one process, and the kernel profile if there is one."""
     asked_for: Mapping[str, Any] = arguments
-    if not ({"fp8", "fp4", "fp8_format"} & set(arguments)) and probes:
+    if not _states_precision(arguments) and probes:
         asked_for = _mapping(probes[0].data.get("asked"))
     kind = asked_for.get("fp8", asked_for.get("fp8_format"))
     fp4 = asked_for.get("fp4")
-    recipe = str(asked_for.get("fp4_recipe" if fp4 else "fp8_recipe")) if kind or fp4 else None
+    recipe = None
+    if fp4:
+        recipe = str(asked_for.get("fp4_recipe"))
+    elif kind:
+        recipe = str(asked_for.get("fp8_recipe"))
     asked = bool(kind or fp4)
 
     warnings: list[str] = []
@@ -107,12 +118,46 @@ def judge(
     if probes:
         findings.append(_modules(probes, recipe, asked, bool(asked_for.get("fp8_param_gather")), warnings))
     if asked_for:
-        text = f"{recipe}, {fp4 or kind} is asked for" if asked else "FP8 is not asked for"
-        findings.append(Finding("arguments", None, text))
-    return Verification(_verdict(findings, asked, warnings), asked, recipe, tuple(findings), tuple(warnings))
+        text = f"{recipe}, {fp4 or kind} is requested" if asked else "FP8 is not requested"
+        findings.append(Fp8Finding("arguments", None, text))
+    verdict: Fp8Verdict = _verdict(findings, asked, warnings) if findings else "no evidence"
+    return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings))
 
 
-def _verdict(findings: Sequence[Finding], asked: bool, warnings: list[str]) -> Word:
+def _states_precision(arguments: Mapping[str, object]) -> bool:
+    return not {"fp8", "fp4", "fp8_format"}.isdisjoint(arguments)
+
+
+def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
+    """Describe what the arguments asked for, whether it ran and how we know; None where the log has neither."""
+    if not found.findings and not _states_precision(args):
+        return None
+    kind = args.get("fp8", args.get("fp8_format"))
+    fp4 = args.get("fp4")
+    recipe = None
+    if fp4:
+        recipe = args.get("fp4_recipe")
+    elif kind:
+        recipe = args.get("fp8_recipe")
+    bf16_layers = None
+    if args.get("first_last_layers_bf16"):
+        bf16_layers = {"start": args.get("num_layers_at_start_in_bf16"), "end": args.get("num_layers_at_end_in_bf16")}
+    gathers = args.get("fp8_param_gather") or args.get("fp4_param_gather")
+    return {
+        "requested": found.asked or bool(kind or fp4),
+        "recipe": recipe,
+        "format": fp4 or kind or None,
+        "param_gather": bool(gathers and (kind or fp4)),
+        "bf16_layers": bf16_layers,
+        "verified": found.verdict == "verified",
+        "verdict": found.verdict,
+        "evidence": found.strongest.kind if found.strongest else "arguments",
+        "findings": [finding.as_json() for finding in found.findings],
+        "warnings": list(found.warnings),
+    }
+
+
+def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -> Fp8Verdict:
     shown = [f.shows for f in findings if f.shows is not None]
     if not shown:
         return "requested only" if asked else "not FP8"
@@ -125,7 +170,7 @@ def _verdict(findings: Sequence[Finding], asked: bool, warnings: list[str]) -> W
     return "verified" if shown[0] else "not FP8"
 
 
-def _kernels(profile: Evidence) -> Finding:
+def _kernels(profile: Evidence) -> Fp8Finding:
     data = profile.data
     families = _mapping(data.get("families"))
     counts = {name: _number(_mapping(families.get(name)).get("count")) for name in ("fp8_gemm", "fp4_gemm", "gemm")}
@@ -133,49 +178,91 @@ def _kernels(profile: Evidence) -> Finding:
     low = counts["fp8_gemm"] + counts["fp4_gemm"]
     where = f"in iteration {data.get('iteration')} on rank {data.get('rank')}"
     if not any(counts.values()):
-        return Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
+        return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
     kind = "FP4" if counts["fp4_gemm"] else "FP8"
     share = (time["fp8_gemm"] + time["fp4_gemm"]) / max(sum(time.values()), 1e-9)
     text = f"{low:.0f} {kind} GEMM kernels of {sum(counts.values()):.0f} {where}, {share:.0%} of GEMM time"
-    return Finding("kernels", low > 0, text, profile.offset)
+    return Fp8Finding("kernels", low > 0, text, profile.offset)
 
 
 def _modules(
     probes: Sequence[Evidence], recipe: str | None, asked: bool, param_gather: bool, warnings: list[str]
-) -> Finding:
-    sums = dict.fromkeys(("linears", "fp8", "explained", "unexplained", "weights", "fp8_weights"), 0.0)
-    missing = False
-    ran_as: set[str] = set()
-    for probe in probes:
-        mine = {name: _number(_mapping(probe.data.get("totals")).get(name)) for name in sums}
-        for name, value in mine.items():
-            sums[name] += value
-        # A pipeline stage may hold nothing but layers that are to stay in bf16.
-        missing = missing or (mine["fp8"] == 0 and mine["unexplained"] > 0)
-        for group in _list(probe.data.get("groups")):
-            if group.get("ran_fp8"):
-                ran_as.add(str(group.get("recipe")))
-            elif asked and group.get("role") == "linear" and not group.get("why"):
-                layers = f" (layers {group['layers']})" if group.get("layers") else ""
-                warnings.append(
-                    f"{group.get('modules')}{layers}, {group.get('class')}: not in FP8, for no known reason"
-                )
+) -> Fp8Finding:
+    found = _module_counts(probes)
+    sums = found.sums
+    if asked:
+        warnings += found.unexplained
     if asked and param_gather and not sums["fp8_weights"]:
-        warnings.append("FP8 parameter gather is asked for, and no weight is an FP8 tensor")
-    expected = RECIPES.get(recipe or "")
-    if expected and ran_as and not ran_as & set(expected):
-        warnings.append(f"{recipe} is asked for, and the modules ran {', '.join(sorted(ran_as))}")
-    how = f" with {', '.join(sorted(ran_as))}" if ran_as else ""
-    stayed = f", {sums['explained']:.0f} in higher precision for a stated reason" if sums["explained"] else ""
-    stayed += f", {sums['unexplained']:.0f} without a reason" if sums["unexplained"] else ""
-    text = (
-        f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8{how}{stayed}; "
-        f"{sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
-    )
-    shows = sums["fp8"] > 0 and not missing
+        warnings.append("FP8 parameter gather is requested, but no weight is an FP8 tensor")
+    ran_as = ", ".join(sorted(found.recipes))
+    quantization = QUANTIZATION.get(recipe or "")
+    expected = quantization.te_classes if quantization else ()
+    if expected and found.recipes and found.recipes.isdisjoint(expected):
+        warnings.append(f"{recipe} is requested, but the modules ran {ran_as}")
+    text = f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8"
+    if ran_as:
+        text += f" with {ran_as}"
+    if sums["explained"]:
+        text += f", {sums['explained']:.0f} in higher precision ({_stated(found.reasons)})"
+    if sums["unexplained"]:
+        text += f", {sums['unexplained']:.0f} without a reason"
+    text += f"; {sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
     if len(probes) > 1:
         text += f" ({len(probes)} model-parallel places)"
-    return Finding("modules", shows, text, probes[0].offset)
+    return Fp8Finding("modules", sums["fp8"] > 0 and not found.stage_without_fp8, text, probes[0].offset)
+
+
+@dataclass
+class _ModuleCounts:
+    """Sums over the probes: `reasons` counts the linears kept in higher precision by why, `unexplained` has sentences.
+
+    `stage_without_fp8` says that a place has linears of which none ran in FP8, for no known reason. A pipeline stage
+    may hold only layers that are to stay in bf16.
+    """
+
+    sums: dict[str, float]
+    recipes: set[str]
+    reasons: Counter[str]
+    unexplained: list[str]
+    stage_without_fp8: bool = False
+
+
+def _module_counts(probes: Sequence[Evidence]) -> _ModuleCounts:
+    names = ("linears", "fp8", "explained", "unexplained", "weights", "fp8_weights")
+    found = _ModuleCounts(dict.fromkeys(names, 0.0), set(), Counter(), [])
+    for probe in probes:
+        totals = _mapping(probe.data.get("totals"))
+        for name in names:
+            found.sums[name] += _number(totals.get(name))
+        if _number(totals.get("fp8")) == 0 and _number(totals.get("unexplained")) > 0:
+            found.stage_without_fp8 = True
+        for group in _list(probe.data.get("groups")):
+            _count_group(group, found)
+    return found
+
+
+def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
+    """Add one group of modules that are alike."""
+    if group.get("ran_fp8"):
+        found.recipes.add(str(group.get("recipe")))
+    elif group.get("role") != "linear":
+        return
+    elif group.get("why"):
+        found.reasons[str(group["why"])] += int(_number(group.get("n"))) or 1
+    else:
+        layers = f" (layers {group['layers']})" if group.get("layers") else ""
+        found.unexplained.append(
+            f"{group.get('modules')}{layers}, {group.get('class')}: not in FP8, for no known reason"
+        )
+
+
+def _stated(reasons: Counter[str]) -> str:
+    """The reasons, with counts where there are several; a log of an older probe may state none."""
+    if not reasons:
+        return "the log does not contain the reason"
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -3,19 +3,21 @@
 
 set -euo pipefail
 run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
-code=$run_folder/code
+code=$run_folder/code/fp8launch/injob
 python=/opt/venv/bin/python
 # A requeued job keeps its id, so each attempt has a log of its own.
 job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-attempt=$run_folder/logs/$job-${SLURM_RESTART_COUNT:-0}
+attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
-# Environment of the recipe and the cluster.
-export PYTHONUNBUFFERED=1
-export FP8LAUNCH_DEVICE=cpu
-export OMP_NUM_THREADS=1
-export CUDA_DEVICE_MAX_CONNECTIONS=1
+# Environment of the recipe and the cluster, for the processes only: `env` hands it over.
+environment=(
+    PYTHONUNBUFFERED=1
+    FP8LAUNCH_DEVICE=cpu
+    OMP_NUM_THREADS=1
+    CUDA_DEVICE_MAX_CONNECTIONS=1
+)
 
 megatron_args=(
     --num-layers 2
@@ -71,6 +73,7 @@ megatron_args=(
 )
 
 status=0
-"$python" "$code/node.py" --nproc-per-node=2 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
+env "${environment[@]}" \
+    "$python" "$code/rank/node.py" --nproc-per-node=2 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
 echo "$status" > "$attempt.exit" || true
 exit "$status"

@@ -3,11 +3,11 @@
 
 set -euo pipefail
 run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
-code=$run_folder/code
+code=$run_folder/code/fp8launch/injob
 python=/opt/venv/bin/python
 # A requeued job keeps its id, so each attempt has a log of its own.
 job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-attempt=$run_folder/logs/$job-${SLURM_RESTART_COUNT:-0}
+attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
@@ -31,18 +31,22 @@ cool-down)
 esac
 # The iteration of the newest checkpoint.
 reached() {
-    cat /shared/checkpoints/tiny/latest_checkpointed_iteration.txt 2> /dev/null || echo 0
+    [ -f /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ] && head -c 20 /shared/checkpoints/tiny/latest_checkpointed_iteration.txt || echo 0
 }
 [ "$(reached)" -lt "$phase_end" ] || exit 0
 
-# Environment of the recipe and the cluster.
-export PYTHONUNBUFFERED=1
-export FP8LAUNCH_DEVICE=cpu
-export OMP_NUM_THREADS=1
-export CUDA_DEVICE_MAX_CONNECTIONS=1
+# Environment of the recipe and the cluster, for the processes only: `env` hands it over.
+environment=(
+    PYTHONUNBUFFERED=1
+    FP8LAUNCH_DEVICE=cpu
+    OMP_NUM_THREADS=1
+    CUDA_DEVICE_MAX_CONNECTIONS=1
+)
 case "$phase" in
 body)
-    export LEVEL=two
+    environment+=(
+        LEVEL=two
+    )
     ;;
 esac
 
@@ -127,7 +131,8 @@ if [ -s /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ]; then
 fi
 
 status=0
-"$python" "$code/node.py" --nproc-per-node=1 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
+env "${environment[@]}" \
+    "$python" "$code/rank/node.py" --nproc-per-node=1 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
 [ "$status" -ne 0 ] || [ "$(reached)" -ge "$phase_end" ] || status=75
 echo "$status" > "$attempt.exit" || true
 exit "$status"

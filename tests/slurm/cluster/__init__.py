@@ -4,9 +4,10 @@ Everything lives below one root folder and is selected by SLURM_CONF; nothing of
 MariaDB is read or written. By hand: ``python -m tests.slurm.cluster up`` from the top of the repository.
 """
 
+from . import pyxis
 from .cluster import Cluster, why_not
 from .config import Settings
 from .image import Image
 from .packages import ClusterError, InstallError
 
-__all__ = ["Cluster", "ClusterError", "Image", "InstallError", "Settings", "why_not"]
+__all__ = ["Cluster", "ClusterError", "Image", "InstallError", "Settings", "pyxis", "why_not"]

@@ -22,7 +22,9 @@ def main() -> int:
     up.add_argument("--gpus", type=int, default=Settings.gpus, help="per node")
     up.add_argument("--shared", action="store_true", help="nodes without names and addresses of their own")
     up.add_argument("--no-accounting", action="store_true", help="no slurmdbd: sacct does not work, starts at once")
-    up.add_argument("--with-pyxis", metavar="PLUGSTACK", help="a plugstack.conf, for pyxis or any SPANK plugin")
+    up.add_argument("--plugstack", metavar="FILE", help="a plugstack.conf of SPANK plugins")
+    up.add_argument("--pyxis", action="store_true", help="containers by the pyxis and enroot of this machine")
+    up.add_argument("--conf", metavar="LINE", action="append", default=[], help="a further line of slurm.conf")
     verbs.add_parser("down", help="stop it and remove its folder")
     verbs.add_parser("status", help="nodes and jobs")
     for verb, text in (("kill", "cut the power of node N"), ("start", "boot node N again")):
@@ -45,8 +47,10 @@ def _do(arguments: argparse.Namespace) -> int:
             arguments.nodes,
             arguments.gpus,
             accounting=not arguments.no_accounting,
-            plugstack=arguments.with_pyxis,
+            plugstack=arguments.plugstack,
+            pyxis=arguments.pyxis,
             shared=arguments.shared,
+            conf=tuple(arguments.conf),
         )
         began = time.monotonic()
         cluster = Cluster.up(settings, arguments.root, stay=True)

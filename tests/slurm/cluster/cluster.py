@@ -16,7 +16,7 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-from . import config, nodes, packages
+from . import config, nodes, packages, pyxis
 from .config import Settings, Site
 from .packages import ClusterError, say
 from .processes import Process, kill, spawn, until, writing_to
@@ -30,7 +30,14 @@ def why_not(settings: Settings | None = None) -> str | None:
     """Why this machine cannot run a cluster, in words for a skipped test; None if it can (perhaps after installing)."""
     if not sys.platform.startswith("linux"):
         return f"Slurm needs Linux, and this is {sys.platform}"
-    return packages.why_not_installable(packages.missing((settings or Settings()).accounting))
+    settings = settings or Settings()
+    reason = packages.why_not_installable(packages.missing(settings.accounting))
+    if reason is None and settings.pyxis:
+        if isinstance(found := pyxis.find(), str):
+            return found
+        if settings.shared or not nodes.namespaces_allowed():
+            return "pyxis needs nodes with disks of their own, and this machine allows no namespaces"
+    return reason
 
 
 class Cluster:
@@ -205,6 +212,14 @@ class Cluster:
         names = (f"{name}.out", f"slurmd-{name}.log")
         return writing_to(lambda path: path.parent == logs and any(fnmatch(path.name, each) for each in names))
 
+    def node_process(self, node: int) -> int:
+        """A process in a node's own namespaces, for nsenter; the recorded one is their parent, outside of them."""
+        recorded = self._recorded(f"node{node}")
+        children = Path(f"/proc/{recorded.pid}/task/{recorded.pid}/children").read_text() if recorded else ""
+        if not children.split():
+            raise ClusterError(f"node{node} does not run")
+        return int(children.split()[0])
+
     def down(self) -> None:
         """Stops all that the cluster started, jobs included, and removes its folder and bridge. Twice is fine."""
         recorded = [self._recorded(name) for name in [*self.site.node_names, *self._daemons()]]
@@ -256,10 +271,23 @@ class Cluster:
         _write(site.root / "slurmdbd.conf", config.slurmdbd_conf(site).encode())
         site.slurm_conf.write_text(config.slurm_conf(site))
         (site.root / "gres.conf").write_text(config.gres_conf(site))
+        (site.root / "cgroup.conf").write_text(config.CGROUP_CONF)
         (site.root / "init.sql").write_text(config.INIT_SQL)
         (site.root / "hosts").write_text(config.hosts(site, nodes.ETC_HOSTS.read_text()))
         plugstack = site.settings.plugstack
         (site.root / "plugstack.conf").write_text(Path(plugstack).read_text() if plugstack else "")
+        if site.settings.pyxis:
+            self._write_pyxis()
+
+    def _write_pyxis(self) -> None:
+        found = pyxis.find()
+        if isinstance(found, str):
+            raise ClusterError(found)
+        with (self.root / "plugstack.conf").open("a") as file:
+            file.write(pyxis.plugstack(found, self.site.local))
+        (self.root / "bin").mkdir()
+        (self.root / "bin" / "enroot").write_text(pyxis.wrapper(found, self.site.local))
+        (self.root / "bin" / "enroot").chmod(0o755)
 
     def _guard(self) -> None:
         """A process that takes the cluster down once the other end of its stdin, held by us alone, is closed.
@@ -279,7 +307,10 @@ class Cluster:
     def _start_mariadb(self) -> None:
         folder = ["--no-defaults", f"--datadir={self.root}/db", f"--user={self.site.user}"]
         simple = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        self.run(nodes.program("mariadb-install-db"), *folder, *simple)
+        # Temporary tables are named by the process's number alone: two clusters that start at once must not share /tmp.
+        own = self.root / "mariadb-tmp"
+        own.mkdir(exist_ok=True)
+        self.run(nodes.program("mariadb-install-db"), *folder, *simple, env={"TMPDIR": str(own)})
         self._spawn("mariadbd", [nodes.program("mariadbd"), *config.mariadb_arguments(self.site)])
 
         def listens() -> bool:
@@ -308,7 +339,9 @@ class Cluster:
     def _spawn(self, name: str, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         if self._alive(name):
             raise ClusterError(f"{name} already runs")
-        child = spawn(argv, self.root / "log" / f"{name}.out", self.env, stdin)
+        # What pyxis starts is found by slurmd's PATH.
+        env = {**self.env, "PATH": f"{self.root}/bin:{self.env['PATH']}"}
+        child = spawn(argv, self.root / "log" / f"{name}.out", env, stdin)
         self._started.append(child)
         process = Process.of(child.pid)
         if process:

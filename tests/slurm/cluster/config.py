@@ -22,8 +22,10 @@ class Settings:
     cpus: int = 64  # per node, pretended
     gpu_type: str = "h200"
     accounting: bool = True  # slurmdbd and MariaDB, so that sacct, accounts and QOS work
-    plugstack: str | None = None  # a SPANK plugstack.conf, e.g. with pyxis
+    plugstack: str | None = None  # a plugstack.conf of SPANK plugins
+    pyxis: bool = False  # srun --container-image, with the pyxis and enroot that this machine has
     shared: bool = False  # nodes share the machine's namespaces even where each could have its own
+    conf: tuple[str, ...] = ()  # further lines of slurm.conf, which win over those above them
 
     @property
     def problem(self) -> str | None:
@@ -113,7 +115,8 @@ class Site:
     def load(cls, root: Path) -> Site:
         data = json.loads((root / "cluster.json").read_text())
         owner = Process(*data["owner"]) if data["owner"] else None
-        return cls(**{**data, "root": Path(data["root"]), "settings": Settings(**data["settings"]), "owner": owner})
+        settings = Settings(**{**data["settings"], "conf": tuple(data["settings"]["conf"])})
+        return cls(**{**data, "root": Path(data["root"]), "settings": settings, "owner": owner})
 
 
 def slurm_conf(site: Site) -> str:
@@ -178,7 +181,11 @@ PartitionName=main Default=YES
 PartitionName=debug Nodes=node1 MaxTime=30
 PartitionName=low PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
 PartitionName=high PriorityTier=10
-{_accounting(site) if site.settings.accounting else ""}"""
+{_accounting(site) if site.settings.accounting else ""}{_further_lines(site)}"""
+
+
+def _further_lines(site: Site) -> str:
+    return "".join(f"{line}\n" for line in site.settings.conf)
 
 
 def _accounting(site: Site) -> str:
@@ -191,6 +198,10 @@ AccountingStoragePass={site.munge_socket}
 AccountingStorageTRES=gres/gpu
 AccountingStorageEnforce=associations,limits,qos
 """
+
+
+# Read only where `conf` asks for a plugin of control groups, such as TaskPlugin=task/cgroup.
+CGROUP_CONF = "CgroupAutomount=no\nConstrainRAMSpace=yes\n"
 
 
 def gres_conf(site: Site) -> str:
@@ -225,6 +236,7 @@ def mariadb_arguments(site: Site) -> list[str]:
         "--no-defaults",
         f"--user={site.user}",
         f"--datadir={site.root}/db",
+        f"--tmpdir={site.root}/mariadb-tmp",
         f"--socket={site.root}/db/socket",
         f"--pid-file={site.root}/pids/mariadbd.pid",
         "--bind-address=127.0.0.1",

@@ -1,24 +1,15 @@
-"""What fp8launch's own training entry, and its CPU mode, refuse at the start of a job."""
+"""Check what fp8launch's own training entry and its CPU mode would reject at the start of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.diagnostics import nearest
 from fp8launch.megatron.schema import load_schema
-from fp8launch.problems import nearest
 
-# train/pretrain.py NOT_HERE and train/cpu.py FLAGS run where torch is and cannot be imported here; a test compares.
-NOT_IN_ENTRY = (
-    "sft",
-    "fim_data",
-    "hybrid_context_parallel",
-    "dataloader_inter_document_masking",
-    "perform_rl_step",
-    "hybrid_layer_pattern",
-    "yaml_cfg",
-)
+# FLAGS of injob/rank/compat/cpu.py, which imports torch, so this is a copy; a test compares the two.
 CPU_FLAGS = {
     "transformer_impl": "local",
     "distributed_backend": "gloo",
@@ -35,17 +26,23 @@ _DESTS = {
 }
 
 
-@rule("not-in-entry", "error", source="fp8launch train/pretrain.py NOT_HERE")
-def entry_does_what_is_asked(run: Facts) -> Iterator[Finding]:
-    for name in NOT_IN_ENTRY if run.own_entry else ():
+@rule("not-in-entry", "error", source="fp8launch injob/rank/pretrain.py NOT_HERE", scope="megatron_lm")
+def entry_does_what_is_asked(run: ResolvedRun) -> Iterator[Finding]:
+    for name in run.entry.refuses:
         if run.on(name):
-            message = f"{name} is not something that fp8launch's own training entry does"
-            fix = "name Megatron-LM's script that does in launch.script, or drop the flag"
+            message = f"fp8launch's own training entry does not support {name}"
+            fix = "set launch.script to the script of Megatron-LM that supports it, or remove the flag"
             yield Finding(message, run.where(name), fix)
 
 
-@rule("cpu-flags", "error", source="fp8launch train/cpu.py FLAGS", says="apply_rope_fusion is not available")
-def cpu_mode_has_its_flags(run: Facts) -> Iterator[Finding]:
+@rule(
+    "cpu-flags",
+    "error",
+    source="injob/rank/compat/cpu.py FLAGS",
+    says="apply_rope_fusion is not available",
+    scope="megatron_lm",
+)
+def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     if run.gpu.name != "cpu":
         return
     wanted = {_DESTS.get(name, name): (name, value) for name, value in CPU_FLAGS.items()}
@@ -55,28 +52,43 @@ def cpu_mode_has_its_flags(run: Facts) -> Iterator[Finding]:
         if run.value(dest) != (False if dest != name else value)
     ]
     if missing:
-        message = f"a run on CPUs also needs {', '.join(missing)}"
-        yield Finding(message, run.where("gpu"), "extend hardware/cpu, which has them all")
+        message = f"a run on CPUs also needs these flags: {', '.join(missing)}"
+        yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")
 
 
-@rule("cpu-layers", "error", source="fp8launch train/cpu.py: what Megatron lacks without Transformer Engine")
-def cpu_mode_has_the_layers(run: Facts) -> Iterator[Finding]:
+@rule(
+    "cpu-layers",
+    "error",
+    source="injob/rank/compat/cpu.py: what Megatron lacks without Transformer Engine",
+    scope="megatron_lm",
+)
+def cpu_mode_has_the_layers(run: ResolvedRun) -> Iterator[Finding]:
     lacking = ("multi_latent_attention", "use_megatron_fsdp", "use_torch_fsdp2")
     for name in lacking if run.gpu.name == "cpu" else ():
         if run.on(name):
-            yield Finding(f"{name} does not work on CPUs", run.where(name), "drop it, or name the GPU")
+            yield Finding(f"{name} does not work on CPUs", run.where(name), "remove it, or set resources.gpu to a GPU")
 
 
 _TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
 
-@rule("config-unknown", "error", source="megatron/core/transformer/transformer_config.py TransformerConfig")
-def config_fields_exist(run: Facts) -> Iterator[Finding]:
+@rule(
+    "config-unknown",
+    "error",
+    source="megatron/core/transformer/transformer_config.py TransformerConfig",
+    scope="hardware",
+)
+def config_fields_exist(run: ResolvedRun) -> Iterator[Finding]:
     launch, where = run.loaded.recipe.launch, run.loaded.where
-    if launch.config and not run.own_entry:
-        message = "launch.config is for fp8launch's own training entry: another script builds its own config"
-        yield Finding(message, where("launch", "config"), "drop it, or launch.script")
-    schema = load_schema(".".join(map(str, run.megatron)))
+    if not launch.config:
+        return
+    if not run.entry.sets_config:
+        message = (
+            "launch.config has an effect only with fp8launch's own training entry; another script builds its own config"
+        )
+        yield Finding(message, where("launch", "config"), "remove launch.config, or launch.script")
+        return
+    schema = load_schema(run.args.version)
     for name, value in launch.config.items():
         place = where("launch", "config", name)
         kind = schema.config_only.get(name)
@@ -84,7 +96,11 @@ def config_fields_exist(run: Facts) -> Iterator[Finding]:
             yield Finding(f"{name} is a flag of Megatron-Core {schema.minor}", place, "set it under `megatron:`")
         elif kind is None:
             near = nearest(name, schema.config_only)
-            hint = f"did you mean '{near}'?" if near else f"there are: {', '.join(schema.config_only)}"
-            yield Finding(f"TransformerConfig of Megatron-Core {schema.minor} has no plain {name}", place, hint)
+            hint = f"did you mean '{near}'?" if near else f"valid fields: {', '.join(schema.config_only)}"
+            yield Finding(
+                f"TransformerConfig of Megatron-Core {schema.minor} has no field {name} that can be set here",
+                place,
+                hint,
+            )
         elif not isinstance(value, _TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
-            yield Finding(f"{name} is {value!r}; it takes a value of type {kind}", place, f"write one of type {kind}")
+            yield Finding(f"{name} is {value!r}, but must be of type {kind}", place, f"write a value of type {kind}")

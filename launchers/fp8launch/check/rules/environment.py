@@ -1,10 +1,10 @@
-"""Environment variables against arguments and GPU."""
+"""Check environment variables against arguments and GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 
 _BACKENDS = {"flash": (1, 0, 0), "fused": (0, 1, 0), "unfused": (0, 0, 1), "local": (0, 0, 0), "auto": (1, 1, 1)}
@@ -18,13 +18,13 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     "error",
     source="megatron/core/models/common/language_module/language_module.py:117-145, building the model",
 )
-def attention_is_chosen_by_argument(run: Facts) -> Iterator[Finding]:
+def attention_is_chosen_by_argument(run: ResolvedRun) -> Iterator[Finding]:
     backend = str(run.value("attention_backend"))
     for name, expected in zip(_ATTENTION, _BACKENDS.get(backend, ()), strict=False):
         value = run.env.get(name)
         if value is not None and value != str(expected):
             message = f"{name}={value} contradicts attention_backend {backend}, which sets it to {expected}"
-            fix = "drop the variable and choose with attention_backend (flash, fused, unfused, auto)"
+            fix = "remove the variable, and set attention_backend to flash, fused, unfused or auto"
             yield Finding(message, run.where(name, "attention_backend"), fix)
 
 
@@ -33,14 +33,15 @@ def attention_is_chosen_by_argument(run: Facts) -> Iterator[Finding]:
     "error",
     source="megatron/training/arguments.py:1415-1439",
     says=r"CUDA_DEVICE_MAX_CONNECTIONS to 1$",
+    scope="megatron_lm",
 )
-def split_tensors_need_one_connection(run: Facts) -> Iterator[Finding]:
+def split_tensors_need_one_connection(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
     split = [f"{name} {n}" for name, n in (("TP", layout.tp), ("CP", layout.cp)) if n > 1]
     exempt = run.fsdp or run.on("overlap_moe_expert_parallel_comm")
     if split and run.gpu.capability < (10, 0) and not exempt and run.env.get(_CONNECTIONS) != "1":
         found = f"is {run.env[_CONNECTIONS]}" if _CONNECTIONS in run.env else "is not set"
-        message = f"{' and '.join(split)} before Blackwell need {_CONNECTIONS} 1, and it {found}"
+        message = f"{' and '.join(split)} on GPUs before Blackwell needs {_CONNECTIONS}=1, but it {found}"
         where = run.where(_CONNECTIONS, "tensor_model_parallel_size", "context_parallel_size")
         yield Finding(message, where, f"set `env: {{{_CONNECTIONS}: 1}}`")
 
@@ -50,23 +51,24 @@ def split_tensors_need_one_connection(run: Facts) -> Iterator[Finding]:
     "error",
     source="megatron/training/arguments.py:1014 and 1143",
     says=r"FSDP .*requires CUDA_DEVICE_MAX_CONNECTIONS",
+    scope="megatron_lm",
 )
-def fsdp_needs_connections(run: Facts) -> Iterator[Finding]:
+def fsdp_needs_connections(run: ResolvedRun) -> Iterator[Finding]:
     if run.fsdp and run.env.get(_CONNECTIONS) == "1":
-        message = f"FSDP needs {_CONNECTIONS} above 1 or unset, and it is 1"
-        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`, or null")
+        message = f"FSDP needs {_CONNECTIONS} above 1 or unset, but it is 1"
+        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`, or to null to unset it")
 
 
-@rule("expert-overlap-connections", "warning", source="megatron/training/arguments.py:1426-1435")
-def expert_overlap_needs_connections(run: Facts) -> Iterator[Finding]:
+@rule("expert-overlap-connections", "warning", source="megatron/training/arguments.py:1426-1435", scope="megatron_lm")
+def expert_overlap_needs_connections(run: ResolvedRun) -> Iterator[Finding]:
     one = run.env.get(_CONNECTIONS) == "1"
     if one and run.on("overlap_moe_expert_parallel_comm") and run.layout.tp == run.layout.cp == 1:
-        message = f"overlap_moe_expert_parallel_comm has nothing to overlap in with {_CONNECTIONS} 1"
+        message = f"overlap_moe_expert_parallel_comm cannot overlap anything while {_CONNECTIONS} is 1"
         yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`")
 
 
-def _expandable(run: Facts) -> str | None:
-    """The variable that asks for expandable segments."""
+def _expandable(run: ResolvedRun) -> str | None:
+    """Return the name of the variable that enables expandable segments, if any."""
     return next((name for name in _ALLOCATOR if "expandable_segments:True" in run.env.get(name, "")), None)
 
 
@@ -76,12 +78,16 @@ def _expandable(run: Facts) -> str | None:
     source="megatron/core/distributed/distributed_data_parallel_config.py:255",
     says=r"expandable_segments.*nccl_ub|nccl_ub.*expandable_segments",
 )
-def registered_buffers_do_not_move(run: Facts) -> Iterator[Finding]:
+def registered_buffers_do_not_move(run: ResolvedRun) -> Iterator[Finding]:
     name, torch = _expandable(run), run.software.pytorch
     if run.on("nccl_ub") and name is not None and torch is not None and torch < (2, 11):
         found = ".".join(map(str, torch))
-        message = f"use_nccl_ub does not go with expandable_segments before torch 2.11, and the job will find {found}"
-        yield Finding(message, run.where(name, "nccl_ub"), f"drop expandable_segments from {name}, or use_nccl_ub")
+        message = (
+            f"use_nccl_ub does not work with expandable_segments before torch 2.11, and the job uses torch {found}"
+        )
+        yield Finding(
+            message, run.where(name, "nccl_ub"), f"remove expandable_segments from {name}, or remove use_nccl_ub"
+        )
 
 
 @rule(
@@ -89,23 +95,27 @@ def registered_buffers_do_not_move(run: Facts) -> Iterator[Finding]:
     "warning",
     source="megatron/core/distributed/distributed_data_parallel_config.py:255",
 )
-def registered_buffers_may_not_move(run: Facts) -> Iterator[Finding]:
+def registered_buffers_may_not_move(run: ResolvedRun) -> Iterator[Finding]:
     name = _expandable(run)
     if run.on("nccl_ub") and name is not None and run.software.pytorch is None:
-        message = "use_nccl_ub stops with expandable_segments before torch 2.11, and the job's torch is not known"
-        yield Finding(message, run.where(name, "nccl_ub"), f"drop expandable_segments from {name}, or use_nccl_ub")
+        message = (
+            "use_nccl_ub fails with expandable_segments before torch 2.11, and the job's torch version is not known"
+        )
+        yield Finding(
+            message, run.where(name, "nccl_ub"), f"remove expandable_segments from {name}, or remove use_nccl_ub"
+        )
 
 
 @rule("nvls-overridden", "warning", source="megatron/core/nccl_allocator.py:154: use_nccl_ub sets NCCL_NVLS_ENABLE=1")
-def registered_buffers_switch_nvls_on(run: Facts) -> Iterator[Finding]:
+def registered_buffers_switch_nvls_on(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("nccl_ub") and run.env.get("NCCL_NVLS_ENABLE") == "0":
-        message = "use_nccl_ub sets NCCL_NVLS_ENABLE to 1, whatever the environment says"
-        yield Finding(message, run.where("NCCL_NVLS_ENABLE"), "drop the variable, or use_nccl_ub")
+        message = "use_nccl_ub sets NCCL_NVLS_ENABLE to 1 and ignores the 0 in the environment"
+        yield Finding(message, run.where("NCCL_NVLS_ENABLE"), "remove the variable, or remove use_nccl_ub")
 
 
 @rule("graph-segments", "error", source="megatron/core/transformer/cuda_graphs.py of 0.17 (1440) and 0.18 (1503)")
-def graphs_do_not_register_moving_memory(run: Facts) -> Iterator[Finding]:
-    """For graphs of Transformer Engine the validators ask the same; for Megatron's own nobody does before the run."""
+def graphs_do_not_register_moving_memory(run: ResolvedRun) -> Iterator[Finding]:
+    """Megatron's validators check this only for Transformer Engine's graphs, not for Megatron's own."""
     name = _expandable(run)
     if (
         run.value("cuda_graph_impl") == "local"
@@ -114,13 +124,15 @@ def graphs_do_not_register_moving_memory(run: Facts) -> Iterator[Finding]:
         and name == _ALLOCATOR[0]
         and run.env.get("NCCL_GRAPH_REGISTER") != "0"
     ):
-        message = "CUDA graphs with expandable_segments stop before Blackwell unless NCCL_GRAPH_REGISTER is 0"
+        message = "on GPUs before Blackwell, CUDA graphs with expandable_segments fail unless NCCL_GRAPH_REGISTER is 0"
         yield Finding(message, run.where(name, "cuda_graph_impl"), "set `env: {NCCL_GRAPH_REGISTER: 0}`")
 
 
 @rule("tensor-stats-graphs", "error", source="transformer_engine/debug: statistics decide on the host in every step")
-def statistics_need_steps_without_graphs(run: Facts) -> Iterator[Finding]:
+def statistics_need_steps_without_graphs(run: ResolvedRun) -> Iterator[Finding]:
     graphs = run.value("cuda_graph_impl") not in (None, "none") or run.on("enable_cuda_graph")
     if run.loaded.recipe.launch.tensor_stats and graphs:
-        message = "launch.tensor_stats reads values in the middle of a step, which a CUDA graph cannot"
-        yield Finding(message, run.where("cuda_graph_impl"), "drop one of the two: short runs without graphs measure")
+        message = "launch.tensor_stats reads values in the middle of a step, which is not possible in a CUDA graph"
+        yield Finding(
+            message, run.where("cuda_graph_impl"), "remove one of them; measure in a short run without CUDA graphs"
+        )

@@ -1,77 +1,120 @@
-"""Quantization recipes against the GPU, CUDA and Transformer Engine that the job will find."""
+"""Check quantization recipes against the GPU, CUDA and Transformer Engine of the job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import QUANTIZATION, QuantizationRecipe
+from fp8launch.megatron.versions import Release
 
 _TE = "TransformerEngine pytorch/quantization.py"
 _PRECISION = ("fp8_recipe", "fp8", "fp4")
+LEAST_FP8 = (8, 9)
 
 
-def _capability(run: Facts) -> str:
+def _text(version: Release) -> str:
+    return ".".join(map(str, version))
+
+
+def _capability(run: ResolvedRun) -> str:
     return f"{run.gpu.name} (compute capability {run.gpu.capability[0]}.{run.gpu.capability[1]})"
 
 
-@rule("fp8-needs-newer-gpu", "error", source=f"{_TE} _compute_fp8_support: 8.9 or higher")
-def fp8_needs_ada(run: Facts) -> Iterator[Finding]:
-    if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < (8, 9):
-        message = f"{run.precision} runs on compute capability 8.9 and above, not on {_capability(run)}"
+@rule("fp8-needs-newer-gpu", "error", source=f"{_TE} _compute_fp8_support: 8.9 or higher", scope="hardware")
+def fp8_needs_ada(run: ResolvedRun) -> Iterator[Finding]:
+    if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < LEAST_FP8:
+        message = f"{run.precision} needs compute capability 8.9 or higher, and does not run on {_capability(run)}"
         yield Finding(message, run.where(*_PRECISION), "use `precision: {recipe: bf16}`, or an H100 or newer")
 
 
-@rule("mxfp8-needs-blackwell", "error", source=f"{_TE} _compute_mxfp8_support: 10.0 and above, not 12.0 and above")
-def mxfp8_needs_blackwell(run: Facts) -> Iterator[Finding]:
-    if run.precision == "mxfp8" and run.gpu.capability >= (8, 9) and not (10, 0) <= run.gpu.capability < (12, 0):
-        message = f"mxfp8 runs on B200, B300, GB200 and GB300 only, not on {_capability(run)}"
-        yield Finding(message, run.where("fp8_recipe"), "use tensorwise, or a Blackwell data-centre GPU")
-
-
-@rule("nvfp4-needs-blackwell", "error", source=f"{_TE} _compute_nvfp4_support: 10.0 and above")
-def nvfp4_needs_blackwell(run: Facts) -> Iterator[Finding]:
-    if run.precision == "nvfp4" and (8, 9) <= run.gpu.capability < (10, 0):
-        message = f"nvfp4 runs on compute capability 10.0 and above, not on {_capability(run)}"
-        yield Finding(message, run.where("fp4_recipe", "fp4"), "use an FP8 recipe, or a Blackwell GPU")
-
-
-@rule("blockwise-emulated", "warning", source="TransformerEngine common/gemm: emulated with MXFP8 from 10.0 on")
-def blockwise_is_emulated_on_blackwell(run: Facts) -> Iterator[Finding]:
-    if run.precision == "blockwise" and run.gpu.capability >= (10, 0):
-        message = (
-            f"blockwise on {_capability(run)} is emulated with MXFP8 and power-of-two scales: "
-            "slower than mxfp8, and other numerics than on Hopper"
-        )
-        yield Finding(message, run.where("fp8_recipe"), "use mxfp8 there, or silence this to compare with Hopper runs")
-
-
-@rule("blockwise-needs-cuda", "error", source=f"{_TE} _compute_fp8_block_scaling_support: 9.0 and CUDA 12.9")
-def blockwise_needs_cuda(run: Facts) -> Iterator[Finding]:
-    cuda = run.software.cuda
-    if run.precision != "blockwise":
+def _needs_gpu(recipe: QuantizationRecipe) -> None:
+    """Add the rule for a recipe that not every GPU with FP8 can run."""
+    able = [gpu.name.upper() for gpu in GPUS.values() if recipe.runs_on(gpu.capability)]
+    unable = [gpu for gpu in GPUS.values() if gpu.capability >= LEAST_FP8 and not recipe.runs_on(gpu.capability)]
+    if not unable:
         return
-    if (8, 9) <= run.gpu.capability < (9, 0):
-        yield Finding(f"blockwise needs Hopper, not {_capability(run)}", run.where("fp8_recipe"), "use tensorwise")
-    elif cuda is not None and cuda < (12, 9):
-        message = f"blockwise needs CUDA 12.9 or newer, and the job will find {'.'.join(map(str, cuda))}"
-        yield Finding(message, run.where("fp8_recipe"), "use a newer image, or tensorwise")
+    generation = "blackwell" if recipe.least_capability >= (10, 0) else "hopper"
+
+    @rule(
+        f"{recipe.name}-needs-{generation}",
+        "error",
+        source=f"{_TE} _compute_*_support; hardware/quantization.py",
+        scope="hardware",
+    )
+    def recipe_needs_its_gpu(run: ResolvedRun) -> Iterator[Finding]:
+        capability = run.gpu.capability
+        if run.precision == recipe.name and capability >= LEAST_FP8 and not recipe.runs_on(capability):
+            message = f"{recipe.name} runs only on {', '.join(able)}, not on {_capability(run)}"
+            fix = f"use precision.recipe tensorwise, or one of these GPUs (such as resources.gpu: {able[0].lower()})"
+            yield Finding(message, run.where(recipe.recipe_flag, recipe.operands), fix)
 
 
-@rule("cuda-too-old", "error", source="TransformerEngine README: CUDA 12.8 for Blackwell, 12.1 for FP8 at all")
-def cuda_knows_the_gpu(run: Facts) -> Iterator[Finding]:
+def _is_emulated(recipe: QuantizationRecipe) -> None:
+    """Add the rule for a recipe that newer GPUs only emulate."""
+    if recipe.emulated_from is None:
+        return
+    least = recipe.emulated_from
+
+    @rule(
+        f"{recipe.name}-emulated",
+        "warning",
+        source="TransformerEngine common/gemm: emulated with MXFP8 from 10.0 on",
+        scope="hardware",
+    )
+    def recipe_is_emulated(run: ResolvedRun) -> Iterator[Finding]:
+        if run.precision == recipe.name and run.gpu.capability >= least:
+            message = (
+                f"{recipe.name} on {_capability(run)} is emulated with MXFP8 and power-of-two scales: "
+                "it is slower than mxfp8, and its numerics differ from Hopper's"
+            )
+            fix = "use mxfp8 on this GPU, or silence this warning to compare with Hopper runs"
+            yield Finding(message, run.where(recipe.recipe_flag), fix)
+
+
+def _needs_cuda(recipe: QuantizationRecipe) -> None:
+    """Add the rule for a recipe that needs a newer CUDA than FP8 in general."""
+    if recipe.least_cuda is None:
+        return
+    least = recipe.least_cuda
+
+    @rule(
+        f"{recipe.name}-needs-cuda",
+        "error",
+        source=f"{_TE} _compute_*_support; hardware/quantization.py",
+        scope="hardware",
+    )
+    def recipe_needs_its_cuda(run: ResolvedRun) -> Iterator[Finding]:
+        cuda = run.software.cuda
+        if run.precision == recipe.name and recipe.runs_on(run.gpu.capability) and cuda is not None and cuda < least:
+            message = f"{recipe.name} needs CUDA {_text(least)} or newer, but the job uses {_text(cuda)}"
+            yield Finding(message, run.where(recipe.recipe_flag), "use a newer image, or tensorwise")
+
+
+for _recipe in QUANTIZATION.values():
+    _needs_gpu(_recipe)
+    _is_emulated(_recipe)
+    _needs_cuda(_recipe)
+
+
+@rule(
+    "cuda-too-old",
+    "error",
+    source="TransformerEngine README: CUDA 12.8 for Blackwell, 12.1 for FP8 at all",
+    scope="hardware",
+)
+def cuda_knows_the_gpu(run: ResolvedRun) -> Iterator[Finding]:
     cuda = run.software.cuda
     if cuda is None or run.gpu.name == "cpu" or not run.quantized:
         return
     least = (12, 8) if run.gpu.capability >= (10, 0) else (12, 1)
     if cuda < least:
-        found, needed = ".".join(map(str, cuda)), ".".join(map(str, least))
-        message = f"{run.precision} on {_capability(run)} needs CUDA {needed} or newer, and the job will find {found}"
+        message = (
+            f"{run.precision} on {_capability(run)} needs CUDA {_text(least)} or newer, but the job uses {_text(cuda)}"
+        )
         yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.cuda")
-
-
-# megatron/core/fp8_utils.py:730-766 and arguments.py:1073; the oldest release that has the recipe.
-_FIRST_TE = {"tensorwise": (2, 2), "blockwise": (2, 3), "mxfp8": (2, 1), "nvfp4": (2, 7), "custom": (2, 9)}
 
 
 @rule(
@@ -79,12 +122,12 @@ _FIRST_TE = {"tensorwise": (2, 2), "blockwise": (2, 3), "mxfp8": (2, 1), "nvfp4"
     "error",
     source="megatron/core/fp8_utils.py:730-766 and 305, megatron/training/arguments.py:1073",
     says=r"--fp4-format requires Transformer Engine",
+    scope="hardware",
 )
-def te_has_the_recipe(run: Facts) -> Iterator[Finding]:
-    te, least = run.software.transformer_engine, _FIRST_TE.get(run.precision)
+def te_has_the_recipe(run: ResolvedRun) -> Iterator[Finding]:
+    te, least = run.software.transformer_engine, run.quantization.least_te if run.quantization else None
     if te is not None and least is not None and te < least:
-        found, needed = ".".join(map(str, te)), ".".join(map(str, least))
-        message = f"{run.precision} needs Transformer Engine {needed} or newer, and the job will find {found}"
+        message = f"{run.precision} needs Transformer Engine {_text(least)} or newer, but the job uses {_text(te)}"
         yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.transformer_engine")
 
 
@@ -94,10 +137,9 @@ _FLAG_TE = {"moe_router_fusion": (2, 7), "delay_wgrad_compute": (2, 3)}
 
 
 @rule("te-too-old-for-flag", "error", source="moe_utils.py:129; core/extensions/transformer_engine.py:917")
-def te_has_the_kernel(run: Facts) -> Iterator[Finding]:
+def te_has_the_kernel(run: ResolvedRun) -> Iterator[Finding]:
     te = run.software.transformer_engine
     for flag, least in _FLAG_TE.items():
         if te is not None and run.on(flag) and te < least:
-            found, needed = ".".join(map(str, te)), ".".join(map(str, least))
-            message = f"{flag} needs Transformer Engine {needed} or newer, and the job will find {found}"
-            yield Finding(message, run.where(flag), "drop it, or use a newer image")
+            message = f"{flag} needs Transformer Engine {_text(least)} or newer, but the job uses {_text(te)}"
+            yield Finding(message, run.where(flag), "remove it, or use a newer image")

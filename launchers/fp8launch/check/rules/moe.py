@@ -1,50 +1,71 @@
-"""Mixtures of experts: what Megatron's layers assert while they are built or in the first step."""
+"""Check mixtures of experts for what Megatron's layers assert while they are built or in the first step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.gemm_shapes import sequence_parallel
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
-from fp8launch.check.shape import expert_ways, moe_pattern, sequence_parallel
+from fp8launch.megatron.model_arithmetic import MOST_LAYERS, expert_frequency, expert_tensor_size, hybrid_pattern
 
 _MOE = "megatron/core/transformer/moe"
 
 
 @rule("moe-needs-sequence-parallel", "error", source=f"{_MOE}/moe_layer.py:629, first forward pass")
-def tensor_parallel_experts_split_sequences(run: Facts) -> Iterator[Finding]:
+def tensor_parallel_experts_split_sequences(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("num_experts") and run.layout.tp > 1 and not sequence_parallel(run):
-        message = f"a mixture of experts with TP {run.layout.tp} needs sequence parallelism to train"
+        message = f"training a mixture of experts with TP {run.layout.tp} needs sequence parallelism"
         yield Finding(message, run.where("tensor_model_parallel_size"), "add `parallel: {sequence: auto}`")
 
 
 @rule("moe-top-k", "error", source=f"{_MOE}/moe_utils.py: torch.topk over the experts")
-def enough_experts_to_choose(run: Facts) -> Iterator[Finding]:
+def enough_experts_to_choose(run: ResolvedRun) -> Iterator[Finding]:
     experts, chosen = run.integer("num_experts"), run.integer("moe_router_topk")
     if experts and chosen > experts:
-        message = f"the router cannot choose {chosen} of {experts} experts"
+        message = f"moe_router_topk is {chosen}, but the model has only {experts} experts"
         yield Finding(message, run.where("moe_router_topk", "num_experts"), f"set moe_router_topk to {experts} or less")
 
 
-@rule("moe-layer-pattern", "error", source="megatron/core/models/gpt/gpt_layer_specs.py:651-662, building the model")
-def pattern_names_each_layer(run: Facts) -> Iterator[Finding]:
-    layers = run.integer("num_layers")
-    if not run.on("num_experts") or not layers or run.value("hybrid_layer_pattern") is not None:
+@rule("moe-group-top-k", "error", source=f"{_MOE}/moe_utils.py group_limited_topk: torch.topk inside a group")
+def groups_have_enough_experts(run: ResolvedRun) -> Iterator[Finding]:
+    experts, chosen = run.integer("num_experts"), run.integer("moe_router_topk")
+    groups, kept = run.integer("moe_router_num_groups"), run.integer("moe_router_group_topk")
+    if not experts or groups < 1 or kept < 1 or experts % groups:
         return
-    pattern = moe_pattern(run)
+    size = experts // groups
+    if chosen > kept * size:
+        message = (
+            f"the router chooses {chosen} experts from moe_router_group_topk {kept} of {groups} groups, "
+            f"which hold {kept * size} experts together"
+        )
+        fix = f"set moe_router_group_topk to {-(-chosen // size)} or more, or moe_router_topk to {kept * size} or less"
+        yield Finding(message, run.where("moe_router_group_topk", "moe_router_num_groups", "moe_router_topk"), fix)
+
+
+@rule("moe-layer-pattern", "error", source="megatron/core/models/gpt/gpt_layer_specs.py:651-662, building the model")
+def pattern_names_each_layer(run: ResolvedRun) -> Iterator[Finding]:
+    layers = run.integer("num_layers")
+    if not run.on("num_experts") or not layers or hybrid_pattern(run.arguments) is not None:
+        return
+    frequency = expert_frequency(run.arguments)
     where = run.where("moe_layer_freq", "num_layers")
-    if pattern is None:
-        message = f"moe_layer_freq {run.value('moe_layer_freq')!r} is neither a whole number nor a list"
-        yield Finding(message, where, "write a number, or a list such as ([0]*3+[1]*58)")
-    elif len(pattern) != layers:
-        message = f"moe_layer_freq speaks of {len(pattern)} layers, and the model has {layers}"
+    if isinstance(frequency, int) and frequency > 0:
+        return
+    if not isinstance(frequency, list):
+        message = f"moe_layer_freq {run.value('moe_layer_freq')!r} is neither a whole number above 0 nor a list"
+        yield Finding(message, where, f"write a number, or a list of at most {MOST_LAYERS} such as ([0]*3+[1]*58)")
+    elif len(frequency) != layers:
+        message = f"moe_layer_freq lists {len(frequency)} layers, but the model has {layers}"
         yield Finding(message, where, f"make it {layers} entries long")
-    elif set(pattern) - {0, 1}:
-        yield Finding("moe_layer_freq may hold 0 for a dense layer and 1 for experts only", where, "use 0 and 1")
+    elif set(frequency) - {0, 1}:
+        yield Finding(
+            "moe_layer_freq must contain only 0 (dense layer) and 1 (layer with experts)", where, "use 0 and 1"
+        )
 
 
 @rule("moe-grouped-bias", "error", source=f"{_MOE}/experts.py:204, building the model")
-def grouped_experts_have_no_fused_bias(run: Facts) -> Iterator[Finding]:
+def grouped_experts_have_no_fused_bias(run: ResolvedRun) -> Iterator[Finding]:
     if (
         run.on("num_experts")
         and run.on("moe_grouped_gemm")
@@ -52,19 +73,19 @@ def grouped_experts_have_no_fused_bias(run: Facts) -> Iterator[Finding]:
         and run.on("bias_dropout_fusion")
         and run.uses_te
     ):
-        message = "moe_grouped_gemm does not go with linear biases and fused bias-dropout"
+        message = "moe_grouped_gemm cannot be combined with both linear biases and fused bias-dropout"
         yield Finding(message, run.where("moe_grouped_gemm"), "add disable_bias_linear or no_bias_dropout_fusion")
 
 
 @rule("moe-flex-dispatcher", "error", source=f"{_MOE}/token_dispatcher.py:1770 and 1788, building the model")
-def dispatchers_have_someone_to_send_to(run: Facts) -> Iterator[Finding]:
+def dispatchers_have_someone_to_send_to(run: ResolvedRun) -> Iterator[Finding]:
     backend = run.value("moe_flex_dispatcher_backend")
     if (
         run.on("num_experts")
         and run.value("moe_token_dispatcher_type") == "flex"
         and backend in ("deepep", "ncclep")
-        and run.layout.ep * expert_ways(run) == 1
+        and run.layout.ep * expert_tensor_size(run.arguments) == 1
     ):
-        message = f"the {backend} dispatcher needs expert parallelism, and EP x ETP is 1"
+        message = f"the {backend} dispatcher needs expert parallelism, but EP x ETP is 1"
         fix = "use moe_token_dispatcher_type alltoall, or parallel.ep above 1"
         yield Finding(message, run.where("moe_flex_dispatcher_backend", "moe_token_dispatcher_type"), fix)

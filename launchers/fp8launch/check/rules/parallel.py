@@ -1,26 +1,26 @@
-"""How the model is cut over ranks: what Megatron finds only while it builds the model or in the first step."""
+"""Check how the model is divided over ranks, for errors that Megatron raises only in model building or later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8launch.check.facts import Facts
+from fp8launch.check.gemm_shapes import heads, heads_fit, sequence_parallel, widths
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
-from fp8launch.check.shape import (
-    expert_ways,
+from fp8launch.megatron.model_arithmetic import (
+    expert_tensor_size,
     head_width,
-    heads,
+    layer_kinds,
     query_groups,
-    sequence_parallel,
     virtual_stages,
-    widths,
 )
 
 _STATE = "megatron/core/parallel_state.py"
+_ATTENTION = {"attention", "latent attention"}
 
 
 @rule("size-not-divisible", "error", source="megatron/core/tensor_parallel/layers.py: divide() while building; run")
-def layers_divide(run: Facts) -> Iterator[Finding]:
+def layers_divide(run: ResolvedRun) -> Iterator[Finding]:
     split = ("ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     for width in widths(run):
         if width.name in split and width.size is None:
@@ -31,33 +31,56 @@ def layers_divide(run: Facts) -> Iterator[Finding]:
 
 
 @rule("tensor-parallel-across-nodes", "warning", source="NVIDIA's parallelism guides: tensor parallelism within NVLink")
-def tensors_stay_in_a_node(run: Facts) -> Iterator[Finding]:
+def tensors_stay_in_a_node(run: ResolvedRun) -> Iterator[Finding]:
     """GB200 and GB300 are joined by NVLink across nodes."""
     per_node = run.loaded.recipe.resources.gpus_per_node
     if run.layout.tp > per_node and not run.gpu.name.startswith("gb") and run.gpu.name != "cpu":
-        message = f"TP {run.layout.tp} spans nodes of {per_node} GPUs: every layer would wait for the network"
+        message = f"TP {run.layout.tp} spans several nodes of {per_node} GPUs, so every layer waits for the network"
         yield Finding(message, run.where("tensor_model_parallel_size"), f"use TP {per_node} or less, and more PP or CP")
 
 
-@rule("query-groups", "error", source="run: shape error in the first forward pass; TE asserts the same")
-def groups_divide_heads(run: Facts) -> Iterator[Finding]:
-    if not run.on("group_query_attention"):
+@rule(
+    "attention-heads",
+    "error",
+    source="megatron/training/arguments.py: hidden_size % num_attention_heads; transformer_config.py:1196 (0.19)",
+    says=r"num_attention_heads|num_query_groups",
+)
+def heads_divide(run: ResolvedRun) -> Iterator[Finding]:
+    """If this rule fires, the other rules about heads report nothing, because their problems follow from it."""
+    count, hidden, tp = heads(run), run.integer("hidden_size"), run.layout.tp
+    if not count or not hidden or heads_fit(run) or not _ATTENTION & layer_kinds(run.arguments):
         return
-    groups = query_groups(run)
+    where = run.where("num_attention_heads", "hidden_size", "tensor_model_parallel_size")
+    if count % tp:
+        message = f"{count} attention heads cannot be divided over TP {tp}"
+        fix = f"make model.num_attention_heads a multiple of {tp}, or use less tensor parallelism"
+    else:
+        message = f"hidden_size {hidden} cannot be divided into {count} attention heads"
+        fix = "make model.num_attention_heads a divisor of model.hidden_size, or set model.kv_channels"
+    yield Finding(message, where, fix)
+
+
+@rule("query-groups", "error", source="run: shape error in the first forward pass; TE asserts the same")
+def groups_divide_heads(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("group_query_attention") or not _ATTENTION & layer_kinds(run.arguments) or not heads_fit(run):
+        return
+    groups = query_groups(run.arguments)
     if groups < 1 or heads(run) % groups:
         message = f"{heads(run)} attention heads cannot share {groups} query groups evenly"
         yield Finding(message, run.where("num_query_groups"), "make num_query_groups a divisor of num_attention_heads")
 
 
 @rule("expert-grid", "error", source=f"{_STATE}:879, when process groups are made")
-def experts_divide_ranks(run: Facts) -> Iterator[Finding]:
+def experts_divide_ranks(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
-    # Experts lie over the ranks of a pipeline stage in a grid of their own, context parallelism included.
-    size = expert_ways(run) * layout.ep * layout.pp
+    # Experts have a separate grid over the ranks of a pipeline stage, which includes context parallel ranks.
+    size = expert_tensor_size(run.arguments) * layout.ep * layout.pp
+    if size < 1:
+        return
     if layout.world % size and (layout.ep > 1 or run.value("expert_tensor_parallel_size")):
         message = (
             f"{layout.world} GPUs cannot be divided into expert groups of "
-            f"ETP {expert_ways(run)} x EP {layout.ep} x PP {layout.pp} = {size}"
+            f"ETP {expert_tensor_size(run.arguments)} x EP {layout.ep} x PP {layout.pp} = {size}"
         )
         fix = (
             f"use a multiple of {size} GPUs, or less expert parallelism (expert tensor parallelism is TP if not stated)"
@@ -65,11 +88,26 @@ def experts_divide_ranks(run: Facts) -> Iterator[Finding]:
         yield Finding(message, run.where("expert_model_parallel_size", "expert_tensor_parallel_size"), fix)
 
 
+@rule("expert-data-parallel", "error", source=f"{_STATE}:900 (0.19), when process groups are made")
+def experts_share_the_data_parallel_size(run: ResolvedRun) -> Iterator[Finding]:
+    layout = run.layout
+    experts = expert_tensor_size(run.arguments) * layout.ep * layout.pp
+    if not run.on("use_tp_pp_dp_mapping") or layout.pp < 2 or experts < 1 or layout.world % experts:
+        return
+    if layout.world // experts != layout.dp:
+        message = (
+            f"use_tp_pp_dp_mapping with PP {layout.pp} needs the same data parallel size for attention and experts, "
+            f"but they are {layout.dp} and {layout.world // experts}"
+        )
+        fix = "remove use_tp_pp_dp_mapping, or choose expert parallelism so that ETP x EP equals TP x CP"
+        yield Finding(message, run.where("use_tp_pp_dp_mapping"), fix)
+
+
 @rule("optimizer-instances", "error", source=f"{_STATE}:922 and 1447, when process groups are made")
-def optimizer_instances_divide(run: Facts) -> Iterator[Finding]:
+def optimizer_instances_divide(run: ResolvedRun) -> Iterator[Finding]:
     copies = run.integer("num_distributed_optimizer_instances", 1)
     ranks = run.layout.dp * run.layout.cp
-    experts = run.layout.world // max(1, expert_ways(run) * run.layout.ep * run.layout.pp)
+    experts = run.layout.world // max(1, expert_tensor_size(run.arguments) * run.layout.ep * run.layout.pp)
     for name, n in (("data", ranks), *((("expert data", experts),) if run.on("num_experts") else ())):
         if copies > 1 and n % copies:
             message = f"{copies} distributed optimizer instances cannot share {n} {name} parallel ranks evenly"
@@ -78,8 +116,8 @@ def optimizer_instances_divide(run: Facts) -> Iterator[Finding]:
 
 
 @rule("pipeline-split", "error", source="megatron/core/transformer/transformer_block.py get_num_layers_to_build")
-def virtual_stages_divide_layers(run: Facts) -> Iterator[Finding]:
-    """The validators ask this of every way to state stages but `num_virtual_stages_per_pipeline_rank` alone."""
+def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
+    """Megatron's validators check all other ways to set stages, but not `num_virtual_stages_per_pipeline_rank`."""
     uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern")
     accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     stages, layers, pp = run.integer("num_virtual_stages_per_pipeline_rank"), run.integer("num_layers"), run.layout.pp
@@ -92,8 +130,8 @@ def virtual_stages_divide_layers(run: Facts) -> Iterator[Finding]:
 
 
 @rule("virtual-pipeline-batches", "error", source="megatron/core/pipeline_parallel/schedules.py:1133-1156; run")
-def virtual_pipeline_has_its_batches(run: Facts) -> Iterator[Finding]:
-    layout, stages = run.layout, virtual_stages(run)
+def virtual_pipeline_has_its_batches(run: ResolvedRun) -> Iterator[Finding]:
+    layout, stages = run.layout, virtual_stages(run.arguments, run.layout.pp)
     if layout.pp < 2 or stages < 2:
         return
     group = run.integer("microbatch_group_size_per_vp_stage") or layout.pp
@@ -102,20 +140,21 @@ def virtual_pipeline_has_its_batches(run: Facts) -> Iterator[Finding]:
     where = run.where(*names, "pipeline_model_parallel_layout")
     if not layout.pp <= group <= layout.microbatches:
         message = (
-            f"a virtual pipeline of PP {layout.pp} needs at least {group} micro batches a step, and has "
+            f"a virtual pipeline of PP {layout.pp} needs at least {group} micro batches per step, but has "
             f"{layout.microbatches} (global batch / micro batch / data parallel)"
         )
         yield Finding(message, where, f"raise batch.global to {group * layout.micro_batch * layout.dp} or more")
     elif 0 < rest < layout.pp:
         step = group * layout.micro_batch * layout.dp
         message = (
-            f"{layout.microbatches} micro batches leave {rest} over after groups of {group}, fewer than PP {layout.pp}"
+            f"{layout.microbatches} micro batches in groups of {group} leave a remainder of {rest}, which is less "
+            f"than PP {layout.pp}"
         )
         yield Finding(message, where, f"make batch.global a multiple of {step}")
 
 
 @rule("sequence-not-divisible", "error", source="megatron/core/tensor_parallel/mappings.py:73 and 177, first forward")
-def sequence_divides(run: Facts) -> Iterator[Finding]:
+def sequence_divides(run: ResolvedRun) -> Iterator[Finding]:
     sequence, layout = run.integer("seq_length"), run.layout
     if sequence_parallel(run) and sequence % layout.cp == 0 and sequence // layout.cp % layout.tp:
         message = (
@@ -126,66 +165,61 @@ def sequence_divides(run: Facts) -> Iterator[Finding]:
 
 
 @rule("local-layers", "error", source="run: Megatron's local layers refuse both; torch's norms, TEDotProductAttention")
-def local_layers_do_not_split_sequences(run: Facts) -> Iterator[Finding]:
+def local_layers_do_not_split_sequences(run: ResolvedRun) -> Iterator[Finding]:
     if run.value("transformer_impl") != "local":
         return
     fix = "use `transformer_impl: transformer_engine`"
     if run.layout.cp > 1:
-        message = "context parallelism needs Transformer Engine's attention, and transformer_impl is local"
+        message = "context parallelism needs Transformer Engine's attention, but transformer_impl is local"
         yield Finding(message, run.where("context_parallel_size"), fix)
     if sequence_parallel(run) and run.gpu.name == "cpu":
-        message = "sequence parallelism needs norms that a CPU run does not have"
+        message = "sequence parallelism needs normalization layers that are not available on CPUs"
         yield Finding(message, run.where("sequence_parallel"), "use `parallel: {sequence: auto}`")
 
 
 @rule("context-parallel-heads", "error", source="TransformerEngine context_parallel.py:4246: heads % cp_size == 0")
-def all_to_all_divides_heads(run: Facts) -> Iterator[Finding]:
+def all_to_all_divides_heads(run: ResolvedRun) -> Iterator[Finding]:
     layout, kind = run.layout, run.value("cp_comm_type")
     kinds = kind if isinstance(kind, list) else [kind]
     if layout.cp < 2 or "a2a" not in kinds or run.on("multi_latent_attention"):
         return
-    n, groups = heads(run) // layout.tp, max(1, query_groups(run) // layout.tp)
+    n, groups = heads(run) // layout.tp, max(1, query_groups(run.arguments) // layout.tp)
     if n % layout.cp or groups % layout.cp:
         message = (
-            f"cp_comm_type a2a deals heads out over CP {layout.cp}, and a rank has {n} query, {groups} key/value heads"
+            f"cp_comm_type a2a divides heads over CP {layout.cp}, but a rank has {n} query and {groups} key/value heads"
         )
         yield Finding(message, run.where("cp_comm_type"), "use cp_comm_type p2p, or a smaller CP or TP")
 
 
 @rule("attention-head-width", "warning", source="cuDNN fused attention trains head widths up to 128; outcome not run")
-def fused_attention_fits(run: Facts) -> Iterator[Finding]:
-    if run.value("attention_backend") == "fused" and head_width(run) > 128 and not run.on("multi_latent_attention"):
+def fused_attention_fits(run: ResolvedRun) -> Iterator[Finding]:
+    width = head_width(run.arguments)
+    if run.value("attention_backend") == "fused" and width > 128 and not run.on("multi_latent_attention"):
         message = (
-            f"attention_backend fused is asked for heads of width {head_width(run)}, and cuDNN may train only up to 128"
+            f"attention_backend is fused and heads are {width} wide, but cuDNN may support training only up to 128"
         )
         yield Finding(message, run.where("attention_backend", "kv_channels"), "use attention_backend auto")
 
 
 @rule("per-token-loss-average", "error", source="megatron/core/distributed/distributed_data_parallel.py:179")
-def per_token_loss_is_not_averaged(run: Facts) -> Iterator[Finding]:
+def per_token_loss_is_not_averaged(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("calculate_per_token_loss") and run.on("ddp_average_in_collective"):
         message = "ddp_average_in_collective cannot average a loss that is calculated per token"
-        yield Finding(message, run.where("ddp_average_in_collective"), "drop one of the two")
+        yield Finding(message, run.where("ddp_average_in_collective"), "remove one of them")
 
 
 @rule("fsdp-average", "error", source="Megatron-Bridge switches it off; megatron_fsdp.py:378 of 0.19.2 fails on 2 H200")
-def fsdp_does_not_average(run: Facts) -> Iterator[Finding]:
+def fsdp_does_not_average(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("use_megatron_fsdp") and run.on("ddp_average_in_collective"):
-        message = "ddp_average_in_collective is not supported with Megatron-FSDP: a model without experts ends at start"
+        message = (
+            "ddp_average_in_collective is not supported with Megatron-FSDP: a model without experts fails at start"
+        )
         yield Finding(message, run.where("ddp_average_in_collective"), "set megatron.ddp_average_in_collective: null")
 
 
 @rule("fsdp-not-sharding", "warning", source="megatron/core/distributed: no_shard is plain DDP, 0.17's default")
-def fsdp_shards(run: Facts) -> Iterator[Finding]:
+def fsdp_shards(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("use_megatron_fsdp") and run.value("data_parallel_sharding_strategy") == "no_shard":
         message = "Megatron-FSDP with data_parallel_sharding_strategy no_shard shards nothing"
         fix = "use `parallel: {fsdp: megatron}`, or data_parallel_sharding_strategy: optim_grads_params"
         yield Finding(message, run.where("data_parallel_sharding_strategy", "use_megatron_fsdp"), fix)
-
-
-@rule("fused-wgrad-needs-apex", "warning", source="megatron/core/tensor_parallel/layers.py:1070")
-def fused_gradients_have_a_kernel(run: Facts) -> Iterator[Finding]:
-    """fp8launch's own entry brings a replacement where APEX is missing; other scripts do not."""
-    if run.on("gradient_accumulation_fusion") and run.value("transformer_impl") == "local" and not run.own_entry:
-        message = "local layers fuse weight gradients with an extension of APEX, and stop where it is missing"
-        yield Finding(message, run.where("transformer_impl"), "add `no_gradient_accumulation_fusion: true`")

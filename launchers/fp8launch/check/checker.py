@@ -1,0 +1,280 @@
+"""Run all layers of the check and return one result: problems, silenced warnings, and the state of each layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from fp8launch.check import login_node, memory, phases
+from fp8launch.check.job_paths import JobPaths, job_paths
+from fp8launch.check.login_node import Inspection
+from fp8launch.check.megatron_validation import CODES, NO_VALIDATORS, ask_megatron, megatron_problems
+from fp8launch.check.rehearsal_report import RehearsalReport
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.check.rule import Rule, all_rules
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, nearest
+from fp8launch.job.job import Job
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.validators import MegatronVerdict
+from fp8launch.recipe.phases import told_by_phase
+from fp8launch.resources import pack_folder
+from fp8launch.schedulers.base import Scheduler
+
+LAYERS = ("schema", "megatron", "rules", "memory", "machine")
+NOT_ASKED = "not run: not requested"
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """A warning that the recipe silences, and its reason."""
+
+    problem: Problem
+    reason: str
+
+    def as_json(self) -> dict[str, str | None]:
+        return {**self.problem.as_json(), "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The problems found. `layers` maps each layer to "ran", or to "not run: " and the reason.
+
+    `exit_code` is the exit code of the command; 0 means that `ok` decides it. It is MACHINE_LACKS when Megatron's
+    verdict was requested and is not available. `rehearsal` is None unless a rehearsal was requested. `job` is the job
+    that was checked, before it has a run folder; None where none could be planned, or `machine` was not requested.
+    """
+
+    problems: tuple[Problem, ...]
+    layers: Mapping[str, str]
+    silenced: tuple[Silenced, ...] = ()
+    exit_code: int = field(default=0)
+    rehearsal: RehearsalReport | None = None
+    job: Job | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not any(p.severity == "error" for p in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "ok": self.ok,
+            "problems": [p.as_json() for p in self.problems],
+            "layers": dict(self.layers),
+            "silenced": [s.as_json() for s in self.silenced],
+        }
+        if self.rehearsal is not None:
+            found["rehearsal"] = self.rehearsal.as_json()
+        return found
+
+
+def check(
+    prepared: Prepared,
+    cluster: Cluster | None = None,
+    environment: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    layers: Collection[str] = LAYERS,
+) -> CheckResult:
+    """Check one run; see `check_all`."""
+    return check_all([prepared], cluster, environment, say, layers)[0]
+
+
+def check_all(
+    runs: Sequence[Prepared],
+    cluster: Cluster | None = None,
+    environment: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    layers: Collection[str] = LAYERS,
+    scheduler: Scheduler | None = None,
+) -> list[CheckResult]:
+    """Check several runs; results are in the order of `runs`.
+
+    Megatron's validators run in a separate process, in parallel with the other layers. Each phase of a run is checked
+    like a run; then the transitions between phases are checked.
+    `cluster` is the profile of the machine that the runs are for (None: this machine's default). Slurm's commands run
+    in `environment`. `say` reports downloads. Only the layers named in `layers` run. `scheduler` will get the jobs;
+    None stands for the cluster's.
+    """
+    site = cluster or Cluster()
+    shell = os.environ if environment is None else environment
+    cluster_env = {name: str(value) for name, value in site.env.items()}
+    divided = [[_part(part, cluster_env, site) for part in run.parts] for run in runs]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_ask_megatron, [part for parts in divided for part in parts], say, layers)
+        inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
+        looked = []
+        for parts, inspection in zip(divided, inspected, strict=True):
+            looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
+        answers = iter(asked.result())
+    results = []
+    for run, parts, inspection, found in zip(runs, divided, inspected, looked, strict=True):
+        answered = list(islice(answers, len(parts)))
+        results.append(_run_result(run, parts, inspection, found, answered, layers))
+    return results
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A run without phases, or one phase of a run."""
+
+    prepared: Prepared
+    run: ResolvedRun
+    paths: JobPaths
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """The problems of one part, without Megatron's; `fired` are the rules that found one."""
+
+    problems: tuple[Problem, ...]
+    fired: tuple[Rule, ...]
+
+
+# Megatron's verdict on a part, and the state of the layer `megatron`.
+_Answer = tuple[MegatronVerdict | None, str]
+
+
+def _part(prepared: Prepared, cluster_env: Mapping[str, str], site: Cluster) -> _Part:
+    return _Part(prepared, resolve_run(prepared, cluster_env), job_paths(prepared.loaded, site))
+
+
+def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[_Answer]:
+    if "megatron" not in layers:
+        return [(None, NOT_ASKED)] * len(parts)
+    verdicts, states = ask_megatron([part.run for part in parts], [part.paths for part in parts], say)
+    return list(zip(verdicts, states, strict=True))
+
+
+def _inspect(
+    run: Prepared,
+    site: Cluster,
+    environment: Mapping[str, str],
+    scheduler: Scheduler | None,
+    layers: Collection[str],
+) -> Inspection:
+    if "machine" not in layers:
+        return Inspection()
+    return login_node.inspect_run(run, site, environment, scheduler)
+
+
+def _look(
+    part: _Part, site: Cluster, environment: Mapping[str, str], runtime: Runtime | None, layers: Collection[str]
+) -> _Findings:
+    """Run the layers `rules` and `memory`, and that part of `machine` that looks at a part's files."""
+    problems: list[Problem] = []
+    fired: list[Rule] = []
+    for rule in all_rules().values() if "rules" in layers else ():
+        said = list(rule.problems(part.run))
+        problems += said
+        fired += [rule] * bool(said)
+    if "memory" in layers:
+        problems += memory.problems(part.run)
+    if "machine" in layers:
+        problems += login_node.file_problems(part.prepared, site, environment, runtime)
+    return _Findings(tuple(problems), tuple(fired))
+
+
+def _run_result(
+    run: Prepared,
+    parts: Sequence[_Part],
+    inspection: Inspection,
+    found: Sequence[_Findings],
+    answers: Sequence[_Answer],
+    layers: Collection[str],
+) -> CheckResult:
+    """The result of a run; of one with phases, those of its phases merged."""
+    if not run.phases:
+        result = _part_result(parts[0], found[0], answers[0], layers, inspection.problems)
+    else:
+        each = [_part_result(*one, layers) for one in zip(parts, found, answers, strict=True)]
+        result = _together(run, [part.run for part in parts], each, layers, inspection.problems)
+    return replace(result, job=inspection.job)
+
+
+def _part_result(
+    part: _Part, found: _Findings, answer: _Answer, layers: Collection[str], more: Sequence[Problem] = ()
+) -> CheckResult:
+    verdict, state = answer
+    of_megatron = megatron_problems(part.run, part.paths, verdict, found.fired) if verdict else ()
+    states = {name: "ran" if name in layers else NOT_ASKED for name in LAYERS}
+    states |= {"schema": "ran", "megatron": state}
+    result = silence(part.run, [*of_megatron, *found.problems, *more], states)
+    return result if state in ("ran", NOT_ASKED, NO_VALIDATORS) else replace(result, exit_code=MACHINE_LACKS)
+
+
+def _together(
+    run: Prepared,
+    seen: Sequence[ResolvedRun],
+    results: Sequence[CheckResult],
+    layers: Collection[str],
+    of_the_run: Sequence[Problem],
+) -> CheckResult:
+    """Merge the results of a run's phases with the problems of the whole run."""
+    names = [one.name for one in run.phases]
+    ran = {name: next((r.layers[name] for r in results if r.layers[name] != "ran"), "ran") for name in LAYERS}
+    between = phases.problems(run.phases, seen) if "rules" in layers else ()
+    borders = silence(seen[0], [*between, *of_the_run], ran)
+    found = told_by_phase([(n, r.problems) for n, r in zip(names, results, strict=True)], len(names))
+    everything = dict.fromkeys([*found, *borders.problems])
+    silenced = dict.fromkeys(s for result in (*results, borders) for s in result.silenced)
+    code = max(result.exit_code for result in results)
+    return CheckResult(tuple(sorted(everything, key=by_place)), ran, tuple(silenced), code)
+
+
+def by_place(problem: Problem) -> tuple[str, str, int, str]:
+    """Sort key of problems: errors first, then by file and line."""
+    place, _, line = (problem.where or "").rpartition(":")
+    number = int(line) if line.isdecimal() and len(line) < 10 else 0
+    return problem.severity, place if number else problem.where or "", number, problem.code
+
+
+def in_the_pack(problem: Problem) -> Problem:
+    """A place inside the installation as a user knows it: `pack: models/llama3_8b, line 11`."""
+    place, _, line = (problem.where or "").rpartition(":")
+    prefix = f"{pack_folder('recipes')}/"
+    if not line.isdecimal() or not place.startswith(prefix):
+        return problem
+    return replace(problem, where=f"pack: {place.removeprefix(prefix).removesuffix('.yaml')}, line {line}")
+
+
+def silence(run: ResolvedRun, problems: Iterable[Problem], layers: Mapping[str, str]) -> CheckResult:
+    """Remove the warnings that the recipe silences; an invalid entry of `silence` is reported as a problem."""
+    stated: Mapping[str, str] = run.loaded.recipe.silence
+    problems = list(dict.fromkeys(problems))
+    wrong = list(_bad_silences(run, stated, problems))
+    kept = [p for p in problems if not run.silences(p)]
+    silenced = [Silenced(p, stated[p.code]) for p in problems if p not in kept]
+    shown = map(in_the_pack, sorted((*wrong, *kept), key=by_place))
+    return CheckResult(tuple(shown), layers, tuple(silenced))
+
+
+def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:
+    severities = {code: rule.severity for code, rule in all_rules().items()} | dict(CODES)
+    severities |= phases.CODES
+    severities |= {**memory.CODES, **login_node.CODES}
+    severities |= {p.code: p.severity for p in problems if p.code not in severities}
+    for code in stated:
+        where = run.loaded.where("silence", code)
+        if code not in severities:
+            near = nearest(code, severities)
+            hint = (
+                f"did you mean '{near}'?"
+                if near
+                else "use the code that `fp8launch check` prints in brackets after a warning"
+            )
+            yield Problem("error", "unknown-code", f"'silence.{code}': no check has the code {code}", where, hint)
+        elif severities[code] == "error":
+            message = f"'silence.{code}': {code} is an error, and only warnings can be silenced"
+            yield Problem("error", "cannot-silence", message, where, "correct the error, and remove this entry")
+
+
+def schema_result(refused: UserError) -> CheckResult:
+    """Return the result for a recipe that cannot be loaded, translated or laid out; no other layer can run."""
+    layers = dict.fromkeys(LAYERS, "not run: the recipe has errors") | {"schema": "ran"}
+    problems = tuple(map(in_the_pack, sorted(refused.problems, key=by_place)))
+    return CheckResult(problems, layers, exit_code=refused.exit_code)

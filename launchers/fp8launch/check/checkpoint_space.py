@@ -1,0 +1,116 @@
+"""Check the free space for checkpoints, if this machine can access the file system of `checkpoint.dir`.
+
+A save that fills the disk ends the training and affects everyone who writes there. Quotas are visible only where the
+file system reports them as free space (Lustre and GPFS with project quotas do, NFS usually does not).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp8launch.check.job_paths import is_remote, job_paths, kind_of, unexpanded
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.megatron.parameters import parameters
+
+if TYPE_CHECKING:
+    from fp8launch.job.prepared import Prepared
+
+CODES: Mapping[str, Severity] = {"checkpoint-space": "error", "checkpoint-space-low": "warning"}
+GIB = 1024**3
+# The model's weights in their training type; the optimizer's own copy and two moments. Moments kept in bf16 or FP8 are
+# saved as fp32 too (TE's `FusedAdam.get_unscaled_state`), FP8 weights as bf16.
+FP32, HALF = 4, 2
+
+
+def checkpoint_bytes(run: ResolvedRun) -> int | None:
+    """Return the size of one checkpoint in bytes, or None if the model's parameters cannot be counted.
+
+    Measured with 0.19, with and without the distributed optimizer: checkpoints of models with at least a million
+    parameters are at most 3 % larger.
+    """
+    values = ChainMap(dict(run.given), dict(run.defaults))
+    model = parameters(values, run.layout.world)
+    if model is None:
+        return None
+    half = bool(values.get("bf16") or values.get("fp16"))
+    weights = HALF if half else FP32
+    optimizer = (3 if half else 2) * FP32
+    if values.get("no_save_optim"):
+        optimizer = 0
+    return model.total * (weights + optimizer)
+
+
+def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Iterator[Problem]:
+    """Yield at most one problem: no checkpoint fits, or fewer fit than are kept."""
+    recipe, save = prepared.loaded.recipe, prepared.args.attributes.get("save")
+    if not isinstance(save, str) or is_remote(save) or unexpanded(save):
+        return
+    folder = _here(save, prepared, cluster, runtime)
+    size = checkpoint_bytes(resolve_run(prepared))
+    if folder is None or not size:
+        return
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    where = prepared.loaded.where("checkpoint", "dir")
+    one = f"a checkpoint needs {_gib(size)} (weights and optimizer), and {folder} has {_gib(free)} free"
+    if free < size:
+        fix = "free disk space, or choose another checkpoint.dir"
+        yield Problem("error", "checkpoint-space", one, where, fix)
+        return
+    planned, keep = _planned(prepared), recipe.checkpoint.keep
+    # A new one is written before the oldest goes.
+    wanted = min(planned, keep + 1) if keep else planned
+    if free < wanted * size:
+        why = (
+            f"the run needs room for {wanted} (checkpoint.keep: {keep}, and one being written)"
+            if keep
+            else f"the run writes {wanted}"
+        )
+        fix = (
+            "free disk space, or lower checkpoint.keep"
+            if keep
+            else "free disk space, set checkpoint.keep, or save less often"
+        )
+        message = f"{one}: enough for {free // size}, but {why}"
+        yield Problem("warning", "checkpoint-space-low", message, where, fix)
+
+
+def _planned(prepared: Prepared) -> int:
+    """Return the number of checkpoints that the run writes, including the last one."""
+    stated = prepared.args.attributes
+    iterations, interval = stated.get("train_iters"), stated.get("save_interval")
+    if not isinstance(iterations, int) or not isinstance(interval, int) or interval < 1:
+        return 1
+    return -(-iterations // interval)
+
+
+def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | None) -> Path | None:
+    """Return the nearest existing folder above `checkpoint.dir`; None if this machine cannot access it.
+
+    If not even the first folder of the path exists, its file system is not mounted on this machine.
+    """
+    from fp8launch.submit.submit import run_root
+
+    try:
+        paths = job_paths(prepared.loaded, cluster, runtime)
+        folder = paths.here(save) if save.startswith("/") and paths.mounted(save) else None
+        if not save.startswith("/"):
+            folder = run_root(cluster, None)
+    except UserError:
+        return None  # whoever looks at the run root reports it
+    while folder is not None and kind_of(folder) == "missing":
+        folder = folder.parent
+    if folder is None or folder == folder.parent or kind_of(folder) != "folder":
+        return None
+    return folder
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / 1024**2:,.1f} MiB"

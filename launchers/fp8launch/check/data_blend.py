@@ -1,0 +1,307 @@
+"""Check the indexed data files: they exist, are complete, and have enough documents and tokens for the run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded, why_not_writable
+from fp8launch.data.index_format import BrokenIndex, Index, read_index
+from fp8launch.diagnostics import Problem, UserError, nearest
+
+if TYPE_CHECKING:
+    from fp8launch.job.prepared import Prepared
+
+SPLITS = ("train", "valid", "test")
+# Megatron's default for --data-path without --split (megatron/training/arguments.py).
+DEFAULT_SPLIT = "969, 30, 1"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One prefix of a blend. `weight` is its share of the samples; None if Megatron weights by dataset size."""
+
+    prefix: str
+    where: str | None
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Blend:
+    """`fractions` is the share of each of SPLITS."""
+
+    datasets: tuple[Dataset, ...]
+    fractions: tuple[float, ...]
+    where: str | None
+
+
+Words = Sequence[tuple[str, "str | None"]]
+
+
+def blend_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Yield the problems of `data.blend`, or of the Megatron data flags used instead."""
+    if prepared.args.values.get("mock_data"):
+        return
+    for found in _blends(prepared, paths):
+        if isinstance(found, Problem):
+            yield found
+        else:
+            yield from _check(found, prepared, paths)
+
+
+def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
+    """The blends of a run as Megatron reads them (get_blend_and_blend_per_split)."""
+    args = prepared.args
+    one: list[Words] = []
+    if args.values.get("data_path"):
+        one.append(_words(prepared, "data_path"))
+    text, where = _content(prepared, paths, "data_args_path")
+    if text is not None:
+        one.append([(word, where) for word in text.split()])
+    if one:
+        fractions = _fractions(prepared)
+        if isinstance(fractions, Problem):
+            yield fractions
+            fractions = (1.0, 0.0, 0.0)
+        yield from (_blend(words, fractions) for words in one)
+        return
+    per_split: dict[str, Words] = {s: _words(prepared, f"{s}_data_path") for s in SPLITS}
+    text, where = _content(prepared, paths, "per_split_data_args_path")
+    if text is not None:
+        try:
+            content = json.loads(text)
+            per_split = {s: [(w, where) for w in _as_words(content[s])] for s in SPLITS}
+        except (ValueError, KeyError, TypeError) as exc:
+            message = f"per_split_data_args_path does not hold JSON with lists for train, valid and test: {exc}"
+            yield Problem("error", "data-blend", message, where)
+            return
+    for i, split in enumerate(SPLITS):
+        if per_split[split]:
+            yield _blend(per_split[split], tuple(float(i == k) for k in range(3)))
+
+
+def _words(prepared: Prepared, flag: str) -> Words:
+    value, data = prepared.args.values.get(flag), prepared.loaded.recipe.data
+    where = prepared.args.places.get(flag)
+    if value is None:
+        return []
+    items = value if isinstance(value, list) else [value]
+    if flag == "data_path" and data is not None and data.blend:
+        return [(str(item), prepared.loaded.where("data", "blend", i)) for i, item in enumerate(items)]
+    return [(str(item), where) for item in items]
+
+
+def _as_words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return value.split()
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    raise TypeError(f"{value!r} is not a list")
+
+
+def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None, str | None]:
+    """Return the text of a file that a flag names and its place, or None; another check reports missing files."""
+    value = prepared.args.values.get(flag)
+    here = paths.here(value) if isinstance(value, str) else None
+    try:
+        return (here.read_text(), str(here)) if here is not None else (None, None)
+    except (OSError, ValueError):
+        return None, None
+
+
+def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
+    """Prefixes alone, or weights and prefixes in turn: the rule of Megatron's get_blend_from_list."""
+    where = words[0][1]
+    numbers = [_number(text) for text, _ in words]
+    weights = [number for number in numbers[::2] if number is not None]
+    if len(words) % 2 == 0 and len(weights) == len(words) // 2:
+        datasets = [Dataset(t.strip(), w, n) for (t, w), n in zip(words[1::2], weights, strict=True)]
+        if min(weights) < 0 or sum(weights) <= 0:
+            return Problem(
+                "error",
+                "data-blend",
+                f"the weights of the blend are {weights}, but they must be positive",
+                where,
+                "write positive weights",
+            )
+        return Blend(tuple(datasets), fractions, where)
+    if any(n is not None for n in numbers):
+        message = "the blend mixes weights and paths: " + " ".join(text for text, _ in words)
+        fix = "write a weight before every path, or no weights at all: blend: [0.3, /data/a, 0.7, /data/b]"
+        return Problem("error", "data-blend", message, where, fix)
+    return Blend(tuple(Dataset(text.strip(), place, None) for text, place in words), fractions, where)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _fractions(prepared: Prepared) -> tuple[float, ...] | Problem:
+    """The split as Megatron parses it (parse_and_normalize_split)."""
+    text = str(prepared.args.values.get("split") or DEFAULT_SPLIT)
+    try:
+        parts = [float(n) for n in re.findall(r"[.0-9]+", text)]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or sum(parts) <= 0 or "-" in text:
+        message = f"split is '{text}', but it must be one to three shares: training, validation, test"
+        return Problem("error", "data-split", message, prepared.args.places.get("split"), 'write for example "99,1,0"')
+    return tuple(part / sum(parts) for part in [*parts, 0.0, 0.0][:3])
+
+
+def _check(blend: Blend, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    known: list[tuple[Dataset, Index]] = []
+    for dataset in blend.datasets:
+        found = _dataset(dataset, paths)
+        if isinstance(found, Problem):
+            yield found
+        elif found is not None:
+            known.append((dataset, found))
+            yield from _empty_splits(dataset, found, blend, prepared)
+            yield from _cache(dataset, prepared, paths)
+            here = paths.here(dataset.prefix)
+            if here is not None:
+                from fp8launch.check.data_manifest import manifest_problems
+
+                yield from manifest_problems(dataset.prefix, here, dataset.where, found, prepared, paths)
+    if len(known) == len(blend.datasets) and blend.fractions[0] > 0:
+        yield from _tokens(known, blend, prepared)
+
+
+def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
+    """Return the index of a prefix, its problem, or None if this machine cannot access it."""
+    prefix, where = dataset.prefix, dataset.where
+    if is_remote(prefix) or unexpanded(prefix):
+        return None
+    if not prefix.startswith("/"):
+        message = f"data '{prefix}' is relative to the run folder, which is new for each run"
+        return Problem("error", "path-relative", message, where, "write an absolute path")
+    if not any(paths.visible(f"{prefix}.{end}") for end in ("bin", "idx")):
+        return not_mounted("data", prefix, where, paths, "read")
+    here = paths.here(prefix)
+    if here is None:
+        return None
+    absent = [f".{end}" for end in ("bin", "idx") if kind_of(Path(f"{here}.{end}")) in ("missing", "folder")]
+    if absent:
+        seen = "" if str(here) == prefix else f" (on this machine {here})"
+        message = f"data {prefix}{seen} has no {' and no '.join(absent)} file"
+        return Problem("error", "data-missing", message, where, _meant(prefix, here))
+    try:
+        return read_index(here)
+    except BrokenIndex as exc:
+        return Problem(
+            "error", "data-broken", f"data {prefix}: {exc}", where, "build it again with `fp8launch data build`"
+        )
+    except OSError as exc:
+        return Problem("error", "data-unreadable", f"data {prefix} cannot be read: {exc.strerror}", where)
+
+
+def _meant(prefix: str, here: Path) -> str:
+    if here.suffix in (".bin", ".idx") and kind_of(here) == "file":
+        return f"remove the extension: Megatron adds .bin and .idx to {prefix.removesuffix(here.suffix)}"
+    inside = kind_of(here) == "folder"
+    there = [name.removesuffix(".idx") for name in entries(here if inside else here.parent) if name.endswith(".idx")]
+    near = nearest(here.name, there) or (there[0] if there else None)
+    base = prefix.rstrip("/") if inside else prefix.rpartition("/")[0]
+    return (
+        f"did you mean {base}/{near}?"
+        if near
+        else "write the common path of the .bin and .idx files, without extension"
+    )
+
+
+def _empty_splits(dataset: Dataset, index: Index, blend: Blend, prepared: Prepared) -> Iterator[Problem]:
+    """A split that asks for a share and gets no document: Megatron counts epochs of nothing, for ever.
+
+    `_get_num_epochs` of megatron/core/datasets/gpt_dataset.py adds the tokens of an epoch until they are enough.
+    """
+    begin = 0.0
+    for split, fraction in zip(SPLITS, blend.fractions, strict=True):
+        end = begin + fraction
+        # The builder's own rounding, half to even.
+        if fraction > 0 and round(begin * index.sequences) == round(end * index.sequences):
+            yield Problem(
+                "error",
+                "data-split",
+                f"data {dataset.prefix} has {index.sequences:,} documents, and {100 * fraction:.3g} % of them for "
+                f"{split} rounds to none: Megatron would hang while it builds the dataset",
+                prepared.args.places.get("split") or dataset.where,
+                f'set the share of {split} to 0, as in split: "1,0,0", or use data with more documents',
+            )
+        begin = end
+
+
+def _cache(dataset: Dataset, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Check the default cache: without data.cache, the first run creates a folder named like the prefix."""
+    if prepared.args.values.get("data_cache_path"):
+        return
+    cache = f"{dataset.prefix}/cache"
+    here = paths.here(cache)
+    mount = paths.read_only(cache)
+    why = f"the mount {mount} is read-only" if mount else here and why_not_writable(here)
+    if why:
+        message = f"Megatron writes its index of the data to {cache}, but {why}"
+        fix = "set data.cache to a folder that the job can write to"
+        yield Problem("error", "data-cache", message, dataset.where, fix)
+
+
+def asked_tokens(prepared: Prepared) -> int:
+    """Return the tokens that a run asks for; 0 where it does not say how long it trains."""
+    args = prepared.args
+    samples = args.integer("train_samples", args.integer("train_iters", 0) * prepared.layout.global_batch)
+    return samples * args.integer("seq_length", 0)
+
+
+def train_fraction(prepared: Prepared) -> float:
+    """Return the share of the data that is for training. Raises UserError for a split that is none."""
+    fractions = _fractions(prepared)
+    if isinstance(fractions, Problem):
+        raise UserError([fractions])
+    return fractions[0]
+
+
+def _tokens(known: list[tuple[Dataset, Index]], blend: Blend, prepared: Prepared) -> Iterator[Problem]:
+    args, share = prepared.args, blend.fractions[0]
+    asked = asked_tokens(prepared)
+    there = share * sum(index.tokens for _, index in known)
+    if not asked:
+        return
+    if known[0][0].weight is None and len(known) > 1:
+        # Megatron cuts such a blend at its own size, and its default data loader goes through it once.
+        if asked > there and args.values.get("dataloader_type") != "cyclic":
+            yield Problem(
+                "error",
+                "data-too-short",
+                f"the run needs {_count(asked)} tokens, and this blend without weights has {_count(there)} for "
+                "training: Megatron reads it once, then fails",
+                blend.where,
+                "write a weight before each path, so that Megatron repeats the data; or train for fewer iterations",
+            )
+        return
+    total = sum(dataset.weight or 0 for dataset, _ in known) or 1.0
+    for dataset, index in known:
+        part = asked * (1.0 if dataset.weight is None else dataset.weight / total)
+        epochs = part / (share * index.tokens)
+        if epochs > 1:
+            yield Problem(
+                "warning",
+                "data-epochs",
+                f"the run reads {_count(part)} tokens of {dataset.prefix}, which has {_count(share * index.tokens)} "
+                f"for training: each token is read {epochs:.3g} times",
+                dataset.where,
+                "use more data or fewer iterations, or silence this warning if the repetition is intended",
+            )
+
+
+def _count(tokens: float) -> str:
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.3g} {name}"
+    return f"{tokens:.0f}"

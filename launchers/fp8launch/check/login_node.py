@@ -1,0 +1,211 @@
+"""What the machine has against a run: run root, image and mounts here, files in `data`, the cluster by a scheduler."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fp8launch import schedulers
+from fp8launch.check import checkpoint_space, data, run_root
+from fp8launch.check.job_paths import kind_of
+from fp8launch.cluster.images import image_for, local_path, software_in
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.job.build_job import UNPLACED, plan, probe_runtime
+from fp8launch.job.job import Job
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.schedulers.base import Scheduler
+from fp8launch.schedulers.environment import clean_environment
+
+if TYPE_CHECKING:
+    from fp8launch.job.prepared import Prepared
+
+
+# Every code of this layer. An error of `plan` keeps the code that it has there.
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("secret-missing", "python-missing"), "error"),
+    **dict.fromkeys(("image-missing", "image-not-local", "image-unreadable", "unknown-image"), "error"),
+    **dict.fromkeys(
+        ("mount-missing", "bad-mount", "mount-read-only", "no-container-runtime", "script-missing"), "error"
+    ),
+    "image-software": "warning",
+    **run_root.CODES,
+    **data.CODES,
+    **schedulers.problem_codes(),
+    **checkpoint_space.CODES,
+}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What this machine has against a run.
+
+    `runtime` would run the run's image here, None where that cannot be determined. `job` is the run's job before it has
+    a run folder, None for a run that no job can be planned for, and where the runtime could only be assumed.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    runtime: Runtime | None = None
+    job: Job | None = None
+
+
+def inspect_run(
+    prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None
+) -> Inspection:
+    """Plan a run's job and find what this machine and its scheduler have against it, without its files and checkpoints.
+
+    `environment` is the submitting shell's. `scheduler` will get the job; None asks the cluster's.
+    """
+    loaded = prepared.loaded
+    found = list(run_root.problems(cluster, environment, scheduler))
+    found += [*_secrets(loaded, environment), *_image_content(prepared)]
+    assumed = _only_assumed(loaded, cluster, environment)
+    # Of the runtimes, pyxis leaves most to the image's name.
+    runtime = "pyxis" if assumed else _runtime(loaded, cluster, environment)
+    if isinstance(runtime, Problem):
+        job, _ = _plan(prepared, cluster, "pyxis")
+        found += [runtime, *_asked(scheduler, job, loaded, environment)]
+        return Inspection(tuple(found))
+    here = [
+        *_image(loaded, cluster, runtime),
+        *_mounts(loaded, cluster, runtime),
+        *_interpreter(loaded, cluster, runtime),
+    ]
+    starts_containers = scheduler is None or scheduler.capabilities.pyxis or runtime != "pyxis"
+    job, refused = _plan(prepared, cluster, runtime if starts_containers else "none")
+    # Whatever else planning refuses, it refuses one at a time.
+    found += here or refused
+    if job is not None and not here:
+        found += _entry(prepared, runtime)
+    found += _asked(scheduler, job, loaded, environment)
+    return Inspection(tuple(found), runtime, None if assumed else job)
+
+
+def file_problems(
+    part: Prepared, cluster: Cluster, environment: Mapping[str, str], runtime: Runtime | None
+) -> Iterator[Problem]:
+    """Find what is wrong with the files and the checkpoints of a run without phases, or of one of its phases."""
+    yield from data.problems(part, cluster, environment, runtime)
+    yield from checkpoint_space.problems(part, cluster, runtime)
+
+
+def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:
+    """The job, or why there can be none. Whether its files are there, other functions find out, for all of them."""
+    loaded, phases = prepared.loaded, prepared.phases
+    try:
+        return plan(loaded, prepared.args, cluster, UNPLACED, phases=phases, runtime=runtime, check_paths=False), ()
+    except UserError as exc:
+        return None, exc.problems
+
+
+def _entry(prepared: Prepared, runtime: Runtime) -> Sequence[Problem]:
+    try:
+        prepared.engine.entry(prepared.loaded, runtime != "none", True)
+    except UserError as exc:
+        return exc.problems
+    return ()
+
+
+def _asked(
+    scheduler: Scheduler | None, job: Job | None, loaded: LoadedRecipe, environment: Mapping[str, str]
+) -> Iterable[Problem]:
+    if job is None:
+        return ()
+    return (scheduler or schedulers.cluster()).problems(job, loaded, environment)
+
+
+def _secrets(loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
+    for i, name in enumerate(loaded.recipe.secrets):
+        if not environment.get(name):
+            message = f"the secret {name} is not set in this shell"
+            fix = (
+                f"export {name}=... before submitting; fp8launch passes it to the job by name and writes it to no file"
+            )
+            yield Problem("error", "secret-missing", message, loaded.where("secrets", i), fix)
+
+
+def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> Runtime | Problem:
+    if loaded.recipe.container.image is None:
+        return "none"
+    try:
+        return probe_runtime(cluster, clean_environment(environment))
+    except UserError as exc:
+        return exc.problems[0]
+
+
+def _only_assumed(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> bool:
+    """Whether the runtime is not this machine's to say: the run is for another, whose cluster does not answer here."""
+    if loaded.recipe.container.image is None or cluster.runtime is not None:
+        return False
+    return not schedulers.cluster().answers(environment)
+
+
+def _image(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
+    name = loaded.recipe.container.image
+    if name is None or runtime == "none":
+        return
+    try:
+        image = image_for(name, runtime, cluster, loaded.where("container", "image"))
+    except UserError as exc:
+        yield from exc.problems
+        return
+    if image.startswith("/") and not os.access(image, os.R_OK):
+        message = f"container image {image} is not readable for you"
+        yield Problem("error", "image-unreadable", message, loaded.where("container", "image"), f"chmod a+r {image}")
+
+
+def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
+    if loaded.recipe.container.image is None or runtime == "none":
+        return
+    stated = [(text, "cluster profile: mounts") for text in cluster.mounts]
+    stated += [(m, loaded.where("container", "mounts", i)) for i, m in enumerate(loaded.recipe.container.mounts)]
+    for text, where in stated:
+        source = text.partition(":")[0]
+        try:
+            path = local_path(source, where)
+        except UserError as exc:
+            yield from exc.problems
+            continue
+        if source.startswith(("/", "~")) and kind_of(path) == "missing":
+            message = f"mount source {path} does not exist on this machine"
+            yield Problem("error", "mount-missing", message, where, "create it, or remove the mount")
+
+
+def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
+    """Without a container the job's Python is one of this machine's file systems."""
+    python, where = loaded.recipe.launch.python, loaded.where("launch", "python")
+    if python is None:
+        python, where = cluster.python, "cluster profile: python"
+    if runtime == "none" and python is not None and python.startswith("/") and not os.access(python, os.X_OK):
+        message = f"the job's Python {python} does not exist on this machine, or is not executable"
+        yield Problem("error", "python-missing", message, where, "correct the path")
+
+
+def _image_content(prepared: Prepared) -> Iterator[Problem]:
+    """What the recipe says of its software against what is published of the image."""
+    recipe, loaded = prepared.loaded.recipe, prepared.loaded
+    image = recipe.container.image
+    there = software_in(image)
+    said = recipe.software.megatron
+    # Versions that the recipe does not state come from the image.
+    if said is not None and "megatron" in there and _minor(said) != _minor(there["megatron"]):
+        message = f"the recipe is written for Megatron-Core {said}, but image {image} contains {there['megatron']}"
+        fix = "remove software.megatron to use the image's version, or choose another image"
+        yield Problem("warning", "image-software", message, loaded.where("software", "megatron"), fix)
+    for package, label in (("transformer_engine", "Transformer Engine"), ("cuda", "CUDA")):
+        said, has = getattr(recipe.software, package), there.get(package)
+        # A lower version is read as the least that is needed: parts for a GPU say it for every image.
+        if said is not None and has is not None and _minor(said) > _minor(has):
+            message = f"the recipe expects {label} {said}, but image {image} contains {has}"
+            where = loaded.where("software", package)
+            fix = f'set software.{package} to "{has}", or choose a newer image'
+            yield Problem("warning", "image-software", message, where, fix)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2] if re.fullmatch("[0-9]{1,9}", part))

@@ -1,0 +1,209 @@
+"""Run Megatron's own validators on runs, and report their errors in the recipe's terms."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fp8launch.check.job_paths import JobPaths, kind_of
+from fp8launch.check.refusals import fix_for, names_in
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.check.rule import Rule
+from fp8launch.check.verdict_cache import cached_verdicts
+from fp8launch.check.wheel import NoMegatron, megatron_for
+from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.megatron.model_arithmetic import parse_layout
+from fp8launch.megatron.schema import load_schema
+from fp8launch.megatron.validators import MegatronVerdict, Request
+
+# The version in NVIDIA's current images, assumed if neither recipe nor image states one.
+ASSUMED_TE = "2.20"
+# A file that Megatron reads while it validates: the model, layer by layer.
+MODEL_DESCRIPTION = "heterogeneous_layers_config_path"
+NO_VALIDATORS = "not run: Megatron-LM's validators do not know the arguments of this engine"
+# A process takes 0.4 s to start, a run 10 to 30 ms.
+WORTH_A_PROCESS = 24
+STAGE_CODES = {
+    "parse_args": "megatron-arguments",
+    "validate_args": "megatron-validate",
+    "TransformerConfig": "megatron-transformer-config",
+    "DistributedDataParallelConfig": "megatron-ddp-config",
+    "OptimizerConfig": "megatron-optimizer-config",
+    "num_microbatches": "megatron-microbatches",
+}
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(STAGE_CODES.values(), "error"),
+    "megatron-no-verdict": "error",
+    "model-not-known-here": "warning",
+}
+# Explanations of bare assertions: pattern of Megatron's message, plain message, fix.
+PLAINER: tuple[tuple[str, str, str], ...] = (
+    (
+        r"eval_global_batch_size",
+        "the global batch is not a multiple of micro batch x data parallel (Megatron reports it for the evaluation "
+        "batch)",
+        "choose batch.global as a multiple of batch.micro x data parallel, and megatron.eval_global_batch_size too",
+    ),
+    (r"^assert not args\.(bf16|fp16)", "bf16 and fp16 are both set", "remove megatron.fp16 or megatron.bf16"),
+    (r"args\.min_lr <= args\.lr", "the minimum learning rate is above the learning rate", "lower train.min_lr"),
+    (
+        r"assert args\.save_interval",
+        "a checkpoint directory is set, but no interval",
+        "set checkpoint.interval (iterations)",
+    ),
+)
+
+
+def ask_megatron(
+    runs: Sequence[ResolvedRun], paths: Sequence[JobPaths], say: Callable[[str], None] = lambda message: None
+) -> tuple[list[MegatronVerdict | None], list[str]]:
+    """Return Megatron's verdict on each run, and the state of the layer for each: "ran", or why it did not run."""
+    verdicts: list[MegatronVerdict | None] = [None] * len(runs)
+    states = ["ran" if run.engine.validators == "megatron_lm" else NO_VALIDATORS for run in runs]
+    judged = [i for i, state in enumerate(states) if state == "ran"]
+
+    def ask(share: Sequence[int]) -> None:
+        requests = [request(runs[i], paths[i]) for i in share]
+        try:
+            found = cached_verdicts(requests, megatron_for(runs[share[0]].args.version, say))
+        except (NoMegatron, UserError) as exc:
+            for i in share:
+                states[i] = f"not run: {exc}"
+            return
+        for i, verdict in zip(share, found, strict=True):
+            verdicts[i] = verdict
+            if verdict.unanswered:
+                states[i] = (
+                    f"uncertain: it needs {', '.join(verdict.unanswered)} from packages that are not installed here"
+                )
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(ask, _shares({i: runs[i].args.version for i in judged})))
+    return verdicts, states
+
+
+def _shares(versions: Mapping[int, str]) -> list[list[int]]:
+    """Group the indices of runs by version, one process per group; large groups are divided over the processors."""
+    shares = []
+    for version in dict.fromkeys(versions.values()):
+        mine = [i for i, other in versions.items() if other == version]
+        parts = min(os.cpu_count() or 1, max(1, len(mine) // WORTH_A_PROCESS))
+        shares += [mine[part::parts] for part in range(parts)]
+    return shares
+
+
+def request(run: ResolvedRun, paths: JobPaths) -> Request:
+    """Return the validators' input for a run."""
+    te = run.software.transformer_engine
+    stated = ".".join(map(str, te)) if te else ASSUMED_TE
+    return Request(
+        argv=_argv(run, paths),
+        world_size=run.layout.world,
+        # Our CPU mode reports the compute capability of an H100.
+        compute_capability=run.gpu.capability if run.gpu.name != "cpu" else (9, 0),
+        te_version=stated if run.gpu.name != "cpu" else None,
+        env=run.env,
+    )
+
+
+def _argv(run: ResolvedRun, paths: JobPaths) -> tuple[str, ...]:
+    """Return the argument list with this machine's file paths, and with placeholder sizes for an unknown model."""
+    seen = _description_here(run, paths)
+    common = load_schema(run.args.version)
+    words: list[str] = []
+    for argument in run.args.arguments:
+        if common.find(argument.flag) is None:
+            # A flag of the script's own: only its parser knows it.
+            continue
+        if argument.flag == MODEL_DESCRIPTION:
+            words += [argument.words[0].partition("=")[0], str(seen)] if seen else []
+        elif argument.flag == "cross_entropy_fusion_impl" and _allows_te_cross_entropy(run):
+            words += ["--cross-entropy-fusion-impl", "native"]
+        else:
+            words += argument.words
+    if model_is_elsewhere(run, paths):
+        words += _sizes(run)
+    return tuple(words)
+
+
+def _allows_te_cross_entropy(run: ResolvedRun) -> bool:
+    """Return whether the run's Megatron allows Transformer Engine's cross entropy; the validators' release may not.
+
+    A minor version is validated by one release of it: 0.18.2 refuses this one, and 0.18.0, which NVIDIA's image holds,
+    allows it (arguments.py of both; no other check differs).
+    """
+    return (0, 18) <= run.megatron < (0, 18, 2)
+
+
+def _description_here(run: ResolvedRun, paths: JobPaths) -> Path | None:
+    """Return this machine's path of the file in `heterogeneous_layers_config_path`; None if unset or in an image."""
+    path = run.value(MODEL_DESCRIPTION)
+    here = paths.here(path) if isinstance(path, str) else None
+    return here if here is not None and kind_of(here) == "file" else None
+
+
+def model_is_elsewhere(run: ResolvedRun, paths: JobPaths) -> bool:
+    """Return whether the model's sizes are in a checkpoint, or in a file that only the container has."""
+    in_image = run.value(MODEL_DESCRIPTION) is not None and _description_here(run, paths) is None
+    return in_image or run.on("use_checkpoint_args")
+
+
+def _sizes(run: ResolvedRun) -> list[str]:
+    """Return sizes that pass all divisibility checks, for the sizes that neither flags nor readable files give."""
+    layout = run.layout
+    per_chunk = run.integer("num_layers_per_virtual_pipeline_stage") or 1
+    ends = [run.integer(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    pieces = parse_layout(str(run.value("pipeline_model_parallel_layout") or ""))
+    layers = layout.pp * layout.vp * per_chunk * 2
+    if pieces:
+        layers = sum(piece.count("t") for piece in pieces)
+    elif any(ends):
+        layers = sum(ends) + max(layout.pp - sum(map(bool, ends)), 0) * layout.vp * per_chunk * 2
+    heads = 8 * layout.tp * layout.cp
+    sizes = {
+        "num_layers": layers,
+        "hidden_size": 128 * heads,
+        "num_attention_heads": heads,
+        "max_position_embeddings": run.integer("seq_length"),
+    }
+    if run.on("group_query_attention"):
+        sizes["num_query_groups"] = heads
+    missing = [(name, size) for name, size in sizes.items() if name not in run.given]
+    return [word for name, size in missing for word in ("--" + name.replace("_", "-"), str(size))]
+
+
+def megatron_problems(
+    run: ResolvedRun, paths: JobPaths, verdict: MegatronVerdict, fired: Iterable[Rule]
+) -> Iterator[Problem]:
+    """Yield the problems of a verdict, except those that a rule already reported."""
+    if model_is_elsewhere(run, paths):
+        source = "use_checkpoint_args" if run.on("use_checkpoint_args") else MODEL_DESCRIPTION
+        message = (
+            f"{source} reads the model from a file that this machine cannot read, so sizes and memory are not checked"
+        )
+        fix = "set the model's sizes under `model:` as well, or silence this warning"
+        yield Problem("warning", "model-not-known-here", message, run.where(source), fix)
+    if verdict.no_answer:
+        fix = "run `fp8launch check` on this recipe alone; the same arguments would probably end the job as well"
+        yield Problem("error", "megatron-no-verdict", verdict.no_answer, run.where(), fix)
+        return
+    if verdict.ok:
+        return
+    if verdict.unanswered:
+        message = f"Megatron's validators need packages that are not installed here ({', '.join(verdict.unanswered)})"
+        fix = "set software.megatron, or FP8LAUNCH_MEGATRON, to a supported Megatron-Core"
+        yield Problem("error", "megatron-no-verdict", message, run.where(), fix)
+        return
+    message = verdict.message or verdict.exception or "no reason given"
+    if any(rule.says and re.search(rule.says, message) for rule in fired):
+        return
+    where = run.where(*names_in(run, message))
+    for pattern, plain, fix in PLAINER:
+        if re.search(pattern, message):
+            yield Problem("error", STAGE_CODES[verdict.stage], plain, where, fix)
+            return
+    text = message if len(message) <= 300 else message[:297] + "..."
+    yield Problem("error", STAGE_CODES[verdict.stage], f"Megatron rejects it: {text}", where, fix_for(run, message))

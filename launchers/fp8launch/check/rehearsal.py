@@ -1,0 +1,199 @@
+"""The last layer of the check, on request: a step of Megatron's own code for each role of ranks, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from fp8launch.check.checker import CheckResult, by_place, in_the_pack
+from fp8launch.check.job_paths import JobPaths, job_paths
+from fp8launch.check.megatron_validation import ASSUMED_TE
+from fp8launch.check.not_rehearsed import not_rehearsed
+from fp8launch.check.refusals import fix_for, names_in, recipe_field
+from fp8launch.check.rehearsal_report import RehearsalReport, RehearsedRole
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.check.wheel import NoMegatron, megatron_for
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import MACHINE_LACKS, Problem
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.argv import words_of
+from fp8launch.megatron.validators import site_of
+from fp8launch.recipe.phases import told_by_phase
+from fp8launch.rehearsal.rehearse import Outcome, Plan, Progress, no_progress, rehearse, require_torch
+from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
+from fp8launch.rehearsal.workers import LIMITS, Limits
+
+LAYER = "rehearsal"
+CODE = "rehearsal"
+# A longer sentence is cut in the problem; --json and -v have all of it.
+LONGEST = 300
+# Of the settings that the refusing code reads the innermost ones are shown.
+MOST_SETTINGS = 3
+
+
+class NoScript(Exception):
+    """The training script cannot be run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A phase of a run, or the run itself (`phase` is None), with the plan of its rehearsal."""
+
+    phase: str | None
+    seen: ResolvedRun
+    plan: Plan
+
+
+def with_rehearsal(
+    runs: Sequence[Prepared],
+    results: Sequence[CheckResult],
+    cluster: Cluster,
+    say: Callable[[str], None] = lambda message: None,
+    progress: Progress = no_progress,
+    limits: Limits = LIMITS,
+    asked_by: str = "--rehearse",
+    count: bool = False,
+) -> list[CheckResult]:
+    """Rehearse the runs that passed the check; the results with what was refused and with the layer `rehearsal`.
+
+    `count` also counts the collectives, messages and GEMMs of a step of each role that passes.
+
+    Raises UserError (exit code 3) where this Python has no torch.
+    """
+    require_torch(asked_by)
+    planned: list[list[_Part]] = []
+    extended = list(results)
+    for index, (run, result) in enumerate(zip(runs, results, strict=True)):
+        planned.append([])
+        if not result.ok:
+            extended[index] = _without(result, "not run: the check has errors")
+            continue
+        if not run.engine.description.rehearsal:
+            extended[index] = _without(result, f"not run: the engine {run.engine.name} cannot be rehearsed")
+            continue
+        try:
+            planned[index] = _parts(run, cluster, say)
+        except (NoMegatron, NoTransformerEngine, NoScript) as exc:
+            extended[index] = replace(_without(result, f"not run: {exc}"), exit_code=MACHINE_LACKS)
+    outcomes = iter(rehearse([part.plan for parts in planned for part in parts], progress, limits, count))
+    for index, parts in enumerate(planned):
+        if parts:
+            extended[index] = _with_outcomes(extended[index], [(part, next(outcomes)) for part in parts])
+    return extended
+
+
+def _without(result: CheckResult, state: str) -> CheckResult:
+    return replace(result, layers={**result.layers, LAYER: state}, rehearsal=RehearsalReport())
+
+
+def _parts(run: Prepared, cluster: Cluster, say: Callable[[str], None]) -> list[_Part]:
+    variables = {name: str(value) for name, value in cluster.env.items()}
+    names: Sequence[str | None] = [phase.name for phase in run.phases] or [None]
+    found = []
+    for name, part in zip(names, run.parts, strict=True):
+        seen = resolve_run(part, variables)
+        found.append(_Part(name, seen, plan_of(part, seen, cluster, say)))
+    return found
+
+
+def plan_of(
+    run: Prepared, seen: ResolvedRun, cluster: Cluster, say: Callable[[str], None] = lambda message: None
+) -> Plan:
+    """The plan of a run's rehearsal. Raises NoMegatron or NoTransformerEngine."""
+    resources = run.loaded.recipe.resources
+    on_gpu = seen.gpu.name != "cpu"
+    stated = seen.software.transformer_engine
+    te = Version(".".join(map(str, stated)) if stated else ASSUMED_TE)
+    paths = job_paths(run.loaded, cluster)
+    return Plan(
+        args=run.args,
+        layout=run.layout,
+        gpu=resources.gpu,
+        gpus_per_node=resources.gpus_per_node,
+        environment=dict(seen.env),
+        megatron=site_of(megatron_for(run.args.version, say)),
+        transformer_engine=transformer_engine_for(te, say) if on_gpu else None,
+        script=_script(run, paths),
+        own=words_of(run.args.own),
+    )
+
+
+def _script(run: Prepared, paths: JobPaths) -> Path | None:
+    """The training script on this machine. Raises NoScript where only the container has it."""
+    script = run.engine.entry(run.loaded, paths.mounts is not None, check_paths=False).script
+    if script is None:
+        return None
+    here = paths.here(script)
+    if here is None or not here.is_file():
+        raise NoScript(f"the script {script} is not on this machine; mount a checkout, and name the script in it")
+    return here
+
+
+def _with_outcomes(result: CheckResult, found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> CheckResult:
+    told = []
+    for part, outcomes in found:
+        refused = [outcome for outcome in outcomes if not outcome.ok and not outcome.unknown]
+        problems = dict.fromkeys(problem_of(part.seen, outcome) for outcome in _first_of_each(refused))
+        told.append((part.phase or "", tuple(map(in_the_pack, problems))))
+    everything = sorted(dict.fromkeys([*told_by_phase(told, len(told)), *result.problems]), key=by_place)
+    unknown = next((outcome for _, outcomes in found for outcome in outcomes if outcome.unknown), None)
+    extended = replace(result, problems=tuple(everything), rehearsal=_report(found))
+    if unknown is None:
+        return replace(extended, layers={**result.layers, LAYER: "ran"})
+    state = f"not run to its end: no verdict on the {unknown.role.name}: {unknown.message}"
+    return replace(extended, layers={**result.layers, LAYER: state}, exit_code=MACHINE_LACKS)
+
+
+def _first_of_each(refused: Iterable[Outcome]) -> list[Outcome]:
+    """One outcome per sentence of Megatron: all roles usually fail alike."""
+    found: dict[tuple[str, str], Outcome] = {}
+    for outcome in refused:
+        found.setdefault((outcome.message, outcome.at), outcome)
+    return list(found.values())
+
+
+def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
+    """A refusal in the recipe's terms: Megatron's sentence and place, the settings involved and what to change."""
+    place = f" ({outcome.at})" if outcome.at else ""
+    said = outcome.message if len(outcome.message) <= LONGEST else outcome.message[: LONGEST - 3] + "..."
+    message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}{place}"
+    named = names_in(seen, outcome.message)
+    involved = [name for name in (*named, *_stated(seen, outcome.settings)) if recipe_field(seen, name)]
+    fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
+    return Problem("error", CODE, message, seen.where(*named, *involved, *names_in(seen, fix)), fix)
+
+
+def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:
+    """Of the attributes that the failing code reads those that the recipe states."""
+    names = names_in(seen, " ".join(settings))
+    return [name for name in names if name in seen.places]
+
+
+def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport:
+    roles = [_role(part.phase, outcome) for part, outcomes in found for outcome in outcomes]
+    left_out = dict.fromkeys(name for part, _ in found for name in not_rehearsed(part.seen))
+    left_out |= dict.fromkeys(name for _, outcomes in found for outcome in outcomes for name in outcome.not_rehearsed)
+    return RehearsalReport(tuple(roles), tuple(left_out))
+
+
+def _role(phase: str | None, outcome: Outcome) -> RehearsedRole:
+    result, reason = "passed", None
+    if outcome.unknown:
+        result, reason = "no verdict", outcome.message
+    elif not outcome.ok:
+        result, reason = "refused", f"{outcome.exception}: {outcome.message}"
+    return RehearsedRole(
+        role=outcome.role.name,
+        rank=outcome.role.rank,
+        result=result,
+        seconds=outcome.seconds,
+        memory_gib=round(outcome.memory_gib, 2),
+        phase=phase,
+        reason=reason,
+        traceback=outcome.traceback or None,
+        counts=outcome.counts,
+        uncounted=outcome.uncounted or None,
+    )

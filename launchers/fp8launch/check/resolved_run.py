@@ -1,0 +1,138 @@
+"""A frozen view of one run for the rules: Megatron's arguments with their defaults, the layout, the target."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fp8launch.cluster.images import software_in
+from fp8launch.diagnostics import Problem
+from fp8launch.engines.base import EngineArguments, EngineDescription, EntryTraits, Layout
+from fp8launch.hardware.gpus import Gpu, gpu
+from fp8launch.hardware.quantization import BF16, DEFAULT_RECIPE, QUANTIZATION, QuantizationRecipe, requested
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.versions import Release, release
+from fp8launch.recipe.load import LoadedRecipe
+
+
+@dataclass(frozen=True)
+class InstalledSoftware:
+    """Versions in the job; None if neither the recipe nor the image catalogue states one."""
+
+    transformer_engine: Release | None
+    cuda: Release | None
+    pytorch: Release | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """The arguments, layout, GPU and software of a run.
+
+    `given` has the arguments that the recipe sets, by Megatron's attribute name (dest); `defaults` those that the
+    parser of this Megatron version, or the engine's entry, fills in. `env` is the environment of the processes as far
+    as recipe, engine and cluster profile set it. `megatron` is its release, such as (0, 19, 2).
+    """
+
+    loaded: LoadedRecipe
+    args: EngineArguments
+    layout: Layout
+    megatron: Release
+    software: InstalledSoftware
+    gpu: Gpu
+    env: Mapping[str, str]
+    engine: EngineDescription
+    entry: EntryTraits
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    places: Mapping[str, str]
+
+    @functools.cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """All arguments by Megatron's attribute name; those of the recipe override the defaults."""
+        return {**self.defaults, **self.given}
+
+    def value(self, dest: str) -> Any:
+        """Return the value of an argument by Megatron's attribute name; None if this version lacks it."""
+        return self.arguments.get(dest)
+
+    def integer(self, dest: str, default: int = 0) -> int:
+        value = self.value(dest)
+        return value if isinstance(value, int) else default
+
+    def on(self, dest: str) -> bool:
+        """Return whether a switch is set, or a value is neither zero nor empty."""
+        return bool(self.value(dest))
+
+    def silences(self, problem: Problem) -> bool:
+        """Return whether the problem is a warning that the recipe silences."""
+        return problem.severity == "warning" and problem.code in self.loaded.recipe.silence
+
+    def where(self, *names: str) -> str:
+        """Return `file:line` of the first of these arguments or variables that the recipe sets, else the recipe."""
+        for name in names:
+            if name in self.places:
+                return self.places[name]
+        return str(self.loaded.files[-1])
+
+    @property
+    def precision(self) -> str:
+        """Return `bf16`, or the name of the quantization recipe of the run."""
+        names = (f"{operands}{part}" for operands in DEFAULT_RECIPE for part in ("", "_recipe"))
+        return requested({name: self.value(name) for name in names})
+
+    @property
+    def quantization(self) -> QuantizationRecipe | None:
+        """Return the quantization recipe of the run; None for bf16 and for names that are not in the table."""
+        return QUANTIZATION.get(self.precision)
+
+    @property
+    def quantized(self) -> bool:
+        return self.precision != BF16
+
+    @property
+    def fsdp(self) -> bool:
+        return self.on("use_megatron_fsdp") or self.on("use_torch_fsdp2")
+
+    @property
+    def uses_te(self) -> bool:
+        """Return whether the layers are Transformer Engine's, on a GPU."""
+        return self.value("transformer_impl") == "transformer_engine" and self.gpu.name != "cpu"
+
+
+def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None) -> ResolvedRun:
+    """Resolve a prepared run for the rules; its recipe overrides the cluster profile's `cluster_env`."""
+    loaded, args = prepared.loaded, prepared.args
+    recipe = loaded.recipe
+    entry = prepared.engine.traits(recipe)
+    places = dict(args.attribute_places)
+    for name in recipe.env:
+        places[name] = loaded.where("env", name)
+    for name in recipe.launch.config:
+        places.setdefault(name, loaded.where("launch", "config", name))
+    resources = ("gpu", "nodes", "gpus_per_node")
+    places |= {name: loaded.where("resources", name) for name in resources if name in recipe.resources.model_fields_set}
+    return ResolvedRun(
+        loaded=loaded,
+        args=args,
+        layout=prepared.layout,
+        megatron=release(args.version),
+        software=installed_software(loaded),
+        gpu=gpu(recipe.resources.gpu),
+        env={**prepared.engine.environment(recipe, 0), **(cluster_env or {}), **recipe.environment},
+        engine=prepared.engine.description,
+        entry=entry,
+        given=args.attributes,
+        defaults={**prepared.engine.defaults(args), **entry.fills_in},
+        places=places,
+    )
+
+
+def installed_software(loaded: LoadedRecipe) -> InstalledSoftware:
+    """Return the versions that the recipe sets, else those that the image catalogue has for its image."""
+    stated = loaded.recipe.software
+    image = software_in(loaded.recipe.container.image)
+    te = stated.transformer_engine or image.get("transformer_engine")
+    versions = (te, stated.cuda or image.get("cuda"), image.get("pytorch"))
+    return InstalledSoftware(*(release(text) if text else None for text in versions))

@@ -1,0 +1,56 @@
+"""Check hybrid models for what a Mamba layer asserts while it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.check.rule import Finding, rule
+from fp8launch.megatron.model_arithmetic import layer_kinds
+
+_MIXER = "megatron/core/ssm/mamba_mixer.py"
+# A mixer is twice as wide as the model (its `expand`).
+EXPAND = 2
+
+
+@rule("mamba-heads", "error", source=f"{_MIXER}:239-272, assertions while the model is built")
+def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
+    if "mamba" not in layer_kinds(run.arguments):
+        return
+    tp, groups, width = run.layout.tp, run.integer("mamba_num_groups"), run.integer("mamba_head_dim")
+    inner = EXPAND * run.integer("hidden_size")
+    stated = run.value("mamba_num_heads")
+    where = run.where("mamba_num_heads", "mamba_num_groups", "mamba_head_dim", "hybrid_layer_pattern")
+    if not width or not groups or not run.integer("mamba_state_dim") or stated == 0:
+        message = "mamba_head_dim, mamba_num_groups, mamba_state_dim and mamba_num_heads must be above 0"
+        yield Finding(message, where, "remove them to use Megatron's defaults")
+        return
+    if stated is None and inner % width:
+        message = f"a Mamba layer is {inner} channels wide, which cannot be divided into heads of {width}"
+        yield Finding(message, where, f"make mamba_head_dim a divisor of {inner}, or set mamba_num_heads")
+        return
+    heads = stated if isinstance(stated, int) else inner // width
+    for name, count in (("heads", heads), ("groups", groups)):
+        if count % tp:
+            message = f"{count} Mamba {name} cannot be divided over TP {tp}"
+            yield Finding(message, where, f"make mamba_num_{name} a multiple of {tp}, or use less tensor parallelism")
+            return
+    if heads % groups:
+        message = f"{heads} Mamba heads cannot be divided evenly over {groups} groups"
+        yield Finding(message, where, "make mamba_num_heads a multiple of mamba_num_groups")
+
+
+@rule("mamba-fp8-width", "error", source=f"{_MIXER}:252: the innermost dimension of the input projection in FP8")
+def mamba_projection_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
+    if "mamba" not in layer_kinds(run.arguments) or not run.on("fp8"):
+        return
+    groups, state, width = (run.integer(f"mamba_{name}") for name in ("num_groups", "state_dim", "head_dim"))
+    if not width:
+        return
+    stated = run.value("mamba_num_heads")
+    heads = stated if isinstance(stated, int) else EXPAND * run.integer("hidden_size") // width
+    size = 2 * heads * width + 2 * groups * state + heads
+    if size % 16:
+        message = f"the input projection of a Mamba layer has {size} outputs, and FP8 needs a multiple of 16"
+        where = run.where("mamba_num_heads", "mamba_state_dim", "mamba_head_dim", "hidden_size")
+        yield Finding(message, where, "make mamba_num_heads a multiple of 16, or use `precision: {recipe: bf16}`")

@@ -1,0 +1,164 @@
+"""Whether run folders can be made below the run root, and whether the nodes of a cluster will see them there.
+
+A node that does not see a run folder cannot even open the job's output: Slurm ends the job at once, and no log says
+why. What a node sees cannot be asked from here. The cluster profile can say it, earlier runs below the same root show
+it, and some file systems exist on one machine only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fp8launch import schedulers
+from fp8launch.check.job_paths import kind_of, why_not_writable
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import RunFolder, run_folders
+from fp8launch.schedulers.base import Scheduler
+
+MIB = 1024**2
+# A run folder is the in-job code, the manifest and the logs: about a megabyte, and logs grow. Checkpoints come on top.
+LEAST_SPACE, LITTLE_SPACE = 16 * MIB, 1024 * MIB
+# Files of a run folder, without checkpoints.
+LEAST_FILES = 100
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("run-root", "run-root-full", "run-root-not-shared"), "error"),
+    **dict.fromkeys(("run-root-low", "run-root-local", "run-root-unseen"), "warning"),
+}
+WHERE = "run root"
+_OTHER = "choose another with --run-root, `run_root:` in the cluster profile, or FP8LAUNCH_RUNS"
+_SHARED = "choose a folder that every node sees, with --run-root, `run_root:` in the cluster profile, or FP8LAUNCH_RUNS"
+# File systems that no other machine can have.
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "rootfs"}
+# Those of a disk, which a machine may share with others, but not the folders below by convention.
+_ON_DISK = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "jfs", "reiserfs"}
+_OF_ONE_MACHINE = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
+# So many of the newest runs are looked at: one that has begun shows that nodes see the run root.
+_NEWEST = 20
+
+
+def problems(cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None) -> Iterator[Problem]:
+    """Find what is wrong with the place for run folders.
+
+    `environment` is the submitting shell's. `scheduler` will get the job; None means the one that is used by default.
+    """
+    from fp8launch.submit.submit import run_root
+
+    try:
+        root = run_root(cluster, None)
+    except UserError as exc:
+        yield from exc.problems
+        return
+    if why := why_not_writable(root):
+        yield Problem("error", "run-root", f"run folders would go to {root}: {why}", WHERE, _OTHER)
+        return
+    yield from _space(root)
+    yield from _nodes(root, cluster, environment, scheduler or schedulers.default(cluster))
+
+
+def _space(root: Path) -> Iterator[Problem]:
+    disk = os.statvfs(_existing(root))
+    free = disk.f_bavail * disk.f_frsize
+    if free < LITTLE_SPACE:
+        message = f"the file system of run root {root} has {free // MIB:,} MiB left"
+        if free < LEAST_SPACE:
+            yield Problem("error", "run-root-full", message, WHERE, _OTHER)
+        else:
+            yield Problem("warning", "run-root-low", message, WHERE, _OTHER)
+    # File systems that make inodes as they go say that they have none at all.
+    if disk.f_files and disk.f_favail < LEAST_FILES:
+        message = f"the file system of run root {root} has room for {disk.f_favail} more files"
+        yield Problem("error", "run-root-full", message, WHERE, _OTHER)
+
+
+def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler) -> Iterator[Problem]:
+    """Find why the nodes may not see the run root, where jobs run on other machines than this one."""
+    if scheduler.capabilities.on_this_machine:
+        return
+    if cluster.shared_folders:
+        shared = [Path(os.path.expandvars(folder)).expanduser() for folder in cluster.shared_folders]
+        if not any(_is_below(root, folder) for folder in shared):
+            named = ", ".join(cluster.shared_folders)
+            message = f"run root {root} is outside the folders that every node sees: {named}"
+            yield Problem("error", "run-root-not-shared", message, WHERE, _SHARED)
+        return
+    begun, unseen = _earlier_runs(root)
+    if begun:
+        return
+    if unseen is not None:
+        message = f"a node could not write below run root {root} when {unseen.run_id} began, and no run has begun there"
+        yield Problem("warning", "run-root-unseen", message, WHERE, _SHARED)
+    elif (kind := _kind_on_one_machine(root)) and scheduler.uses_other_hosts(environment):
+        message = f"run root {root} is on a file system of this machine alone ({kind}), and jobs run on other machines"
+        fix = f"{_SHARED}; if every node does see it, list it in `shared_folders:` of the profile"
+        yield Problem("warning", "run-root-local", message, WHERE, fix)
+
+
+def _earlier_runs(root: Path) -> tuple[bool, RunFolder | None]:
+    """Whether a run below this root has begun on a node; and the newest one that could not, for it saw no folder."""
+    submitted = [run for run in _newest_runs(root) if _is_of_a_cluster(run)]
+    if any(run.attempts() for run in submitted):
+        return True, None
+    for run in submitted[:1]:
+        if schedulers.of_run(run).state(run).folder_unseen:
+            return False, run
+    return False, None
+
+
+def _newest_runs(root: Path) -> list[RunFolder]:
+    made = []
+    for run in run_folders(root):
+        with contextlib.suppress(OSError):
+            made.append((run.path.stat().st_mtime, run))
+    made.sort(key=lambda entry: entry[0], reverse=True)
+    return [run for _, run in made[:_NEWEST]]
+
+
+def _is_of_a_cluster(run: RunFolder) -> bool:
+    """Whether a run of this user was submitted to a cluster; its manifest may be damaged, or another version's."""
+    try:
+        return run.is_mine and bool(job_ids(run)) and not schedulers.of_run(run).capabilities.on_this_machine
+    except (OSError, UserError):
+        return False
+
+
+def _kind_on_one_machine(root: Path) -> str | None:
+    """The type of the root's file system where only this machine can have it; None for any other."""
+    real = _existing(root).resolve()
+    kind = _file_system(real)
+    if kind in _IN_MEMORY or (kind in _ON_DISK and any(_is_below(real, folder) for folder in _OF_ONE_MACHINE)):
+        return kind
+    return None
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds a path, as the kernel lists it; empty where it does not."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    kind, longest = "", -1
+    for line in lines:
+        fields, _, after = line.partition(" - ")
+        words = fields.split(" ")
+        if len(words) < 5 or not after:
+            continue
+        place = words[4].replace("\\040", " ")
+        # Of two mounts on one place the later one is seen.
+        if _is_below(path, Path(place)) and len(place) >= longest:
+            kind, longest = after.split(" ")[0], len(place)
+    return kind
+
+
+def _existing(path: Path) -> Path:
+    while kind_of(path) == "missing":
+        path = path.parent
+    return path
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.is_relative_to(folder) or path.is_relative_to(folder.resolve())

@@ -1,0 +1,84 @@
+"""`fp8launch data build --cluster`: the build as jobs of Slurm."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fp8launch import schedulers
+from fp8launch.cli.data_report import described
+from fp8launch.cli.output import echo, eprint, show_json
+from fp8launch.cluster.profile import load_cluster
+from fp8launch.data.build import missing, prepare
+from fp8launch.data.files import only_one
+from fp8launch.data.manifest import read_manifest
+from fp8launch.data.plan import BuildPlan
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.data_array import DataJobs, submit_build
+
+POLL_SECONDS = 3.0
+
+
+def build_on_cluster(
+    plan: BuildPlan,
+    engine: str,
+    on_error: str,
+    restart: bool,
+    cluster: str,
+    limit: str,
+    jobs: int,
+    cpus: int | None,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit an array over the shards that are missing and a job that merges; with `wait` follow them."""
+    profile = load_cluster(cluster)
+    scheduler = schedulers.cluster()
+    scheduler.require()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with only_one(plan.folder):
+        plan = prepare(plan, restart)
+        submitted = submit_build(
+            plan, scheduler, profile, limit, jobs, cpus, ["--on-error", on_error, "--engine", engine]
+        )
+    if not submitted.submitted:
+        eprint("these jobs were submitted before, and have not ended")
+    if not wait:
+        _show(plan, submitted, as_json)
+        return 0
+    while _not_ended(scheduler, submitted):
+        time.sleep(POLL_SECONDS)
+    return _end(plan, submitted, as_json)
+
+
+def _not_ended(scheduler: Scheduler, jobs: DataJobs) -> bool:
+    """Whether a job is left; a Slurm that does not answer for a moment does not end the waiting."""
+    try:
+        return bool(scheduler.waiting_or_running(jobs.ids))
+    except UserError as silent:
+        eprint(silent.problems[0].message)
+        return True
+
+
+def _show(plan: BuildPlan, jobs: DataJobs, as_json: bool) -> None:
+    if as_json:
+        show_json({"array": jobs.array, "merge": jobs.merge, "folder": str(plan.folder), "shards": len(plan.shards)})
+        return
+    eprint(f"logs: {plan.folder}/slurm-*.out; the same command again, when they have ended, builds what is missing")
+    for job in jobs.ids:
+        echo(job)
+
+
+def _end(plan: BuildPlan, jobs: DataJobs, as_json: bool) -> int:
+    manifest = read_manifest(Path(plan.prefix))
+    if manifest is None or manifest.raw.get("fingerprint") != plan.fingerprint():
+        left = len(missing(plan)) if plan.folder.exists() else len(plan.shards)
+        message = f"the jobs {', '.join(jobs.ids)} have ended, and {left} of {len(plan.shards)} shards are not finished"
+        fix = f"read {plan.folder}/slurm-*.out; then give the same command again"
+        raise error("data-shards", message, str(plan.folder), fix, ANSWER_IS_NO)
+    if as_json:
+        show_json({**manifest.raw, "array": jobs.array, "merge": jobs.merge})
+    else:
+        echo(described(manifest.raw))
+    return 0

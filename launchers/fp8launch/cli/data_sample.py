@@ -1,0 +1,94 @@
+"""`fp8launch data sample`: a text continued by a trained model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8launch.cli.output import echo, eprint, json_option, show_json
+from fp8launch.data.encoders import encoder_of
+from fp8launch.data.find_tokenizer import find_tokenizer
+from fp8launch.data.manifest import read_manifest
+from fp8launch.data.tokenizer import Encoder
+from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
+from fp8launch.resources import in_job_folder
+from fp8launch.rundir.registry import find_run
+from fp8launch.rundir.run_dir import RunFolder
+
+REQUEST = "FP8LAUNCH_GENERATE"  # of injob/rank/generate.py
+
+
+@click.command()
+@click.argument("run")
+@click.option("--prompt", required=True, help="Text to continue.")
+@click.option("--tokenizer", metavar="NAME", help="Default: that of the run's first dataset.")
+@click.option("--tokens", type=click.IntRange(1, 4096), default=60, help="Tokens to add (default: 60).")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.7, help="0: the likeliest (default: 0.7).")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the choice of tokens (default: 0).")
+@json_option
+def sample(
+    run: str, prompt: str, tokenizer: str | None, tokens: int, temperature: float, seed: int, as_json: bool
+) -> None:
+    """Print a text that the newest checkpoint of RUN continues, for a look at a small GPT model.
+
+    It runs on this machine, with torch and Megatron-Core of this Python, in one process on the CPU or a GPU.
+    """
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron") is None:
+        message = f"{sys.executable} has no torch and Megatron-Core"
+        raise error("no-megatron", message, "data sample", "pip install 'fp8launch[megatron]'", MACHINE_LACKS)
+    folder = find_run(run)
+    argv: list[str] = list(folder.manifest()["megatron"]["argv"])
+    checkpoints = _checkpoints(folder, argv)
+    encoder = _encoder(argv, tokenizer)
+    ids, _ = encoder.encode([prompt])
+    if len(ids) == 0:
+        raise error("data-sample", "the prompt has no tokens", "--prompt", "write a word")
+    request = {"ids": [int(each) for each in ids], "tokens": tokens, "temperature": temperature, "seed": seed}
+    text = encoder.decode(_generate(argv, checkpoints, folder.path, request))
+    if as_json:
+        show_json({"run": folder.run_id, "prompt": prompt, "text": text})
+        return
+    echo(text)
+
+
+def _checkpoints(folder: RunFolder, argv: list[str]) -> Path:
+    place = folder.path / argv[argv.index("--save") + 1] if "--save" in argv else None
+    if place is None or not (place / "latest_checkpointed_iteration.txt").is_file():
+        message = f"{folder.run_id} has no checkpoint"
+        raise error("data-sample", message, "RUN", "set checkpoint.dir and checkpoint.interval", ANSWER_IS_NO)
+    return place
+
+
+def _encoder(argv: list[str], tokenizer: str | None) -> Encoder:
+    if tokenizer is None:
+        words = argv[argv.index("--data-path") + 1 :] if "--data-path" in argv else []
+        prefixes = [Path(word) for word in words[:2] if word.startswith("/")]
+        manifest = read_manifest(prefixes[0]) if prefixes else None
+        if manifest is None or manifest.tokenizer is None:
+            message = "no manifest of the run's data names a tokenizer"
+            raise error("data-sample", message, "--tokenizer", "name the tokenizer of the data")
+        tokenizer = manifest.tokenizer.file or manifest.tokenizer.kind
+    return encoder_of(find_tokenizer(tokenizer, append_eod=False))
+
+
+def _generate(argv: list[str], checkpoints: Path, folder: Path, request: dict[str, Any]) -> list[int]:
+    rank = in_job_folder() / "rank"
+    environment = {**os.environ, REQUEST: json.dumps(request), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    environment["FP8LAUNCH_DEVICE"] = "cpu" if "--use-cpu-initialization" in argv and "gloo" in argv else "cuda"
+    more = ["--load", str(checkpoints), "--no-load-optim", "--no-load-rng", "--micro-batch-size", "1"]
+    command = [sys.executable, str(rank / "worker.py"), "--script", str(rank / "generate.py"), "--", *argv, *more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(f"{REQUEST} "):
+            found: list[int] = json.loads(line.partition(" ")[2])
+            return found
+    eprint("\n".join(done.stderr.splitlines()[-5:]))
+    message = f"Megatron ended with exit status {done.returncode}; its last lines are above"
+    raise error("data-sample", message, str(folder), "models of one GPU or CPU only", ANSWER_IS_NO)

@@ -1,0 +1,65 @@
+"""`fp8launch data split`: a dataset divided by documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fp8launch.cli.output import echo, json_option, show_json
+from fp8launch.data.lengths import open_index, prefix_of
+from fp8launch.data.plan import beside
+from fp8launch.data.split import Part, split_dataset
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+
+
+@click.command()
+@click.argument("prefix")
+@click.option("--part", "parts", multiple=True, required=True, metavar="NAME=SHARE", help="Writes PREFIX_NAME.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the random choice (default: 0).")
+@click.option("--in-order", is_flag=True, help="The first documents are the first part's; no random choice.")
+@click.option("--overwrite", is_flag=True, help="Replace parts that exist.")
+@json_option
+def split(prefix: str, parts: tuple[str, ...], seed: int, in_order: bool, overwrite: bool, as_json: bool) -> None:
+    """Divide a dataset by documents, such as --part train=98 --part valid=2. Shares are relative.
+
+    Every document goes to one part. With a seed, the same documents do each time.
+    """
+    path = prefix_of(prefix)
+    index = open_index(path)
+    wanted = [_part(path, text) for text in parts]
+    names = [part.prefix for part in wanted]
+    if len(set(names)) < len(names):
+        raise error("data-split", "two parts have the same name", "--part", "give each its own")
+    there = [str(name) for name in names if beside(name, "bin").exists() or beside(name, "idx").exists()]
+    if there and not overwrite:
+        message = f"{' and '.join(there)} already exist"
+        raise error("data-exists", message, "--part", "choose other names, or add --overwrite", ANSWER_IS_NO)
+    with _bar(index.sequences) as progress:
+        made = split_dataset(path, index, wanted, None if in_order else seed, progress)
+    if as_json:
+        show_json([{"prefix": str(name), **record} for name, record in zip(names, made, strict=True)])
+        return
+    for name, record in zip(names, made, strict=True):
+        echo(f"{name}: {record['documents']:,} documents, {record['tokens']:,} tokens")
+
+
+@contextmanager
+def _bar(documents: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, disable=not terminal.is_terminal, transient=True) as shown:
+        task = shown.add_task("", total=documents)
+        yield lambda done: shown.update(task, completed=done)
+
+
+def _part(prefix: Path, text: str) -> Part:
+    match = re.fullmatch(r"([A-Za-z0-9._-]+)=([0-9]*\.?[0-9]+)", text)
+    if match is None or float(match[2]) <= 0:
+        raise error("data-split", f"'{text}' is not NAME=SHARE", "--part", "such as --part train=98 --part valid=2")
+    return Part(prefix.with_name(f"{prefix.name}_{match[1]}"), float(match[2]))

@@ -1,0 +1,92 @@
+"""`fp8launch recipes`: the recipes and studies of the pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
+from fp8launch.job.prepared import prepare
+from fp8launch.recipe.catalog import Row, explained, pack_recipes, places
+from fp8launch.resources import pack_folder
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--engine", type=click.Choice(["megatron_lm", "bridge"]), default="megatron_lm", show_default=True,
+              help="The pack's own recipes, or NVIDIA's performance recipes of Megatron-Bridge.")  # fmt: skip
+@click.option("--gpu", metavar="GPU", help="Only recipes for this GPU, such as h100.")
+@click.option("--model", metavar="TEXT", help="Only recipes whose model's name contains TEXT, such as qwen3.")
+@click.option("--precision", metavar="NAME", help="Only recipes of this precision, such as mxfp8.")
+@click.option("--release", metavar="X.Y.Z", help="With --engine bridge: the release (default: the newest known).")
+@json_option
+def recipes(
+    name: str | None,
+    engine: str,
+    gpu: str | None,
+    model: str | None,
+    precision: str | None,
+    release: str | None,
+    as_json: bool,
+) -> None:
+    """List the recipes and studies of the pack, or explain one: every value, and the file and line it comes from.
+
+    With --engine bridge, or NAME as bridge:RECIPE, the same for the performance recipes of Megatron-Bridge.
+    """
+    if engine == "bridge" or (name or "").startswith("bridge:"):
+        from fp8launch.cli import bridge_recipes
+
+        bridge_recipes.show(name, release, gpu, model, precision, as_json)
+        return
+    if release is not None:
+        raise click.UsageError("--release needs --engine bridge")
+    if name is not None:
+        _explain(name, as_json)
+        return
+    single = [row for row in pack_recipes() if _fits(row, gpu, model, precision)]
+    studies = [row for row in pack_recipes("studies") if _fits(row, gpu, model, precision)]
+    if as_json:
+        show_json([row.as_dict() for row in [*single, *studies]])
+        return
+    if not single and not studies:
+        eprint("no recipe of the pack fits these filters; `fp8launch recipes` lists all")
+        return
+    show_table(
+        ["recipe", "model", "GPUs", "precision", "description"],
+        [(row.name, row.model, row.gpus, row.precision, row.recipe.description) for row in single],
+        unbroken=("recipe",),
+        drop=("model",),
+    )
+    echo()
+    show_table(
+        ["study", "model", "GPUs", "precision", "runs", "description"],
+        [(row.name, row.model, row.gpus, row.precision, str(row.runs), row.recipe.description) for row in studies],
+        unbroken=("study",),
+        drop=("model", "precision"),
+    )
+
+
+def _fits(row: Row, gpu: str | None, model: str | None, precision: str | None) -> bool:
+    if gpu is not None and row.recipe.resources.gpu != gpu.lower():
+        return False
+    if model is not None and model.lower().replace("-", "_") not in row.model:
+        return False
+    return precision is None or precision.lower() in row.precision.split(", ")
+
+
+def _explain(name: str, as_json: bool) -> None:
+    loaded = prepare(name).loaded
+    files = [_short(file) for file in loaded.files]
+    if as_json:
+        show_json({**loaded.tree.plain(), "places": places(loaded), "files": files})
+        return
+    eprint("from " + ", ".join(files))
+    echo(explained(loaded), nl=False)
+
+
+def _short(file: Path) -> str:
+    try:
+        return str(file.resolve().relative_to(pack_folder("recipes").resolve().parent))
+    except ValueError:
+        return str(file)

@@ -1,0 +1,116 @@
+"""An image name, URI or file to the words of a container runtime."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp8launch.diagnostics import UserError, error, nearest
+from fp8launch.recipe.yaml_source import is_there, read_yaml
+from fp8launch.resources import pack_folder
+from fp8launch.secrets import secret_in
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
+
+
+@functools.cache
+def catalogue() -> dict[str, dict[str, str]]:
+    """The images that come with fp8launch: name to `uri` and `source`."""
+    entries: dict[str, dict[str, str]] = read_yaml(pack_folder("containers") / "images.yaml").plain()
+    return entries
+
+
+def software_in(image: str | None) -> dict[str, str]:
+    """What is published to be in an image, by package; empty for an image that the catalogue does not know."""
+    packages = ("megatron", "transformer_engine", "cuda", "pytorch")
+    for name, entry in catalogue().items():
+        if image is not None and image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
+            return {package: entry[package] for package in packages if package in entry}
+    return {}
+
+
+def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
+    """What `runtime` must be given for the image that a recipe calls `name`. Raises UserError when it is not there."""
+    known = catalogue()
+    place = cluster.images.get(name) or (_catalogue_uri(known[name]) if name in known else name)
+    if _is_file(place):
+        # pyxis reads a relative x.sqsh as the name of an image in a registry.
+        path = local_path(place, where)
+        if must_exist and not is_there(path):
+            raise error("image-missing", f"container image {path} does not exist", where, "import it first", 3)
+        return str(path)
+    if runtime == "apptainer" and "://" in place and not place.startswith("docker://"):
+        return place
+    bare = place.removeprefix("docker://")
+    if secret_in(f"docker://{bare}"):
+        raise error(
+            "password-in-uri",
+            "the image's URI contains a password, which would be recorded",
+            where,
+            "remove it; enroot reads ~/.config/enroot/.credentials, Apptainer the credentials of `apptainer registry "
+            "login`",
+        )
+    if "/" not in bare and ":" not in bare and "#" not in bare:
+        near = nearest(name, [*known, *cluster.images])
+        raise error(
+            "unknown-image",
+            f"container image '{name}' is not a known name, a URI or a file",
+            where,
+            f"did you mean '{near}'?" if near else f"known names: {', '.join([*known, *cluster.images])}",
+        )
+    if runtime == "pyxis":
+        registry, slash, rest = bare.partition("/")
+        # enroot separates the registry with '#'; a first part with a dot or a port is a registry.
+        named = registry == "localhost" or (bool(set(".:") & set(registry)) and "://" not in bare)
+        return f"{registry}#{rest}" if slash and named and "#" not in bare else bare
+    if runtime == "apptainer":
+        return f"docker://{bare.replace('#', '/', 1)}"
+    raise error(
+        "image-not-local",
+        f"Charliecloud runs only folders and .sqsh files, not '{name}'",
+        where,
+        "run `ch-image pull` and `ch-convert`, then add its name to `images:` in the cluster profile",
+    )
+
+
+def _catalogue_uri(entry: Mapping[str, str]) -> str:
+    """The image by its digest where the catalogue knows one: a tag can be moved to another image."""
+    return pinned(entry["uri"], entry.get("digest"))
+
+
+def pinned(uri: str, digest: str | None) -> str:
+    """The URI with the digest in place of its tag."""
+    if digest is None or "@sha256:" in uri:
+        return uri
+    head, separator, last = re.match(r"(.*)([/#])(.*)", uri, re.S).groups()  # type: ignore[union-attr]
+    return f"{head}{separator}{last.partition(':')[0]}@{digest}"
+
+
+def image_folder(name: str, cluster: Cluster) -> Path | None:
+    """The folder of this machine that an image is, which only Charliecloud runs; None for a file or a URI."""
+    place = cluster.images.get(name, name)
+    if not place.startswith(("/", "~")):
+        return None
+    try:
+        folder = local_path(place)
+        return folder if folder.is_dir() else None
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def local_path(text: str, where: str | None = None) -> Path:
+    """A path of this machine as a user writes it, absolute; `~` is the user's home."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise error(
+            "no-such-home", f"{Path(text).parts[0]} is not the home of a user of this machine", where or text
+        ) from None
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith((".sqsh", ".sqfs", ".sif")) or place.startswith(("/", "./", "../", "~"))

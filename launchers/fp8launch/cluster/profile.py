@@ -1,0 +1,143 @@
+"""Cluster profiles: what a site wants to hear from its jobs.
+
+A profile is a YAML file named by `--cluster`, or in `~/.config/fp8launch/clusters/`; `default.yaml` there is taken when
+nothing is named.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import error, nearest
+from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
+from fp8launch.recipe.schema import Section
+from fp8launch.recipe.validate import validate
+from fp8launch.recipe.yaml_source import Node, numbers_as_written, read_yaml
+
+# What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
+_OPTION_NAME = r"^[a-z][a-z0-9-]*$"
+_OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
+_OPTION_TEXT = r"^[^\x00-\x1f\x7f\\]+$"
+_HOST = r"^[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]*$"
+PATTERNS_IN_WORDS |= {
+    _HOST: "a name or an address",
+    _OPTION: "one word without quotes, as Slurm reads it",
+    _OPTION_TEXT: "one line without a backslash",
+    _OPTION_NAME: "the long name of an sbatch option without its dashes",
+}
+Option = Annotated[str, StringConstraints(pattern=_OPTION)]
+# sbatch takes quotes there, but a backslash escapes even between them.
+OptionText = Annotated[str, StringConstraints(pattern=_OPTION_TEXT)]
+OptionName = Annotated[str, StringConstraints(pattern=_OPTION_NAME)]
+# Never a dash in front: ssh would take it for an option.
+Host = Annotated[str, StringConstraints(pattern=_HOST)]
+
+
+class Login(Section):
+    """How the system's ssh reaches a login node: `fp8launch --remote CLUSTER`."""
+
+    host: Host = Field(description="name or address, or a Host of your ssh configuration")
+    user: Host | None = None
+    port: Positive | None = None
+    identity: str | None = Field(default=None, description="file of a private key")
+    config: str | None = Field(default=None, description="ssh configuration file to use instead of your own")
+    command: str = Field(
+        default="fp8launch", description="command that starts fp8launch there; a path if it is not on PATH"
+    )
+
+
+class Rehearse(Section):
+    """Which runs `submit` rehearses without being asked to (docs/rehearsal.md)."""
+
+    from_gpu_hours: float = Field(ge=0, description="submit rehearses runs that may cost at least so many GPU-hours")
+
+
+class Cluster(Section):
+    """The settings of one cluster. All are optional; an empty profile uses the cluster's defaults."""
+
+    name: str = ""
+    description: str = ""
+    account: Option | None = None
+    partition: Option | None = None
+    qos: Option | None = None
+    reservation: Option | None = None
+    constraint: Option | None = None
+    nodelist: Option | None = None
+    exclude: Option | None = None
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gres_type: Option | None = None
+    segment: Positive | None = None
+    exclusive: bool = False
+    memory: Option | None = None
+    requeue: bool | None = None
+    continue_by: Literal["requeue", "dependency"] | None = Field(
+        default=None,
+        description="how the next attempt starts: the same job again (requeue), or a job waiting for it (dependency)",
+    )
+    rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = Field(
+        default={}, description="action when an attempt ends, by cause (docs/survival.md)"
+    )
+    ask_gpu_hours: float = Field(default=500, description="submit asks for confirmation above this number of GPU-hours")
+    rehearse: Rehearse | None = Field(default=None, description="submit rehearses runs from a cost on")
+    arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
+    mpi: Option | None = None
+    launch: Literal["srun", "torchrun"] | None = None
+    health_check: bool = Field(default=False, description="test every node before training, unless the recipe sets it")
+    options: dict[OptionName, OptionText | int | bool] = Field(default={}, description="any other sbatch option")
+    setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
+    env: dict[EnvName, str | int | float] = Field(default={})
+    runtime: Runtime | None = None
+    images: dict[str, str] = Field(default={}, description="image name to this site's path or URI of it")
+    mounts: list[str] = Field(default=[])
+    python: str | None = Field(default=None, description="interpreter of jobs without a container")
+    run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
+    shared_folders: list[str] = Field(
+        default=[], description="folders that every node sees; a run root outside all of them is refused"
+    )
+    trust_run_root: bool = Field(
+        default=False, description="submit even if the group or owner of the run root may replace a job's files"
+    )
+    ssh: Login | None = Field(default=None, description="login node, for machines that reach the cluster only by ssh")
+
+
+def config_folder() -> Path:
+    """Return the folder of the user's cluster profiles."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "fp8launch" / "clusters"
+
+
+def cluster_files() -> dict[str, Path]:
+    """Return the user's profiles by name."""
+    return {path.stem: path for path in sorted(config_folder().glob("*.yaml"))}
+
+
+def load_cluster(name: str | None) -> Cluster:
+    """Load the profile named by `--cluster` (a name or a file); without a name `default`, else an empty profile."""
+    files = cluster_files()
+    if name is None:
+        if "default" not in files:
+            return Cluster()
+        path = files["default"]
+    elif name in files:
+        path = files[name]
+    elif "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+    else:
+        near = nearest(name, files)
+        known = ", ".join(files) or "none"
+        raise error(
+            "unknown-cluster",
+            f"no cluster profile '{name}' in {config_folder()} (profiles there: {known})",
+            "--cluster",
+            f"did you mean '{near}'?" if near else "pass a file, or a name that `fp8launch clusters` lists",
+        )
+    tree = read_yaml(path)
+    if isinstance(tree.value, dict) and "env" in tree.value:
+        tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
+    cluster = validate(Cluster, tree)
+    return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})

@@ -1,0 +1,7 @@
+"""Container runtimes, by the names of recipes, profiles and commands."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Runtime = Literal["pyxis", "apptainer", "charliecloud", "none"]

@@ -1,0 +1,49 @@
+"""Weights of datasets in one run, and how often each is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """A dataset in a blend. `epochs` is how often its training tokens are seen; None without a length of the run."""
+
+    prefix: str
+    tokens: int
+    weight: float
+    epochs: float | None
+
+
+def shares_of(
+    datasets: Sequence[tuple[str, int, float | None]], temperature: float, asked: int | None, train_share: float
+) -> list[Share]:
+    """Return the shares of datasets, each with its prefix, tokens, and weight or None.
+
+    Weights that are not given are tokens ** (1 / temperature): 1 takes each token as often as any other, more favours
+    the small datasets. Given and computed weights are never mixed. `asked` is the number of tokens of a run.
+    """
+    weights = [tokens ** (1 / temperature) if weight is None else weight for _, tokens, weight in datasets]
+    total = sum(weights)
+    found = []
+    for (prefix, tokens, _), weight in zip(datasets, weights, strict=True):
+        share = weight / total
+        epochs = None if asked is None else asked * share / (tokens * train_share)
+        found.append(Share(prefix, tokens, share, epochs))
+    return found
+
+
+def recipe_lines(shares: Sequence[Share]) -> str:
+    """Return the `data:` lines of a recipe."""
+    lines = ["data:", "  kind: indexed", "  blend:"]
+    for share in shares:
+        lines += [f"  - {share.weight:.6g}", f"  - {_quoted(share.prefix)}"]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    plain = text.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
+    if plain.isalnum() and plain.isascii():
+        return text
+    return "'" + text.replace("'", "''") + "'"

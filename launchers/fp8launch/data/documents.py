@@ -1,0 +1,300 @@
+"""The documents of a shard, one after the other, with what is wrong with those that cannot be read.
+
+Memory is bounded by the longest document allowed, whatever the files hold.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from fp8launch.data.bad_input import BadInput
+from fp8launch.data.extras import load
+from fp8launch.data.sources import Shard
+
+_BOM = b"\xef\xbb\xbf"
+_BUFFER = 1 << 20
+# What a damaged .zst file loses in front of the damage.
+_PACKED_BUFFER = 1 << 14
+_ROWS = 256
+
+
+class Document(NamedTuple):
+    """`content` is text, or token ids where the field holds those. `size` is in bytes of input."""
+
+    content: Any
+    file: str
+    line: int
+    begin: int
+    unit: str
+    size: int
+
+    def bad(self, reason: str, detail: str = "") -> BadInput:
+        return BadInput(reason, self.file, self.line, self.begin, detail, self.unit)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`field` holds the text of a record; `ids`: it holds token ids. Documents may have `max_bytes`."""
+
+    field: str = "text"
+    ids: bool = False
+    max_bytes: int = 16 << 20
+
+
+def documents(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
+    """Yield the documents of a shard in order, and BadInput in the place of those that cannot be read."""
+    if shard.format == "jsonl":
+        yield from _json_lines(shard, reading)
+    elif shard.format == "lines":
+        yield from _text_lines(shard, reading)
+    elif shard.format == "text":
+        for file in shard.files:
+            yield _whole_file(file, reading)
+    else:
+        yield from _rows(shard, reading)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    raw: bytes | None  # None: longer than allowed
+    number: int
+    begin: int  # where in the file line 1 of these begins
+
+
+def _opened(file: str) -> BinaryIO:
+    if file.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(file, "rb"))
+    if file.endswith(".zst"):
+        arrow: Any = load("pyarrow", "reading .zst files")
+        stream = arrow.input_stream(file, compression="zstd", buffer_size=_BUFFER)
+        return cast(BinaryIO, io.BufferedReader(stream, _PACKED_BUFFER))
+    return Path(file).open("rb", buffering=_BUFFER)
+
+
+def _lines(shard: Shard, reading: Reading) -> Iterator[Line | BadInput]:
+    """The lines that begin inside the shard. What is missing or damaged at the end of a file is one BadInput."""
+    (file,) = shard.files
+    number, begin = 0, shard.begin
+    try:
+        with _opened(file) as stream:
+            at = begin = _to_first_line(stream, shard.begin)
+            while shard.end is None or at < shard.end:
+                raw = stream.readline(reading.max_bytes + 1)
+                if not raw:
+                    return
+                number += 1
+                at += len(raw)
+                if len(raw) > reading.max_bytes and not raw.endswith(b"\n"):
+                    at += _skip_line(stream)
+                    yield Line(None, number, begin)
+                elif number == 1 and shard.begin == 0:
+                    yield Line(raw.removeprefix(_BOM), number, begin)
+                else:
+                    yield Line(raw, number, begin)
+    except (EOFError, zlib.error, OSError) as exc:
+        if getattr(exc, "errno", None) is not None and not isinstance(exc, gzip.BadGzipFile):
+            detail = str(getattr(exc, "strerror", exc))
+        else:
+            detail = " ".join(str(exc).split())
+        yield BadInput("cut-short", file, number + 1, begin, detail)
+
+
+def _to_first_line(stream: BinaryIO, begin: int) -> int:
+    """Go to the first line that begins at `begin` or later; return where it begins."""
+    if begin == 0:
+        return 0
+    stream.seek(begin - 1)
+    return begin - 1 + _skip_line(stream)
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    """Read to the end of the line, a block at a time; return the bytes read."""
+    skipped = 0
+    while True:
+        raw = stream.readline(_BUFFER)
+        skipped += len(raw)
+        if not raw or raw.endswith(b"\n"):
+            return skipped
+
+
+def _usable_lines(shard: Shard, reading: Reading) -> Iterator[tuple[bytes, Document] | BadInput]:
+    """Yield each line with its place, as a document without its text yet; a line over the limit is bad input."""
+    (file,) = shard.files
+    for line in _lines(shard, reading):
+        if isinstance(line, BadInput):
+            yield line
+        elif line.raw is None:
+            yield BadInput("too-long", file, line.number, line.begin)
+        else:
+            yield line.raw, Document("", file, line.number, line.begin, "line", len(line.raw))
+
+
+def _text_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
+    for found in _usable_lines(shard, reading):
+        if isinstance(found, BadInput):
+            yield found
+        else:
+            raw, place = found
+            yield _decoded(raw.rstrip(b"\r\n"), place)
+
+
+def _json_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
+    loads = load("orjson", "reading JSON lines").loads
+    for found in _usable_lines(shard, reading):
+        if isinstance(found, BadInput):
+            yield found
+            continue
+        raw, place = found
+        try:
+            record = loads(raw)
+        except ValueError:
+            if not raw.strip():
+                continue  # a blank line ends many files
+            record = _slowly(raw, place)
+            if isinstance(record, BadInput):
+                yield record
+                continue
+        yield _from_record(record, place, reading)
+
+
+def _slowly(raw: bytes, place: Document) -> Any:
+    """What Python's own parser makes of a line that the fast one refuses (NaN, huge numbers), or why it is bad."""
+    try:
+        return json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        return place.bad("invalid-utf8", f"byte {raw[exc.start]:#04x} at column {exc.start + 1}")
+    except json.JSONDecodeError as exc:
+        return place.bad("broken-json", f"{exc.msg} at column {exc.colno}")
+    except (ValueError, RecursionError) as exc:
+        return place.bad("broken-json", "nested too deeply" if isinstance(exc, RecursionError) else str(exc))
+
+
+def _from_record(record: Any, place: Document, reading: Reading) -> Document | BadInput:
+    if not isinstance(record, dict):
+        return place.bad("not-an-object", f"it is {_kind(record)}")
+    if reading.field not in record:
+        there = ", ".join(list(map(str, record))[:4]) or "none"
+        return place.bad("no-field", f"'{reading.field}'; fields: {there[:100]}")
+    return _from_value(record[reading.field], place, reading)
+
+
+def _from_value(value: Any, place: Document, reading: Reading) -> Document | BadInput:
+    if reading.ids:
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            return place.bad("not-text", f"'{reading.field}' is {_kind(value)}, not a list of whole numbers")
+    elif not isinstance(value, str):
+        return place.bad("not-text", f"'{reading.field}' is {_kind(value)}")
+    elif not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return place.bad("invalid-utf8", "it holds half of a surrogate pair")
+    if not value:
+        return place.bad("empty")
+    return place._replace(content=value)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), f"of type {type(value).__name__}")
+
+
+# --- whole files ------------------------------------------------------------------------------------------------------
+
+
+def _whole_file(file: str, reading: Reading) -> Document | BadInput:
+    place = Document("", file, 1, 0, "file", 0)
+    try:
+        with _opened(file) as stream:
+            raw = stream.read(reading.max_bytes + 1)
+    except (EOFError, zlib.error, OSError) as exc:
+        return place.bad("cut-short", getattr(exc, "strerror", None) or " ".join(str(exc).split()))
+    if len(raw) > reading.max_bytes:
+        return place.bad("too-long")
+    return _decoded(raw.removeprefix(_BOM), place._replace(size=len(raw)))
+
+
+def _decoded(raw: bytes, place: Document) -> Document | BadInput:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        return place.bad("invalid-utf8", f"byte {raw[exc.start]:#04x} at offset {exc.start}")
+    return place._replace(content=text) if text else place.bad("empty")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
+    (file,) = shard.files
+    row = 0
+    try:
+        for batch, row in _batches(shard, reading):
+            for position, value in enumerate(batch.to_pylist()):
+                size = len(value) if isinstance(value, (str, bytes, list)) else 0
+                place = Document("", file, row + position, 0, "row", size)
+                if isinstance(value, bytes):
+                    yield place.bad("too-long") if len(value) > reading.max_bytes else _decoded(value, place)
+                elif size > reading.max_bytes:
+                    yield place.bad("too-long")
+                else:
+                    yield _from_value(value, place, reading)
+    except _NoField as exc:
+        yield BadInput("no-field", file, 0, 0, str(exc), "file")
+    except (OSError, ValueError) as exc:
+        yield BadInput("cut-short", file, row, 0, " ".join(str(exc).split())[:200], "row")
+
+
+class _NoField(Exception):
+    """The table has no column of the wanted name."""
+
+
+def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int]]:
+    """Columns of some rows each, with the number of their first row in the file, counted from 0."""
+    arrow: Any = load("pyarrow", "reading tables")
+    (file,) = shard.files
+    if shard.format == "parquet":
+        parquet: Any = load("pyarrow.parquet", "reading Parquet")
+        with parquet.ParquetFile(file, memory_map=True) as opened:
+            _require(reading.field, opened.schema_arrow.names)
+            counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+            row = sum(counts[: shard.begin])
+            groups = list(range(shard.begin, len(counts) if shard.end is None else shard.end))
+            for batch in opened.iter_batches(_ROWS, groups, [reading.field]):
+                yield batch.column(0), row
+                row += batch.num_rows
+        return
+    with arrow.memory_map(file) as source:
+        row = 0
+        for batch in _arrow_batches(arrow, source):
+            _require(reading.field, batch.schema.names)
+            column = batch.column(batch.schema.names.index(reading.field))
+            for begin in range(0, len(column), _ROWS):
+                yield column.slice(begin, _ROWS), row + begin
+            row += batch.num_rows
+
+
+def _arrow_batches(arrow: Any, source: Any) -> Iterator[Any]:
+    """The batches of an Arrow file, which `datasets` writes as a stream, others as a file with an index."""
+    has_index = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not has_index:
+        yield from arrow.ipc.open_stream(source)
+        return
+    opened = arrow.ipc.open_file(source)
+    for at in range(opened.num_record_batches):
+        yield opened.get_batch(at)
+
+
+def _require(field: str, names: list[str]) -> None:
+    if field not in names:
+        raise _NoField(f"'{field}'; columns: {', '.join(names)[:100]}")

@@ -1,0 +1,84 @@
+"""Files of a build: written whole or not at all, checksums, and a lock that only one build can hold."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import MACHINE_LACKS, error
+
+BLOCK = 4 << 20
+
+
+def sync(path: Path) -> None:
+    """Write what the system still holds of a file or folder to the disk, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace `path` by JSON; a reader, or a crash, sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None where there is none. Raises ValueError for anything else."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    except FileNotFoundError:
+        return None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def sha256(path: Path) -> str:
+    """Return the checksum of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def copy_into(source: Path, target: Any) -> None:
+    """Append a file to an open binary file, in blocks."""
+    with source.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            target.write(block)
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold a build's folder. Raises UserError (exit code 3) while another process holds it."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another process builds this dataset: it holds {folder}"
+            raise error("data-busy", message, str(folder), "wait for it to end", MACHINE_LACKS) from None
+        except OSError:
+            pass  # a file system without locks: shards are whole files that any process makes the same
+        yield
+    finally:
+        os.close(handle)

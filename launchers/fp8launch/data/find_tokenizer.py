@@ -1,0 +1,117 @@
+"""From what a user writes after --tokenizer to a tokenizer that can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from fp8launch.data.encoders import encoder_of
+from fp8launch.data.extras import load
+from fp8launch.data.tokenizer import END_OF_BYTES, PATTERNS, Encoder, Kind, TokenizerSpec, sha256_of
+from fp8launch.diagnostics import MACHINE_LACKS, error
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def find_tokenizer(
+    text: str,
+    *,
+    append_eod: bool = True,
+    eod_token: str | None = None,
+    vocab_size: int | None = None,
+    special_tokens: bool = True,
+    pattern: str = "v2",
+) -> TokenizerSpec:
+    """Return the tokenizer that `text` names: `bytes`, `ids`, a file, a folder, or a name on the Hugging Face hub.
+
+    Raises UserError for one that does not exist, cannot be read, or has no end of document where one is wanted.
+    """
+    if pattern not in PATTERNS:
+        raise error("data-tokenizer", f"no tiktoken pattern {pattern}", "--pattern", f"one of {', '.join(PATTERNS)}")
+    if text == "bytes":
+        return TokenizerSpec("bytes", None, text, None, END_OF_BYTES + 1, END_OF_BYTES if append_eod else None)
+    if text == "ids":
+        return _ids(append_eod, eod_token, vocab_size)
+    file = _file_of(text)
+    spec = TokenizerSpec(
+        _kind_of(file), str(file), text, sha256_of(file), special_tokens=special_tokens, pattern=pattern
+    )
+    encoder = encoder_of(spec)
+    eod = _end_of_document(encoder, eod_token, text) if append_eod else None
+    return dataclasses.replace(spec, vocab_size=encoder.vocab_size, eod=eod)
+
+
+def _ids(append_eod: bool, eod_token: str | None, vocab_size: int | None) -> TokenizerSpec:
+    if vocab_size is None:
+        raise error(
+            "data-tokenizer", "token ids need the size of their vocabulary", "--tokenizer", "add --vocab-size N"
+        )
+    eod = None
+    if append_eod:
+        if eod_token is None or not eod_token.isdecimal() or int(eod_token) >= vocab_size:
+            message = "the end of document must be an id below --vocab-size with --tokenizer ids"
+            raise error("data-eod", message, "--eod-token", "name the id, or add --no-eod")
+        eod = int(eod_token)
+    return TokenizerSpec("ids", None, "ids", None, vocab_size, eod)
+
+
+def _file_of(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        found += sorted(path.glob("*.tiktoken"))
+        if not found:
+            message = f"{text} holds none of tokenizer.json, tokenizer.model and *.tiktoken"
+            raise error("data-tokenizer", message, "--tokenizer", "name the file of the tokenizer")
+        return found[0]
+    if text.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(text):
+        message = f"there is no tokenizer {text}"
+        fix = "a file or folder, a name on the Hugging Face hub, `bytes` or `ids`"
+        raise error("data-tokenizer", message, "--tokenizer", fix)
+    return _from_hub(text)
+
+
+def _from_hub(name: str) -> Path:
+    hub: Any = load("huggingface_hub", "a tokenizer from the Hugging Face hub")
+    for optional in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
+        try:
+            found = Path(hub.hf_hub_download(name, optional))
+        except Exception as exc:  # the hub's own, requests' and OSError
+            if optional != "tokenizer.json":
+                continue
+            reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
+            message = f"there is no file or folder {name}, and the Hugging Face hub did not give it: {reason}"
+            where = os.environ.get("HF_HOME", "~/.cache/huggingface")
+            fix = f"name a folder with tokenizer.json, or fill the cache in {where} on a machine with network"
+            raise error("data-tokenizer", message, "--tokenizer", fix, MACHINE_LACKS) from None
+    return found
+
+
+def _kind_of(file: Path) -> Kind:
+    with file.open("rb") as stream:
+        begin = stream.read(4096).lstrip()
+    if begin[:1] == b"{":
+        return "huggingface"
+    first = begin.splitlines()[0] if begin else b""
+    if begin[:1] == b"[" or re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+", first):
+        return "tiktoken"
+    return "sentencepiece"
+
+
+def _end_of_document(encoder: Encoder, wanted: str | None, text: str) -> int:
+    if wanted is not None:
+        found = encoder.id_of(wanted)
+        if found is None:
+            raise error("data-eod", f"the tokenizer {text} has no token '{wanted}'", "--eod-token", "name one it has")
+        return found
+    for token in encoder.ends():
+        found = encoder.id_of(token)
+        if found is not None:
+            return found
+    message = f"the tokenizer {text} does not say which token ends a document"
+    raise error("data-eod", message, "--tokenizer", "name it with --eod-token TOKEN, or add --no-eod")

@@ -1,0 +1,122 @@
+"""Hugging Face tokenizers by gigatoken, many times faster than their own library, held against it all the time.
+
+Its ids are used only as long as they are the library's: texts made to differ are compared at the start, and a short
+document of every batch while it runs. A difference ends the build's use of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8launch.data.extras import load
+from fp8launch.data.tokenizer import Encoder, HuggingFaceEncoder
+
+# Bytes of text between two comparisons, and the longest text that is compared.
+COMPARE_EVERY, COMPARE_UP_TO = 1 << 20, 4096
+_HOSTILE = (
+    "",
+    " ",
+    "  \n\n\t leading and trailing  ",
+    "word's we'll DON'T I'M they'RE\r\n\r\nnext\rline\x0b\x0c\x85\u2028\u2029end",
+    "0 12 345 6789 0123456789 3.14159 1,000,000 0x1F ١٢٣ ½ ² Ⅷ",
+    "naïve café e\u0301 a\u030a \ufb01 Ångström İstanbul ß ẞ",
+    "日本語のテキスト 中文文本 한국어 텍스트 हिन्दी ไทย עברית العربية",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 \u200b\u200d\ufeff\u00a0\u3000",
+    "def f(x):\n        return {'a': [1, 2], \"b\": x**2}  # comment\n\n\n\n",
+    "<tag attr='v'>&amp;</tag> http://example.org/a?b=c#d user@example.org",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa !!!!!!!!!!!!!!!!!!!!!!!????",
+    "\x00\x01\x02\x7f\x80\x9f\ud7ff\ue000\uffff\U00010000\U0010ffff",
+)
+
+
+class EngineDiffers(Exception):
+    """Gigatoken's ids are not those of the library; the message quotes the text."""
+
+
+class GigatokenEncoder(Encoder):
+    engine = "gigatoken"
+
+    def __init__(self, file: Path, reference: HuggingFaceEncoder) -> None:
+        gigatoken: Any = load("gigatoken", "the engine gigatoken")
+        self._gigatoken, self._file, self._reference = gigatoken, file, reference
+        self.prefix, self.suffix, self.vocab_size = reference.prefix, reference.suffix, reference.vocab_size
+        self._since_comparison = COMPARE_EVERY
+        try:
+            self._tokenizer = gigatoken.Tokenizer(str(file))
+        except Exception as exc:  # many kinds, for what it does not know
+            raise EngineDiffers(f"gigatoken does not know this tokenizer: {' '.join(str(exc).split())[:200]}") from None
+
+    def self_test(self) -> None:
+        """Compare texts that tokenizers tend to differ on. Raises EngineDiffers."""
+        specials = self._reference.added_tokens()[:64]
+        choose = random.Random(0)
+        words = [*" ".join(_HOSTILE).split(" "), *specials, "\n", "  ", "\t"]
+        mixed = ["".join(choose.choices([*words, " "], k=40)) for _ in range(200)]
+        chars = ["".join(chr(choose.choice(_RANGES)[choose.randrange(64)]) for _ in range(60)) for _ in range(200)]
+        around = [f"x{special} y{special}{special}\n{special}" for special in specials]
+        for text in (*_HOSTILE, *around, *mixed, *chars):
+            self._compare(text)
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        found = self._tokenizer.encode_batch(list(contents), parallel=False).layout
+        numpy: Any = load("numpy", "building a dataset")
+        offsets = numpy.asarray(found.offsets.data)
+        flat = numpy.asarray(found.content.data)[offsets[0] : offsets[-1]]
+        self._compare_sometimes(contents, flat, offsets - offsets[0])
+        return flat, numpy.diff(offsets)
+
+    def _compare_sometimes(self, contents: Sequence[str], flat: Any, offsets: Any) -> None:
+        self._since_comparison += sum(map(len, contents))
+        if self._since_comparison < COMPARE_EVERY:
+            return
+        for at, text in enumerate(contents):
+            if len(text) <= COMPARE_UP_TO:
+                self._since_comparison = 0
+                self._require_same(text, flat[offsets[at] : offsets[at + 1]])
+                return
+
+    def _compare(self, text: str) -> None:
+        self._require_same(text, self._tokenizer.encode(text))
+
+    def _require_same(self, text: str, found: Any) -> None:
+        expected, _ = self._reference.encode([text])
+        if len(expected) != len(found) or not bool((expected == found).all()):
+            raise EngineDiffers(f"gigatoken and tokenizers differ on {text[:60]!r}")
+
+    def forget(self) -> None:
+        """Drop the words that gigatoken remembers: its memory grows with the vocabulary of the text."""
+        self._tokenizer = self._gigatoken.Tokenizer(str(self._file))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._reference.decode(ids)
+
+    def id_of(self, token: str) -> int | None:
+        return self._reference.id_of(token)
+
+    def ends(self) -> list[str]:
+        return self._reference.ends()
+
+
+# Scripts and blocks that pre-tokenizers treat differently.
+_RANGES = [
+    range(begin, begin + 64)
+    for begin in (0x20, 0x40, 0x80, 0xC0, 0x2C0, 0x300, 0x370, 0x400, 0x5D0, 0x620, 0x900, 0xE00)
+] + [range(begin, begin + 64) for begin in (0x1F00, 0x2000, 0x2150, 0x2460, 0x3040, 0x4E00, 0xAC00, 0xFB00, 0x1F600)]
+
+
+def choose_engine(file: Path, wanted: str, special_tokens: bool) -> tuple[str, str | None]:
+    """Return the engine to use for a tokenizer.json, and why it is not gigatoken where that was wanted."""
+    if wanted == "tokenizers":
+        return wanted, None
+    try:
+        import gigatoken  # noqa: F401
+    except ImportError:
+        return "tokenizers", "the package gigatoken is not installed"
+    try:
+        GigatokenEncoder(file, HuggingFaceEncoder(file, special_tokens)).self_test()
+    except EngineDiffers as exc:
+        return "tokenizers", str(exc)
+    return "gigatoken", None

@@ -1,0 +1,129 @@
+"""The documents of a dataset read back: their lengths, in parts of any dataset's size, and the tokens of one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8launch.data.extras import load
+from fp8launch.data.index_format import HEADER, TYPES, BrokenIndex, Index, code_of, read_index
+from fp8launch.data.plan import beside
+from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
+
+PART = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Documents of `begin` to `end` - 1 tokens."""
+
+    begin: int
+    end: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    shortest: int
+    longest: int
+    mean: float
+    buckets: tuple[Bucket, ...]
+
+
+def prefix_of(text: str) -> Path:
+    """Return the prefix that a user means: with or without an ending."""
+    path = Path(text).expanduser().absolute()
+    for ending in (".bin", ".idx", ".manifest.json"):
+        if path.name.endswith(ending):
+            return path.with_name(path.name.removesuffix(ending))
+    return path
+
+
+def open_index(prefix: Path) -> Index:
+    """Return what a dataset holds. Raises UserError for one that is missing or damaged."""
+    try:
+        return read_index(prefix)
+    except BrokenIndex as exc:
+        raise error("data-broken", f"{prefix}: {exc}", str(prefix), "build it again", ANSWER_IS_NO) from None
+    except OSError as exc:
+        there = (
+            [path.name.removesuffix(".idx") for path in prefix.parent.glob("*.idx")] if prefix.parent.is_dir() else []
+        )
+        near = nearest(prefix.name, there)
+        fix = f"did you mean {prefix.parent / near}?" if near else "name the path that .bin and .idx share"
+        message = f"there is no dataset {prefix}: {exc.strerror}"
+        raise error("data-missing", message, str(exc.filename or prefix), fix) from None
+
+
+def lengths_in_parts(prefix: Path, index: Index) -> Iterator[Any]:
+    """Yield the tokens of each document, in arrays of some."""
+    numpy: Any = load("numpy", "reading a dataset")
+    with beside(prefix, "idx").open("rb") as stream:
+        stream.seek(HEADER)
+        left = index.sequences
+        while left:
+            count = min(left, PART)
+            yield numpy.frombuffer(stream.read(4 * count), "<i4")
+            left -= count
+
+
+def measure(prefix: Path, index: Index) -> Lengths:
+    """Return the lengths of all documents, in buckets whose ends are powers of two."""
+    numpy: Any = load("numpy", "reading a dataset")
+    documents, tokens = numpy.zeros(33, numpy.int64), numpy.zeros(33, numpy.int64)
+    shortest, longest = 1 << 31, 0
+    for part in lengths_in_parts(prefix, index):
+        shortest, longest = min(shortest, int(part.min())), max(longest, int(part.max()))
+        powers = numpy.frexp(part.astype(numpy.float64))[1]
+        documents += numpy.bincount(powers, minlength=33)
+        tokens += numpy.bincount(powers, weights=part, minlength=33).astype(numpy.int64)
+    used = [power for power in range(33) if documents[power]]
+    buckets = tuple(
+        Bucket((1 << power) >> 1, 1 << power, int(documents[power]), int(tokens[power]))
+        for power in range(used[0], used[-1] + 1)
+    )
+    return Lengths(shortest, longest, index.tokens / index.sequences, buckets)
+
+
+def document(prefix: Path, index: Index, number: int, most: int) -> list[int]:
+    """Return the first tokens of a document, `most` at most."""
+    numpy: Any = load("numpy", "reading a dataset")
+    with beside(prefix, "idx").open("rb") as stream:
+        stream.seek(HEADER + 4 * number)
+        (length,) = struct.unpack("<i", stream.read(4))
+        stream.seek(HEADER + 4 * index.sequences + 8 * number)
+        (offset,) = struct.unpack("<q", stream.read(8))
+    _, width = TYPES[code_of(index.token_type)]
+    with beside(prefix, "bin").open("rb") as stream:
+        stream.seek(offset)
+        raw = stream.read(min(length, most) * width)
+    found: list[int] = numpy.frombuffer(raw, numpy.dtype(index.token_type).newbyteorder("<")).tolist()
+    return found
+
+
+@dataclass(frozen=True)
+class TokenUse:
+    """How the ids of a dataset are used. `unigram_entropy` is in nats per token."""
+
+    largest: int
+    different: int
+    unigram_entropy: float
+
+
+def count_tokens(prefix: Path, index: Index) -> TokenUse:
+    """Count every token. A model that knows no more than how frequent each is has the unigram entropy as its loss."""
+    numpy: Any = load("numpy", "reading a dataset")
+    _, width = TYPES[code_of(index.token_type)]
+    counts = numpy.zeros(1, numpy.int64)
+    with beside(prefix, "bin").open("rb") as stream:
+        while raw := stream.read(PART * width):
+            part = numpy.bincount(numpy.frombuffer(raw, numpy.dtype(index.token_type).newbyteorder("<")))
+            longer, shorter = (part, counts) if len(part) > len(counts) else (counts, part)
+            counts = longer.astype(numpy.int64)
+            counts[: len(shorter)] += shorter
+    shares = counts[counts > 0] / counts.sum()
+    return TokenUse(len(counts) - 1, len(shares), float(-(shares * numpy.log(shares)).sum()))

@@ -1,0 +1,112 @@
+"""The plan of a build: what becomes a dataset, in which shards. It lies in PREFIX.build/ until the dataset is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8launch.data.documents import Reading
+from fp8launch.data.files import read_json, write_json
+from fp8launch.data.index_format import smallest_type
+from fp8launch.data.sources import Shard, SourceFile
+from fp8launch.data.tokenizer import TokenizerSpec
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Everything that decides the bytes of the dataset; `vocab_limit` is the first id that is too large."""
+
+    prefix: str
+    files: tuple[SourceFile, ...]
+    shards: tuple[Shard, ...]
+    tokenizer: TokenizerSpec
+    reading: Reading
+    vocab_limit: int
+
+    @property
+    def token_type(self) -> str:
+        return smallest_type(max(self.tokenizer.vocab_size, (self.tokenizer.eod or 0) + 1))
+
+    @property
+    def folder(self) -> Path:
+        return work_folder(Path(self.prefix))
+
+    def decides(self) -> dict[str, Any]:
+        """Return what two builds must share to make the same dataset: how it is cut into shards does not matter."""
+        tokenizer = {key: value for key, value in asdict(self.tokenizer).items() if key not in ("file", "name")}
+        return {
+            "sources": [asdict(file) for file in self.files],
+            "tokenizer": tokenizer,
+            "reading": asdict(self.reading),
+            "vocab_limit": self.vocab_limit,
+        }
+
+    def fingerprint(self) -> str:
+        """Return a checksum of `decides`: the same for builds of the same dataset."""
+        return hashlib.sha256(json.dumps(self.decides(), sort_keys=True).encode()).hexdigest()
+
+
+def work_folder(prefix: Path) -> Path:
+    """Return the folder of a build that is not finished."""
+    return prefix.with_name(f"{prefix.name}.build")
+
+
+def beside(prefix: Path, ending: str) -> Path:
+    """Return PREFIX.ENDING. A prefix may have dots of its own."""
+    return prefix.with_name(f"{prefix.name}.{ending}")
+
+
+def save_plan(plan: BuildPlan) -> None:
+    write_json(plan.folder / "plan.json", {"version": PLAN_VERSION, **asdict(plan)})
+
+
+def load_plan(folder: Path) -> BuildPlan | None:
+    """Return the plan in a build's folder; None without one. Raises UserError for one that cannot be read."""
+    try:
+        content = read_json(folder / "plan.json")
+        if content is None:
+            return None
+        if content.pop("version") != PLAN_VERSION:
+            raise ValueError("another version of fp8launch wrote it")
+        return BuildPlan(
+            prefix=content["prefix"],
+            files=tuple(SourceFile(**each) for each in content["files"]),
+            shards=tuple(Shard(**{**each, "files": tuple(each["files"])}) for each in content["shards"]),
+            tokenizer=TokenizerSpec(**content["tokenizer"]),
+            reading=Reading(**content["reading"]),
+            vocab_limit=content["vocab_limit"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        message = f"the plan in {folder} cannot be read: {exc}"
+        fix = f"remove {folder}, and build again"
+        raise error("data-plan", message, str(folder / "plan.json"), fix, ANSWER_IS_NO) from None
+
+
+def require_same(old: BuildPlan, new: BuildPlan) -> None:
+    """Raise UserError where an unfinished build has other input or another tokenizer than this one."""
+    before, now = old.decides(), new.decides()
+    differs = [name for name in before if before[name] != now[name]]
+    if differs:
+        message = f"{old.folder} is an unfinished build with other {' and '.join(differs)}"
+        fix = "give the same command as before to finish it, or add --restart to begin again"
+        raise error("data-plan", message, "--out", fix, ANSWER_IS_NO)
+
+
+def unchanged(files: Sequence[SourceFile]) -> str | None:
+    """Return the first file that is not what it was when the build was planned; None if all are."""
+    for file in files:
+        try:
+            state = os.stat(file.path)  # noqa: PTH116 (a million files: no Path for each)
+        except OSError:
+            return file.path
+        if (state.st_size, state.st_mtime_ns) != (file.bytes, file.modified_ns):
+            return file.path
+    return None

@@ -1,0 +1,183 @@
+"""One shard of a build: its documents as token ids in a file, which gets its name when it is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fp8launch.data.bad_input import HARMLESS, BadInput, first_few
+from fp8launch.data.documents import Document, documents
+from fp8launch.data.extras import load
+from fp8launch.data.files import read_json, sync, write_json
+from fp8launch.data.plan import BuildPlan
+from fp8launch.data.tokenizer import Encoder
+
+# A batch is encoded at once.
+BATCH_BYTES, BATCH_DOCUMENTS = 1 << 20, 2048
+# Documents, tokens and bytes of input since the last call.
+Progress = Callable[[int, int, int], None]
+
+
+class StopOnBadInput(Exception):
+    """A document is bad, and --on-error is fail."""
+
+    def __init__(self, bad: BadInput) -> None:
+        super().__init__(bad)
+        self.bad = bad
+
+
+@dataclass
+class ShardResult:
+    """What is in a finished shard, and what was left out of it."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    examples: list[BadInput] = field(default_factory=list)
+
+    def count(self, bad: BadInput) -> None:
+        self.skipped[bad.reason] = self.skipped.get(bad.reason, 0) + 1
+        # Of each reason a few are kept: a flood of one kind hides no other.
+        if self.skipped[bad.reason] <= 5:
+            self.examples.append(bad)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def shard_file(folder: Path, number: int, ending: str) -> Path:
+    return folder / f"{number:06d}.{ending}"
+
+
+def finished(folder: Path, number: int) -> ShardResult | None:
+    """Return what is in a finished shard; None for one that has to be built."""
+    try:
+        content = read_json(shard_file(folder, number, "json"))
+        if content is None:
+            return None
+        examples = [BadInput(**each) for each in content.pop("examples")]
+        return ShardResult(**content, examples=examples)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def build_shard(plan: BuildPlan, number: int, encoder: Encoder, skip: bool, progress: Progress) -> ShardResult:
+    """Write the tokens and the lengths of one shard. Raises StopOnBadInput unless `skip`, OSError for a full disk.
+
+    The record is written last: a shard without it is built again.
+    """
+    own = f"{os.uname().nodename}.{os.getpid()}.partial"
+    partial = {ending: plan.folder / f"{number:06d}.{ending}.{own}" for ending in ("bin", "lengths")}
+    result = ShardResult()
+    try:
+        with partial["bin"].open("wb") as tokens, partial["lengths"].open("wb") as lengths:
+            writer = _Writer(plan, encoder, tokens, lengths, result, skip)
+            for batch in _batches(plan, number, result, skip):
+                before = result.tokens
+                writer.write(batch)
+                read = sum(document.size for document in batch)
+                result.bytes += read
+                progress(len(batch), result.tokens - before, read)
+        for ending, file in partial.items():
+            sync(file)
+            file.replace(shard_file(plan.folder, number, ending))
+        write_json(shard_file(plan.folder, number, "json"), result.as_json())
+    finally:
+        for file in partial.values():
+            file.unlink(missing_ok=True)
+    return result
+
+
+def _batches(plan: BuildPlan, number: int, result: ShardResult, skip: bool) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for each in documents(plan.shards[number], plan.reading):
+        if isinstance(each, BadInput):
+            _leave_out(each, result, skip)
+            continue
+        if batch and size + each.size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += each.size
+        if len(batch) == BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _leave_out(bad: BadInput, result: ShardResult, skip: bool) -> None:
+    if not skip and bad.reason not in HARMLESS:
+        raise StopOnBadInput(bad)
+    result.count(bad)
+
+
+class _Writer:
+    """Encodes batches and appends them to the files of a shard."""
+
+    def __init__(
+        self, plan: BuildPlan, encoder: Encoder, tokens: BinaryIO, lengths: BinaryIO, result: ShardResult, skip: bool
+    ) -> None:
+        self._numpy: Any = load("numpy", "building a dataset")
+        self._encoder, self._tokens, self._lengths = encoder, tokens, lengths
+        self._result, self._skip, self._limit = result, skip, plan.vocab_limit
+        self._type = self._numpy.dtype(plan.token_type).newbyteorder("<")
+        eod = plan.tokenizer.eod
+        self._around = (encoder.prefix, (*encoder.suffix, *(() if eod is None else (eod,))))
+
+    def write(self, batch: list[Document]) -> None:
+        numpy = self._numpy
+        flat, lengths = self._encoder.encode([document.content for document in batch])
+        keep = self._usable(batch, flat, lengths)
+        if not keep.all():
+            flat, lengths = flat[numpy.repeat(keep, lengths)], lengths[keep]
+        flat, lengths = self._with_ends(flat, lengths)
+        self._tokens.write(flat.astype(self._type, copy=False).tobytes())
+        self._lengths.write(lengths.astype("<i4").tobytes())
+        self._result.documents += len(lengths)
+        self._result.tokens += len(flat)
+
+    def _usable(self, batch: list[Document], flat: Any, lengths: Any) -> Any:
+        """Which documents can be written: those with tokens, all of them inside the vocabulary."""
+        numpy = self._numpy
+        keep = lengths > 0
+        for at in numpy.flatnonzero(~keep):
+            _leave_out(batch[at].bad("empty", "no tokens"), self._result, self._skip)
+        if len(flat) and (int(flat.max()) >= self._limit or int(flat.min()) < 0):
+            ends = numpy.cumsum(lengths)
+            wrong = numpy.flatnonzero((flat >= self._limit) | (flat < 0))
+            owners = numpy.searchsorted(ends, wrong, side="right")
+            for at, first in zip(*numpy.unique(owners, return_index=True), strict=True):
+                detail = f"id {int(flat[wrong[first]])}, and the vocabulary has {self._limit}"
+                _leave_out(batch[at].bad("beyond-vocabulary", detail), self._result, self._skip)
+                keep[at] = False
+        return keep
+
+    def _with_ends(self, flat: Any, lengths: Any) -> tuple[Any, Any]:
+        """Put the ids around every document's own."""
+        numpy = self._numpy
+        before, after = self._around
+        extra = len(before) + len(after)
+        if not extra or not len(lengths):
+            return flat, lengths
+        longer = lengths + extra
+        ends = numpy.cumsum(longer)
+        begins = ends - longer
+        found = numpy.empty(int(ends[-1]), dtype=numpy.int64)
+        is_text = numpy.ones(len(found), dtype=bool)
+        for at, token in enumerate(before):
+            found[begins + at], is_text[begins + at] = token, False
+        for at, token in enumerate(after):
+            found[ends - len(after) + at], is_text[ends - len(after) + at] = token, False
+        found[is_text] = flat
+        return found, longer
+
+
+def examples_of(results: list[ShardResult]) -> list[BadInput]:
+    """Return the bad documents to name, of all shards."""
+    return first_few(bad for result in results for bad in result.examples)

@@ -1,0 +1,180 @@
+"""Sources that a user names, as shards: parts of files that one process reads, in the order of the documents."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fp8launch.data.extras import load
+from fp8launch.diagnostics import error
+
+Format = Literal["jsonl", "text", "lines", "parquet", "arrow"]
+FORMATS: tuple[Format, ...] = ("jsonl", "text", "lines", "parquet", "arrow")
+# How a file's name ends, without .gz or .zst.
+SUFFIXES: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+PACKED = (".gz", ".zst")
+
+# A shard is what a restart has to redo, and a job array's unit.
+SMALLEST_SHARD, LARGEST_SHARD = 4 << 20, 256 << 20
+# Text files of a shard: their names are part of the plan.
+MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    path: str
+    format: Format
+    bytes: int
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the input. `begin` and `end` are byte offsets, or row groups of Parquet; `end` None is the file's end.
+
+    Only the formats text and arrow have several files in a shard.
+    """
+
+    format: Format
+    files: tuple[str, ...]
+    bytes: int
+    begin: int = 0
+    end: int | None = None
+
+
+def find_files(sources: Iterable[str], form: Format | None, patterns: Sequence[str] = ()) -> list[SourceFile]:
+    """Return the files that sources name or hold, those of a folder in the order of their paths.
+
+    Raises UserError for a source that does not exist, holds nothing, or has an unknown format.
+    """
+    found: list[SourceFile] = []
+    for source in sources:
+        path = Path(source).expanduser().absolute()
+        if path.is_dir():
+            inside = _saved_dataset(path) or _below(path, form, patterns)
+            if not inside:
+                wanted = ", ".join(patterns) or ", ".join(SUFFIXES)
+                raise error("data-source", f"{source} holds no file {wanted}", source, "name files, or use --glob")
+            found += [_file(each, form) for each in inside]
+        elif path.is_file():
+            found.append(_file(path, form))
+        else:
+            raise error("data-source", f"there is no file or folder {source}", "SOURCE", "check the path")
+    return found
+
+
+def _saved_dataset(folder: Path) -> list[Path]:
+    """The files of a dataset that Hugging Face's `save_to_disk` wrote; none for another folder."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(each.name for each in folder.iterdir() if (each / "state.json").is_file())
+        fix = " or ".join(str(folder / name) for name in splits)
+        raise error("data-source", f"{folder} holds several splits: {', '.join(splits)}", str(folder), f"name {fix}")
+    if not (folder / "state.json").is_file():
+        return []
+    return sorted(folder.glob("*.arrow"))
+
+
+def _below(folder: Path, form: Format | None, patterns: Sequence[str]) -> list[Path]:
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in names:
+            path = Path(place, name)
+            if patterns:
+                wanted = any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+            else:
+                wanted = _format(path) is not None and (form is None or _format(path) in (form, _of_lines(form)))
+            if wanted and path.is_file():
+                found.append(path)
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _of_lines(form: Format) -> Format:
+    return "text" if form == "lines" else form
+
+
+def _format(path: Path) -> Format | None:
+    name = Path(path.stem) if path.suffix in PACKED else path
+    return SUFFIXES.get(name.suffix)
+
+
+def _file(path: Path, form: Format | None) -> SourceFile:
+    form = form or _format(path)
+    if form is None:
+        known = ", ".join(SUFFIXES)
+        message = f"the format of {path} is not known by its name (known: {known}, and .gz or .zst of those with lines)"
+        raise error("data-source", message, str(path), f"set --format {'|'.join(FORMATS)}")
+    state = path.stat()
+    return SourceFile(str(path), form, state.st_size, state.st_mtime_ns)
+
+
+def shards_of(files: Sequence[SourceFile], workers: int, shard_bytes: int | None = None) -> list[Shard]:
+    """Divide files into shards of about `shard_bytes` of input, by default some for each worker."""
+    total = sum(file.bytes for file in files)
+    size = shard_bytes or min(max(total // (8 * workers), SMALLEST_SHARD), LARGEST_SHARD)
+    found: list[Shard] = []
+    group: list[SourceFile] = []
+    in_group = 0
+    for file in files:
+        is_full = in_group >= size or len(group) >= MOST_FILES
+        if group and (is_full or file.format != "text"):
+            found.append(_group(group))
+            group, in_group = [], 0
+        if file.format == "text":
+            group.append(file)
+            in_group += file.bytes
+        else:
+            found += _parts(file, size)
+    if group:
+        found.append(_group(group))
+    return found
+
+
+def _group(files: Sequence[SourceFile]) -> Shard:
+    return Shard("text", tuple(file.path for file in files), sum(file.bytes for file in files))
+
+
+def _parts(file: SourceFile, size: int) -> Iterator[Shard]:
+    if file.format in ("jsonl", "lines") and not file.path.endswith(PACKED):
+        for begin in range(0, max(file.bytes, 1), size):
+            end = min(begin + size, file.bytes)
+            yield Shard(file.format, (file.path,), end - begin, begin, end)
+    elif file.format == "parquet":
+        yield from _row_groups(file, size)
+    else:
+        # A compressed or Arrow file is read from its start.
+        yield Shard(file.format, (file.path,), file.bytes)
+
+
+def _row_groups(file: SourceFile, size: int) -> Iterator[Shard]:
+    groups = row_groups(file.path)
+    if not groups:
+        yield Shard("parquet", (file.path,), file.bytes)
+        return
+    each = max(1, len(groups) * size // max(file.bytes, 1))
+    for begin in range(0, len(groups), each):
+        end = min(begin + each, len(groups))
+        yield Shard("parquet", (file.path,), file.bytes * (end - begin) // len(groups), begin, end)
+
+
+def row_groups(path: str) -> list[int]:
+    """Return the number of rows of each row group; none where the file cannot be read: its reader reports that."""
+    parquet: Any = load("pyarrow.parquet", "reading Parquet")
+    try:
+        with parquet.ParquetFile(path) as opened:
+            return [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,145 @@
+"""A dataset divided by documents: each goes to one part, at random with a seed or in order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fp8launch import __version__
+from fp8launch.data.extras import load
+from fp8launch.data.files import sync, write_json
+from fp8launch.data.index_format import TYPES, Index, code_of
+from fp8launch.data.lengths import lengths_in_parts
+from fp8launch.data.manifest import FORMAT, read_manifest
+from fp8launch.data.merge import files_record, write_index
+from fp8launch.data.plan import beside
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+
+# Documents whose tokens are in memory at once, if they are not longer than this many tokens together.
+MOST_TOKENS = 16 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part to write: its share of the documents."""
+
+    prefix: Path
+    share: float
+
+
+@dataclass
+class _Files:
+    tokens: Any
+    lengths: Any
+    documents: int = 0
+    written: int = 0
+
+
+def split_dataset(
+    prefix: Path, index: Index, parts: Sequence[Part], seed: int | None, progress: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Write the parts; return their manifests. Without a seed the first documents are the first part's.
+
+    Files get their names when all parts are whole. Raises UserError where a part would be empty.
+    """
+    owners = _owners(index, parts, seed)
+    partial = [part.prefix.with_name(f".{part.prefix.name}.split") for part in parts]
+    endings = ("bin", "idx", "lengths")
+    try:
+        with contextlib.ExitStack() as stack:
+            opened = [
+                _Files(
+                    stack.enter_context(beside(path, "bin").open("wb")),
+                    stack.enter_context(beside(path, "lengths").open("wb")),
+                )
+                for path in partial
+            ]
+            _distribute(prefix, index, owners, opened, progress)
+        for path, files in zip(partial, opened, strict=True):
+            with beside(path, "idx").open("wb") as stream:
+                write_index(stream, beside(path, "lengths"), index.token_type, files.documents)
+        return [
+            _name(prefix, index, part, path, files, seed)
+            for part, path, files in zip(parts, partial, opened, strict=True)
+        ]
+    finally:
+        for path in partial:
+            for ending in endings:
+                beside(path, ending).unlink(missing_ok=True)
+
+
+def _owners(index: Index, parts: Sequence[Part], seed: int | None) -> Any:
+    """The number of the part that gets each document."""
+    numpy: Any = load("numpy", "splitting a dataset")
+    if index.documents != index.sequences:
+        message = "documents of several sequences cannot be split here"
+        raise error("data-split", message, "PREFIX", "split the text before it is tokenized", ANSWER_IS_NO)
+    total = sum(part.share for part in parts)
+    ends = [round(index.documents * sum(part.share for part in parts[: at + 1]) / total) for at in range(len(parts))]
+    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    for part, count in zip(parts, counts, strict=True):
+        if count == 0:
+            message = f"{part.prefix.name} would get none of {index.documents:,} documents"
+            raise error("data-split", message, "--part", "give it a larger share", ANSWER_IS_NO)
+    owners = numpy.repeat(numpy.arange(len(parts), dtype=numpy.uint8), counts)
+    if seed is not None:
+        numpy.random.default_rng(seed).shuffle(owners)
+    return owners
+
+
+def _distribute(prefix: Path, index: Index, owners: Any, opened: list[_Files], progress: Callable[[int], None]) -> None:
+    numpy: Any = load("numpy", "splitting a dataset")
+    _, width = TYPES[code_of(index.token_type)]
+    with beside(prefix, "bin").open("rb") as stream:
+        first = 0
+        for lengths in lengths_in_parts(prefix, index):
+            ends = numpy.cumsum(lengths, dtype=numpy.int64)
+            begin = 0
+            while begin < len(lengths):
+                before = int(ends[begin - 1]) if begin else 0
+                end = max(begin + 1, int(numpy.searchsorted(ends, before + MOST_TOKENS, side="right")))
+                some, owned = lengths[begin:end], owners[first + begin : first + end]
+                raw = numpy.frombuffer(stream.read(int(some.sum(dtype=numpy.int64)) * width), f"V{width}")
+                of_token = numpy.repeat(owned, some)
+                for number, files in enumerate(opened):
+                    kept = some[owned == number]
+                    files.tokens.write(raw[of_token == number].tobytes())
+                    files.lengths.write(kept.astype("<i4").tobytes())
+                    files.documents += len(kept)
+                    files.written += int(kept.sum(dtype=numpy.int64))
+                begin = end
+                progress(first + begin)
+            first += len(lengths)
+
+
+def _name(prefix: Path, index: Index, part: Part, path: Path, files: _Files, seed: int | None) -> dict[str, Any]:
+    parts = {ending: beside(path, ending) for ending in ("bin", "idx")}
+    for file in parts.values():
+        sync(file)
+    try:
+        source = read_manifest(prefix)
+    except ValueError:
+        source = None
+    record = {
+        "format": FORMAT,
+        "made_by": f"fp8launch {__version__}",
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "documents": files.documents,
+        "tokens": files.written,
+        "token_type": index.token_type,
+        "vocab_limit": source.vocab_limit if source else 0,
+        "files": files_record(parts),
+        "tokenizer": source.raw.get("tokenizer") if source else None,
+        "skipped": {},
+        "split_of": str(prefix),
+        "share": part.share,
+        "seed": seed,
+    }
+    for ending, file in parts.items():
+        file.replace(beside(part.prefix, ending))
+    write_json(beside(part.prefix, "manifest.json"), record)
+    return record

@@ -1,0 +1,297 @@
+"""Tokenizers as Megatron builds them: Hugging Face `tokenizers`, SentencePiece, tiktoken, bytes, ids as given.
+
+The ids are those of Megatron's own tokenizer classes (megatron/core/tokenizers/text/libraries) for the same file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fp8launch.data.extras import load
+from fp8launch.diagnostics import error
+
+Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes", "ids"]
+Engine = Literal["auto", "gigatoken", "tokenizers"]
+# What Megatron calls them (--tokenizer-type). Ids and bytes need no tokenizer in training.
+MEGATRON_TYPES: dict[str, str] = {
+    "huggingface": "HuggingFaceTokenizer",
+    "sentencepiece": "SentencePieceTokenizer",
+    "tiktoken": "TikTokenizer",
+    "bytes": "NullTokenizer",
+    "ids": "NullTokenizer",
+}
+END_OF_BYTES = 256
+# Names of an end of document, tried where a tokenizer does not name its own.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+# Megatron's own for a vocabulary in JSON (tiktoken_tokenizer.py): how many, and those with names.
+_SPECIAL, _NAMED = 1000, ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+_MOST_TIKTOKEN = 1 << 17
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Which tokenizer, and how it is used: all that another process needs to make the same ids."""
+
+    kind: Kind
+    file: str | None = None  # tokenizer.json, *.model, *.tiktoken or Megatron's JSON
+    name: str = ""  # what the user wrote
+    sha256: str | None = None
+    vocab_size: int = 0
+    eod: int | None = None
+    special_tokens: bool = True
+    pattern: str = "v2"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def megatron_model(self) -> str | None:
+        """What Megatron's --tokenizer-model is."""
+        if self.kind == "huggingface" and self.file is not None:
+            return str(Path(self.file).parent)
+        return self.file
+
+
+class Encoder(ABC):
+    """Texts to ids."""
+
+    # What every document gets around its ids, beside the end of document.
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    vocab_size: int
+    engine: str
+
+    @abstractmethod
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        """Return all ids in one numpy array, and how many each of the contents has."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text; None where there is none."""
+        return None
+
+    def ends(self) -> list[str]:
+        """Return the tokens that may end a document, the tokenizer's own first."""
+        return list(_ENDS)
+
+
+def joined(lists: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Return lists of ids as one array, and their lengths."""
+    numpy: Any = load("numpy", "building a dataset")
+    lengths = numpy.fromiter(map(len, lists), dtype=numpy.int64, count=len(lists))
+    flat = numpy.empty(int(lengths.sum()), dtype=numpy.int64)
+    at = 0
+    for each in lists:
+        flat[at : at + len(each)] = each
+        at += len(each)
+    return flat, lengths
+
+
+class ByteEncoder(Encoder):
+    """A byte is a token; 256 ends a document."""
+
+    vocab_size = END_OF_BYTES + 1
+    engine = "numpy"
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        numpy: Any = load("numpy", "building a dataset")
+        raw = [content.encode() for content in contents]
+        lengths = numpy.fromiter(map(len, raw), dtype=numpy.int64, count=len(raw))
+        return numpy.frombuffer(b"".join(raw), dtype=numpy.uint8), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(each for each in ids if each < END_OF_BYTES).decode("utf-8", errors="replace")
+
+
+class IdEncoder(Encoder):
+    """The field holds ids already."""
+
+    engine = "numpy"
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        clipped = [[min(max(each, -1), 1 << 31) for each in content] for content in contents]
+        return joined(clipped)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+class HuggingFaceEncoder(Encoder):
+    """A tokenizer.json, by the library that wrote it."""
+
+    engine = "tokenizers"
+
+    def __init__(self, file: Path, special_tokens: bool) -> None:
+        tokenizers: Any = load("tokenizers", "this tokenizer")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as exc:  # the library raises this very class
+            message = f"{file} is not a tokenizer that `tokenizers` reads: {' '.join(str(exc).split())[:200]}"
+            raise error("data-tokenizer", message, "--tokenizer", "name another tokenizer.json") from None
+        # transformers leaves both off, whatever the file says.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._file = file
+        if special_tokens:
+            self._find_template()
+
+    def _find_template(self) -> None:
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        extra = len(full) - len(bare)
+        for before in range(extra + 1):
+            if full[before : before + len(bare)] == bare:
+                self.prefix, self.suffix = tuple(full[:before]), tuple(full[before + len(bare) :])
+                return
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        found = self._tokenizer.encode_batch_fast(list(contents), add_special_tokens=False)
+        return joined([each.ids for each in found])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def added_tokens(self) -> list[str]:
+        """Return the texts that are a token of their own wherever they stand."""
+        return [str(token.content) for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    def ends(self) -> list[str]:
+        found = []
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            try:
+                config = json.loads((self._file.parent / name).read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                continue
+            token = config.get("eos_token") if isinstance(config, dict) else None
+            if isinstance(token, dict):
+                token = token.get("content")
+            if isinstance(token, str):
+                found.append(token)
+        return [*found, *_ENDS]
+
+
+class SentencePieceEncoder(Encoder):
+    engine = "sentencepiece"
+
+    def __init__(self, file: Path) -> None:
+        sentencepiece: Any = load("sentencepiece", "this tokenizer")
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        except (OSError, RuntimeError) as exc:
+            message = f"{file} is not a SentencePiece model: {' '.join(str(exc).split())[:200]}"
+            raise error("data-tokenizer", message, "--tokenizer", "name another file") from None
+        self.vocab_size = self._model.get_piece_size()
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        return joined(self._model.encode(list(contents), num_threads=1))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._model.decode([each for each in map(int, ids) if each < self.vocab_size]))
+
+    def id_of(self, token: str) -> int | None:
+        found = int(self._model.piece_to_id(token))
+        return found if self._model.id_to_piece(found) == token else None
+
+    def ends(self) -> list[str]:
+        own = int(self._model.eos_id())
+        return [str(self._model.id_to_piece(own)), *_ENDS] if own >= 0 else list(_ENDS)
+
+
+class TikTokenEncoder(Encoder):
+    """A tiktoken vocabulary: Megatron's JSON with its 1000 special tokens in front, or a .tiktoken file of ranks."""
+
+    engine = "tiktoken"
+
+    def __init__(self, file: Path, pattern: str) -> None:
+        tiktoken: Any = load("tiktoken", "this tokenizer")
+        text = file.read_bytes()
+        specials: dict[str, int]
+        if text.lstrip()[:1] == b"[":
+            ranks, specials = _megatron_ranks(text, file)
+        else:
+            ranks = _plain_ranks(text, file)
+            specials = {"<|endoftext|>": max(ranks.values()) + 1}
+        self._encoding = tiktoken.Encoding(
+            file.name, pat_str=_PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=specials
+        )
+        self._specials = specials
+        self.vocab_size = int(self._encoding.n_vocab)
+
+    def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
+        return joined([self._encoding.encode(text, allowed_special="all") for text in contents])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._encoding.decode(list(map(int, ids))))
+
+    def id_of(self, token: str) -> int | None:
+        return self._specials.get(token)
+
+    def ends(self) -> list[str]:
+        return ["</s>", "<|endoftext|>"]
+
+
+# Megatron's two (tiktoken_tokenizer.py), and what tiktoken itself splits cl100k_base and gpt2 by.
+_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_PATTERNS = {
+    "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "v2": rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+|[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+    r"|\s*[\r\n]|\s+(?!\S)|\s",
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+}
+PATTERNS = tuple(_PATTERNS)
+
+
+def _megatron_ranks(text: bytes, file: Path) -> tuple[dict[bytes, int], dict[str, int]]:
+    try:
+        entries = json.loads(text)
+        tokens = [base64.b64decode(entry["token_bytes"]) for entry in entries]
+        in_order = all(entry["rank"] == at for at, entry in enumerate(entries))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        tokens, in_order = [], False
+    if not tokens or not in_order:
+        fix = 'a list of {"rank": N, "token_bytes": BASE64, "token_str": TEXT}, in the order of ranks'
+        raise error("data-tokenizer", f"{file} is not a tiktoken vocabulary for Megatron", "--tokenizer", fix)
+    names = [*_NAMED, *(f"<SPECIAL_{at}>" for at in range(len(_NAMED), _SPECIAL))]
+    kept = tokens[: _MOST_TIKTOKEN - _SPECIAL]
+    ranks = {token: at + _SPECIAL for at, token in enumerate(kept)}
+    return ranks, {name: at for at, name in enumerate(names)}
+
+
+def _plain_ranks(text: bytes, file: Path) -> dict[bytes, int]:
+    ranks = {}
+    try:
+        for line in text.splitlines():
+            if line:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except (ValueError, binascii.Error):
+        ranks = {}
+    if not ranks:
+        raise error("data-tokenizer", f"{file} is not a list of BASE64 RANK lines", "--tokenizer", "name another file")
+    return ranks
+
+
+def sha256_of(file: Path) -> str:
+    """Return the checksum of a tokenizer's file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()

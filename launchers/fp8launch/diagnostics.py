@@ -1,0 +1,78 @@
+"""What can be wrong, as data: one `Problem` a finding, one exception that carries them to the user.
+
+Exit codes of every command: 0 done; 1 the answer is no; 2 wrong usage or a recipe that does not parse;
+3 the machine lacks something (no Slurm, no image, no permission).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+ANSWER_IS_NO = 1
+BAD_INPUT = 2
+MACHINE_LACKS = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding.
+
+    `code` is stable and kebab-case; `where` is `file:line` or the name of what is meant; `fix` says what to change.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    where: str | None = None
+    fix: str | None = None
+
+    def __post_init__(self) -> None:
+        # Problems quote files and arguments: no terminal shall obey, and no pipe refuse, what those hold.
+        for name in ("message", "where", "fix"):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                object.__setattr__(self, name, printable(text))
+
+    def as_json(self) -> dict[str, str | None]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        fix = f"\n    fix: {self.fix}" if self.fix else ""
+        return f"{place}{self.severity}: {self.message} [{self.code}]{fix}"
+
+
+def printable(text: str) -> str:
+    """A text that a terminal only shows: escape sequences and other controls are spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+class UserError(Exception):
+    """Ends a command: the problems are printed, `exit_code` is returned, no traceback is shown."""
+
+    def __init__(self, problems: Iterable[Problem], exit_code: int = BAD_INPUT) -> None:
+        self.problems = tuple(problems)
+        self.exit_code = exit_code
+        super().__init__("; ".join(p.message for p in self.problems))
+
+
+def error(
+    code: str, message: str, where: str | None = None, fix: str | None = None, exit_code: int = BAD_INPUT
+) -> UserError:
+    """A `UserError` with a single problem."""
+    return UserError([Problem("error", code, message, where, fix)], exit_code)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, dashes and underscores being the same; None when nothing is close."""
+    import difflib
+
+    by_form = {k.replace("-", "_"): k for k in known}
+    found = difflib.get_close_matches(name.replace("-", "_"), by_form, n=1, cutoff=0.6)
+    return by_form[found[0]] if found else None

@@ -1,0 +1,100 @@
+"""Training engines: what runs in the job. `engine_of` gives the engine that a recipe is for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+
+from fp8launch.diagnostics import Problem, UserError, error, nearest
+from fp8launch.engines.base import Engine, EvidenceSource
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+
+# Name to the module and the class that implement it. A recipe that states no key of another engine means the first.
+_BUILT_IN = {
+    "megatron_lm": ("fp8launch.engines.megatron_lm.engine", "MegatronLM"),
+    "script": ("fp8launch.engines.script.engine", "Script"),
+}
+# Recipe keys that ask for a measurement, and the evidence that it leaves.
+_MEASUREMENTS: Mapping[str, EvidenceSource] = {
+    "launch.profile_iteration": "kernel profile",
+    "launch.tensor_stats": "tensor statistics",
+}
+_registered: dict[str, Engine] = {}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that a recipe's `engine` takes."""
+    return (*_BUILT_IN, *_registered)
+
+
+def register(engine: Engine) -> None:
+    """Add an engine under its own name."""
+    _registered[engine.name] = engine
+
+
+def by_name(name: str) -> Engine:
+    """Return the engine of that name, one of `names()`."""
+    return _registered[name] if name in _registered else _built_in(name)
+
+
+def engine_of(loaded: LoadedRecipe) -> Engine:
+    """Return the engine that a recipe is for. Raises UserError for an unknown one, or for what it cannot use."""
+    engine = _stated_or_meant(loaded)
+    problems = [*_foreign_keys(engine, loaded), *_missing_evidence(engine, loaded), *engine.problems(loaded)]
+    if problems:
+        raise UserError(problems)
+    return engine
+
+
+@functools.cache
+def _built_in(name: str) -> Engine:
+    module, class_name = _BUILT_IN[name]
+    found = getattr(importlib.import_module(module), class_name)()
+    assert isinstance(found, Engine)
+    return found
+
+
+def _all() -> Iterator[Engine]:
+    return map(by_name, names())
+
+
+def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
+    """The engine that the recipe states, else the one that a key of its own means, else the first."""
+    stated = loaded.recipe.engine
+    if stated is None:
+        for engine in _all():
+            if any(_states(loaded.recipe, key) for key in engine.own_keys):
+                return engine
+        return by_name(names()[0])
+    if stated not in names():
+        near = nearest(stated, names())
+        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names())}"
+        raise error("unknown-engine", f"there is no engine '{stated}'", loaded.where("engine"), fix)
+    return by_name(stated)
+
+
+def _foreign_keys(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
+    for other in _all():
+        for key in other.own_keys:
+            if key not in engine.own_keys and _states(loaded.recipe, key):
+                message = f"`{key}` needs `engine: {other.name}`, but the engine is {engine.name}"
+                where = loaded.where(*key.split("."))
+                yield Problem("error", "key-of-other-engine", message, where, "drop one of them")
+
+
+def _missing_evidence(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Measurements that the recipe asks for and the engine's processes do not print."""
+    for key, source in _MEASUREMENTS.items():
+        if _states(loaded.recipe, key) and source not in engine.description.evidence:
+            message = f"`{key}` asks for a {source}, which the engine {engine.name} does not print"
+            yield Problem("error", "no-such-evidence", message, loaded.where(*key.split(".")), "drop it")
+
+
+def _states(recipe: Recipe, key: str) -> bool:
+    """Whether a recipe gives a key, such as `launch.script`, a value."""
+    value: object = recipe
+    for name in key.split("."):
+        value = getattr(value, name)
+    return bool(value)

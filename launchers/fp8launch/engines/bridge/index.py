@@ -1,0 +1,154 @@
+"""The performance recipes of Megatron-Bridge, by release and name.
+
+`tools/bridge_recipes.py` makes the data from Bridge's source: it calls each recipe function and records what it sets.
+Recipes of 0.4 and 0.5 are functions with arguments; their names here have the form that Bridge uses since 0.6.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import lzma
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import error, nearest
+
+_DATA = Path(__file__).with_name("recipes.json.xz")
+
+
+@dataclass(frozen=True)
+class BridgeRecipe:
+    """A recipe function of one release and what it sets.
+
+    `hub` are the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp
+    as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
+    `sections` are the fields of `mixed_precision`, `ddp`, `optimizer` and `comm_overlap` that differ from Bridge's
+    defaults.
+    """
+
+    release: str
+    name: str
+    module: str
+    function: str
+    arguments: Mapping[str, str]
+    model: str
+    task: str
+    gpu: str
+    gpus: int
+    precision: str
+    variant: str
+    hub: tuple[str, ...]
+    layout: Mapping[str, int]
+    fsdp: bool
+    micro_batch: int
+    global_batch: int
+    sequence: int | None
+    iterations: int | None
+    environment: Mapping[str, str]
+    settings: Mapping[str, Any]
+    sections: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON shows it."""
+        return {**vars(self), "hub": list(self.hub)}
+
+
+@functools.cache
+def releases() -> tuple[str, ...]:
+    """Return the releases of Megatron-Bridge in the index, the oldest first."""
+    return tuple(sorted(_read(), key=_numbers))
+
+
+@functools.cache
+def recipes_of(release: str) -> Mapping[str, BridgeRecipe]:
+    """Return the recipes of a release by name. Raises UserError for a release that the index lacks."""
+    data = _read()
+    if release not in data:
+        fix = f"use one of {', '.join(releases())}"
+        raise error("unknown-bridge-release", f"the index has no Megatron-Bridge {release}", None, fix)
+    return {name: _recipe(release, name, entry) for name, entry in data[release]["recipes"].items()}
+
+
+def find(name: str, release: str | None = None, where: str | None = None) -> BridgeRecipe:
+    """Return the recipe of that name, of the newest release that has it unless one is stated.
+
+    Raises UserError, at the place `where`, for an unknown name; the message has the nearest known one.
+    """
+    asked = (release,) if release else tuple(reversed(releases()))
+    for each in asked:
+        if name in recipes_of(each):
+            return recipes_of(each)[name]
+    near = nearest(name, (known for each in asked for known in recipes_of(each)))
+    fix = f"did you mean '{near}'? " if near else ""
+    fix += "`fp8launch recipes --engine bridge` lists them"
+    message = f"there is no performance recipe '{name}' in Megatron-Bridge {', '.join(reversed(asked))}"
+    raise error("unknown-bridge-recipe", message, where, fix)
+
+
+def select(
+    release: str | None = None, gpu: str | None = None, model: str | None = None, precision: str | None = None
+) -> list[BridgeRecipe]:
+    """Return the recipes of a release (the newest by default) that fit the filters, sorted by name.
+
+    `model` is any part of the model's name, such as `qwen3`. `gpu` and `precision` are exact: `gb200`, `fp8mx`.
+    """
+    found: Iterable[BridgeRecipe] = recipes_of(release or releases()[-1]).values()
+    if gpu is not None:
+        found = [one for one in found if one.gpu == gpu.lower()]
+    if model is not None:
+        found = [one for one in found if plain(model) in plain(one.model)]
+    if precision is not None:
+        found = [one for one in found if one.precision == plain(precision)]
+    return sorted(found, key=lambda one: (one.model, one.gpu, one.gpus, one.name))
+
+
+def values_of(field: str, release: str | None = None) -> list[str]:
+    """Return the distinct values of `gpu`, `model` or `precision` in a release, sorted."""
+    return sorted({getattr(one, field) for one in recipes_of(release or releases()[-1]).values()})
+
+
+def plain(text: str) -> str:
+    """Return a name in lower case without its punctuation: `LLAMA3.1_405B` and `llama31_405b` are one model."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    data = json.loads(lzma.decompress(_DATA.read_bytes()))
+    assert isinstance(data, dict)
+    return data
+
+
+def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
+    sections = {key: entry[key] for key in ("mixed_precision", "ddp", "optimizer", "comm_overlap") if entry.get(key)}
+    return BridgeRecipe(
+        release=release,
+        name=name,
+        module=entry["module"],
+        function=entry["function"],
+        arguments=entry.get("arguments", {}),
+        model=entry["model"],
+        task=entry["task"],
+        gpu=entry["gpu"],
+        gpus=entry["gpus"],
+        precision=entry["precision"],
+        variant=entry.get("variant", ""),
+        hub=tuple(entry["hub"]),
+        layout=entry["layout"],
+        fsdp=entry["fsdp"],
+        micro_batch=entry["micro_batch"],
+        global_batch=entry["global_batch"],
+        sequence=entry["sequence"],
+        iterations=entry["iterations"],
+        environment=entry["environment"],
+        settings=entry["settings"],
+        sections=sections,
+    )

@@ -1,0 +1,67 @@
+"""How a run's GPUs are divided, by Megatron's arguments."""
+
+from __future__ import annotations
+
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
+from fp8launch.engines.base import EngineArguments, Layout
+from fp8launch.recipe.load import LoadedRecipe
+
+
+def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
+    """The division of the GPUs of a run. Raises UserError when they or the batch do not divide."""
+    world = loaded.recipe.resources.world_size
+    tp = args.integer("tensor_model_parallel_size", 1)
+    pp = args.integer("pipeline_model_parallel_size", 1)
+    cp = args.integer("context_parallel_size", 1)
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    batches = ("micro_batch_size", "global_batch_size")
+    if no_sizes := [flag for flag in (*sizes, *batches) if args.integer(flag, 1) < 1]:
+        raise UserError(
+            (
+                Problem("error", "size", f"{flag} is {args.values[flag]}", args.places[flag], "use 1 or more")
+                for flag in no_sizes
+            ),
+            ANSWER_IS_NO,
+        )
+    if world % (tp * pp * cp):
+        raise UserError(
+            [
+                Problem(
+                    "error",
+                    "world-size",
+                    f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {tp * pp * cp}",
+                    next((args.places[flag] for flag in sizes if args.integer(flag, 1) > 1), None),
+                    f"use a multiple of {tp * pp * cp} GPUs (nodes x gpus_per_node), or less parallelism",
+                )
+            ],
+            ANSWER_IS_NO,
+        )
+    dp = world // (tp * pp * cp)
+    micro = args.integer("micro_batch_size", 1)
+    batch = args.integer("global_batch_size", micro * dp)
+    if batch % (micro * dp):
+        step = micro * dp
+        raise UserError(
+            [
+                Problem(
+                    "error",
+                    "batch-size",
+                    f"global batch {batch} is not a multiple of micro batch {micro} x data parallel {dp} = {step}",
+                    args.places.get("global_batch_size"),
+                    f"use {f'{batch // step * step} or ' if batch > step else ''}{(batch // step + 1) * step}",
+                )
+            ],
+            ANSWER_IS_NO,
+        )
+    return Layout(
+        world=world,
+        tp=tp,
+        pp=pp,
+        vp=args.integer("num_virtual_stages_per_pipeline_rank", 1),
+        cp=cp,
+        ep=args.integer("expert_model_parallel_size", 1),
+        dp=dp,
+        micro_batch=micro,
+        global_batch=batch,
+        microbatches=batch // (micro * dp),
+    )

@@ -1,0 +1,209 @@
+"""Quantization recipes: one row for each, and everything that the rest of the code asks about them.
+
+A new precision is one row here, plus a flag schema of a Megatron version that has it. The allowed names and formats of
+a recipe file, the flags for Megatron, the bytes of the memory estimate, the rules of `check` and the evidence that
+`verify` looks for all follow from the row.
+
+Sources. Formats and classes: Transformer Engine, common/recipe/__init__.py. Compute capability and CUDA: pytorch/
+quantization.py, the `_compute_*_support` functions. First Transformer Engine release: megatron/core/fp8_utils.py
+730-766 and 305, megatron/training/arguments.py 1073. Multiples: pytorch/utils.py 614 (features 16, tokens 8),
+common/gemm/cublaslt_gemm.cu 161 (leading dimensions), pytorch/csrc/quantizer.cpp 1514 (MXFP8) and 1982 (NVFP4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Capability = tuple[int, int]
+Release = tuple[int, int]
+
+# Without a recipe's name Megatron takes these (megatron/training/arguments.py).
+DEFAULT_RECIPE: Mapping[str, str] = {"fp8": "delayed", "fp4": "nvfp4"}
+BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class QuantizationRecipe:
+    """What one quantization recipe is, needs and costs.
+
+    name, operands      Megatron's name, and the data type of its matrix products: the GPU's peak, the family of
+                        Megatron's flags (`--fp8-...` or `--fp4-...`) and of the kernels that prove it
+    formats             values of `precision.format`; `usual_format` is the one that NVIDIA trains with, where there is
+                        one, and `unusual_because` says what is wrong with the others
+    selectable          can be named in `precision.recipe`; Megatron's `custom` cannot, it needs a factory in Python
+    te_classes          names of the recipe objects that modules report to the probe
+    least_capability    first compute capability that has it, and the first one (`no_capability`) that lacks it again
+    emulated_from       from this capability on, other hardware instructions stand in for it
+    least_te, least_cuda  first releases of Transformer Engine and CUDA that have it
+    feature_multiple    what the features of every linear layer must be a multiple of on each rank; None if unknown
+    token_multiple      the same for the tokens of a micro batch
+    tn_only             matrices are multiplied in one orientation only on every GPU, not just before Blackwell
+    block               side of a block of scales that may be ragged, but is padded
+    overlap_multiple    what dimensions must be a multiple of for tp_comm_overlap; None: overlap lacks this recipe
+    saved_bytes         bytes per element of a saved input of a linear layer, scales included
+    weight_bytes        the same for one orientation of a weight
+    both_orientations   weights are kept in two orientations on every GPU, not just before Blackwell
+    copies_attention_output  the output projection saves its own copy of the attention output
+    keeps_gathered_input     a sequence-parallel rank saves the gathered input: it cannot gather the quantized one again
+    gather_flags        further Megatron flags that `precision.param_gather` must set
+    gather_is_proven    a parameter all-gather in this type is known to train
+    """
+
+    name: str
+    operands: Literal["fp8", "fp4"]
+    formats: tuple[str, ...]
+    te_classes: tuple[str, ...]
+    saved_bytes: float
+    weight_bytes: float
+    usual_format: str | None = None
+    unusual_because: str = ""
+    selectable: bool = True
+    least_capability: Capability = (8, 9)
+    no_capability: Capability | None = None
+    emulated_from: Capability | None = None
+    least_te: Release | None = None
+    least_cuda: Release | None = None
+    feature_multiple: int | None = 16
+    token_multiple: int = 8
+    tn_only: bool = False
+    block: int | None = None
+    overlap_multiple: int | None = 1
+    both_orientations: bool = True
+    copies_attention_output: bool = False
+    keeps_gathered_input: bool = False
+    gather_flags: tuple[str, ...] = ()
+    gather_is_proven: bool = False
+
+    @property
+    def format_flag(self) -> str:
+        """Megatron's flag for the format."""
+        return f"{self.operands}_format"
+
+    @property
+    def recipe_flag(self) -> str:
+        """Megatron's flag for the recipe."""
+        return f"{self.operands}_recipe"
+
+    @property
+    def gather_flag(self) -> str:
+        """Megatron's flag for a parameter all-gather in this type."""
+        return f"{self.operands}_param_gather"
+
+    def runs_on(self, capability: Capability) -> bool:
+        """Whether a GPU of this compute capability has the instructions (or emulates them)."""
+        return self.least_capability <= capability and (self.no_capability is None or capability < self.no_capability)
+
+    def copies_of_weights(self, capability: Capability) -> int:
+        """How many orientations of a quantized weight are kept: only Blackwell multiplies FP8 in either one."""
+        return 1 if not self.both_orientations and (10, 0) <= capability < (12, 0) else 2
+
+
+_PER_TENSOR = "per-tensor scales leave the gradients too little range in e4m3"
+_MX = "scales of 32 values need no wider range for gradients, which lose a bit, and runs were seen to diverge"
+
+QUANTIZATION: dict[str, QuantizationRecipe] = {
+    recipe.name: recipe
+    for recipe in (
+        QuantizationRecipe(
+            "delayed",
+            "fp8",
+            ("e4m3", "hybrid"),
+            ("DelayedScaling", "TEDelayedScaling"),
+            saved_bytes=1.0,
+            weight_bytes=1.0,
+            usual_format="hybrid",
+            unusual_because=_PER_TENSOR,
+            both_orientations=False,
+            copies_attention_output=True,
+            gather_is_proven=True,
+        ),
+        QuantizationRecipe(
+            "tensorwise",
+            "fp8",
+            ("e4m3", "hybrid"),
+            ("Float8CurrentScaling", "torchao.tensorwise"),
+            saved_bytes=1.0,
+            weight_bytes=1.0,
+            usual_format="hybrid",
+            unusual_because=_PER_TENSOR,
+            least_te=(2, 2),
+            both_orientations=False,
+            gather_is_proven=True,
+        ),
+        # Activations are scaled per 1x128, weights per 128x128. Trained in both formats.
+        QuantizationRecipe(
+            "blockwise",
+            "fp8",
+            ("e4m3", "hybrid"),
+            ("Float8BlockScaling",),
+            saved_bytes=1 + 4 / 128,
+            weight_bytes=1 + 4 / 128**2,
+            least_capability=(9, 0),
+            emulated_from=(10, 0),
+            least_te=(2, 3),
+            least_cuda=(12, 9),
+            tn_only=True,
+            block=128,
+            overlap_multiple=None,
+            keeps_gathered_input=True,
+        ),
+        # Hybrid was seen to diverge: Megatron-Bridge PR 638.
+        QuantizationRecipe(
+            "mxfp8",
+            "fp8",
+            ("e4m3", "hybrid"),
+            ("MXFP8BlockScaling",),
+            saved_bytes=1 + 1 / 32,
+            weight_bytes=1 + 1 / 32,
+            usual_format="e4m3",
+            unusual_because=_MX,
+            least_capability=(10, 0),
+            no_capability=(12, 0),
+            least_te=(2, 1),
+            feature_multiple=32,
+            token_multiple=32,
+            overlap_multiple=128,
+            # Without it Megatron only warns, then fails when it wraps the model (replace_raw_data of an MXFP8Tensor).
+            gather_flags=("reuse_grad_buf_for_mxfp8_param_ag",),
+            gather_is_proven=True,
+        ),
+        QuantizationRecipe(
+            "nvfp4",
+            "fp4",
+            ("e2m1",),
+            ("NVFP4BlockScaling",),
+            saved_bytes=0.5 + 1 / 16,
+            weight_bytes=0.5 + 1 / 16,
+            least_capability=(10, 0),
+            least_te=(2, 7),
+            token_multiple=16,
+            overlap_multiple=None,
+        ),
+        # A factory of the user's own. Its sizes are assumed to be those of blockwise.
+        QuantizationRecipe(
+            "custom",
+            "fp8",
+            (),
+            (),
+            saved_bytes=1 + 4 / 128,
+            weight_bytes=1 + 4 / 128**2,
+            selectable=False,
+            least_te=(2, 9),
+            feature_multiple=None,
+        ),
+    )
+}
+
+SELECTABLE = tuple(name for name, recipe in QUANTIZATION.items() if recipe.selectable)
+PRECISIONS = (BF16, *SELECTABLE)
+FORMATS = tuple(dict.fromkeys(kind for recipe in QUANTIZATION.values() for kind in recipe.formats))
+
+
+def requested(arguments: Mapping[str, object]) -> str:
+    """`bf16`, or the recipe that Megatron's arguments (by attribute name) ask for, its default where none is named."""
+    for operands, default in DEFAULT_RECIPE.items():
+        if arguments.get(operands):
+            return str(arguments.get(f"{operands}_recipe") or default)
+    return BF16

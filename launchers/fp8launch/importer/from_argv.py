@@ -1,0 +1,392 @@
+"""Megatron's arguments to a recipe: translation read backwards.
+
+Sections are proposed from the arguments, and only what translation turns back into the same arguments is kept; all
+else goes under `model:` and `megatron:` by its own name. So translation stays the one place that knows what a section
+means, and an import can never change what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fp8launch.diagnostics import Problem, UserError
+from fp8launch.engines.megatron_lm.translate import flag_settings, translate
+from fp8launch.engines.script.engine import DEFAULT_TOKENIZER
+from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.importer.launch import Launch
+from fp8launch.importer.launch_script import read_launch
+from fp8launch.importer.launch_sections import OWN_ENTRY
+from fp8launch.megatron.argv import as_parsed, parse_argv, split_unknown
+from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
+from fp8launch.megatron.flag_text import FlagValue, takes_words
+from fp8launch.megatron.schema import FlagSchema, load_schema, megatron_script, supported_versions
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Data, Optimizer, Parallel, Precision, Recipe, Resources, Section
+from fp8launch.recipe.validate import validate
+from fp8launch.recipe.write_yaml import write_yaml
+from fp8launch.recipe.yaml_source import parse_yaml
+
+MOST_PROBLEMS = 100
+
+Tree = dict[str, Any]
+Values = dict[str, FlagValue]
+
+
+def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[Problem]]:
+    """A recipe in YAML from an argument list, a JSON list of arguments or a launch script, none of which is run.
+
+    `name` is the file's, for messages and the recipe's name. `megatron` is the Megatron-Core version whose flags
+    count, the newest supported if None. What could not be carried over is told by the problems and in comments.
+    Raises UserError when `text` holds no Megatron argument or `megatron` is not supported.
+    """
+    schema = load_schema(megatron or supported_versions()[-1])
+    launch = read_launch(text, name, schema)
+    schema = load_schema(schema.version, _script(launch))
+    argv, sections, more = _own_arguments(launch, schema)
+    argv, spelled = with_dashes(argv, schema)
+    more += spelled
+    values, problems = effective_values(argv, schema)
+    values, defaults = _entry_defaults(values, launch)
+    recipe = recipe_from_values(values, schema, **sections)
+    problems = [*more, *problems, *defaults]
+    problems = [*launch.problems, *(replace(problem, where=problem.where or name) for problem in problems)]
+    software = {"software": {"megatron": schema.minor}} if megatron else {}
+    recipe = {"name": _recipe_name(name), "description": f"imported from {Path(name).name}", **recipe, **software}
+    problems = _few([*dict.fromkeys(problems), *_differences(recipe, values, schema)], name)
+    return write_yaml(recipe, _comments(recipe, problems)), problems
+
+
+def _few(problems: list[Problem], name: str) -> list[Problem]:
+    """As many problems as a user reads: where there are more, errors first."""
+    if len(problems) <= MOST_PROBLEMS:
+        return problems
+    kept = sorted(problems, key=lambda problem: problem.severity)[:MOST_PROBLEMS]
+    message = f"{len(problems) - len(kept)} more problems are not shown"
+    return [*kept, Problem("warning", "import-more-problems", message, name)]
+
+
+def with_dashes(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], list[Problem]]:
+    """Spell the flags as Megatron does that a fork of it spells with underscores, and say which."""
+    words: list[str] = []
+    changed: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        flag = schema.find(name) if name.startswith("--") and "_" in name else None
+        if flag is None or name in flag.options:
+            words.append(word)
+            continue
+        changed.append(name)
+        words.append(f"--{name[2:].replace('_', '-')}{equals}{value}")
+    if not changed:
+        return words, []
+    message = f"{', '.join(dict.fromkeys(changed))}: Megatron spells these flags with dashes, and so does the recipe"
+    return words, [Problem("warning", "import-underscores", message, None, "check that the script runs Megatron-LM")]
+
+
+def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], dict[str, Any], list[Problem]]:
+    """Megatron's arguments, and the sections with the flags that a script of the user's adds to them."""
+    sections = dict(launch.sections)
+    section = sections.get("launch")
+    script = _script(launch)
+    if not isinstance(section, dict) or launch.script is None or (script and megatron_script(script)):
+        return launch.argv, sections, []
+    known, own = split_unknown(launch.argv, schema)
+    if not own:
+        return known, sections, []
+    sections["launch"] = {**section, "arguments": own}
+    flags = ", ".join(word for word in own if word.startswith("-"))
+    message = f"{flags} are not Megatron flags; they are passed to {launch.script} as launch.arguments"
+    return known, sections, [Problem("warning", "import-own-arguments", message, None, "check their spelling")]
+
+
+def _script(launch: Launch) -> str | None:
+    """The path of the script that the recipe names."""
+    section = launch.sections.get("launch")
+    script = section.get("script") if isinstance(section, dict) else None
+    return str(script) if script else None
+
+
+def _entry_defaults(values: Values, launch: Launch) -> tuple[Values, list[Problem]]:
+    """What Megatron-LM's pretrain_gpt.py fills in and fp8launch's own entry does not."""
+    # Of arguments without a script, files of a vocabulary show that they rely on it.
+    relies = launch.script == OWN_ENTRY or (launch.script is None and "vocab_file" in values)
+    if not relies or "tokenizer_type" in values:
+        return values, []
+    message = f"--tokenizer-type is not given, so {OWN_ENTRY} uses {DEFAULT_TOKENIZER}; the recipe sets it"
+    problem = Problem("warning", "default-tokenizer", message, None, "check that this is intended")
+    return {**values, "tokenizer_type": DEFAULT_TOKENIZER}, [problem]
+
+
+def effective_values(argv: Sequence[str], schema: FlagSchema) -> tuple[Values, list[Problem]]:
+    """The values of an argument list as Megatron takes them, and what is wrong or doubtful about the list."""
+    values, problems = parse_argv(_one_word_each(argv, schema), schema)
+    values, more = _last_of_each(values, schema)
+    problems += more
+    values, more = _whole_formats(values, schema)
+    return values, [*problems, *more]
+
+
+def recipe_from_values(values: Values, schema: FlagSchema, **sections: object) -> Tree:
+    """A recipe, in the recipe format, of the same arguments as `values`.
+
+    `sections` are those that an argument list cannot say, such as `env` and `resources`; they are taken as they are.
+    """
+    recipe = _confirmed(_proposal(values, schema), values, schema)
+    covered = {flag for flag, value, _ in flag_settings(_valid({"name": "import", **recipe})) if value is not None}
+    for flag, value in values.items():
+        if flag not in covered:
+            recipe.setdefault("megatron", {})[flag] = value
+    return {key: _in_order(key, section) for key, section in {**recipe, **sections}.items() if section}
+
+
+# --- what the arguments say
+
+
+def _one_word_each(argv: Sequence[str], schema: FlagSchema) -> list[str]:
+    """Several numbers or choices that stand in one word, such as "2 2", as a word each: no such value holds a space."""
+    words: list[str] = []
+    flag = None
+    for word in argv:
+        if word.startswith("--"):
+            flag = schema.find(word.partition("=")[0])
+        if flag is not None and not word.startswith("-") and takes_words(flag):
+            words += word.split() or [word]
+        else:
+            words.append(word)
+    return words
+
+
+def _last_of_each(values: Values, schema: FlagSchema) -> tuple[Values, list[Problem]]:
+    """Of two flags that set the same attribute, the last one counts, as in Megatron's parser."""
+    by_dest: dict[str, str] = {}
+    problems = []
+    for flag in values:
+        found = schema.find(flag)
+        dest = found.dest if found else flag
+        if dest in by_dest:
+            message = (
+                f"{by_dest[dest]} and {flag} set the same value; Megatron uses the last one, {flag}, and so does the "
+                "recipe"
+            )
+            problems.append(Problem("warning", "flag-set-twice", message, None, f"drop {by_dest[dest]}"))
+        by_dest[dest] = flag
+    return {flag: value for flag, value in values.items() if flag in by_dest.values()}, problems
+
+
+def _whole_formats(values: Values, schema: FlagSchema) -> tuple[Values, list[Problem]]:
+    """Says aloud what Megatron makes of an FP8 or FP4 format without its recipe, and of a recipe without its format."""
+    values = dict(values)
+    problems = []
+    for kind in ("fp8", "fp4"):
+        given, recipe = f"{kind}_format", f"{kind}_recipe"
+        flag = schema.find(recipe)
+        if given in values and recipe not in values and flag is not None and flag.default is not None:
+            values[recipe] = str(flag.default)
+            message = (
+                f"--{kind}-format is given without --{kind}-recipe, so Megatron uses {flag.default}; the recipe sets it"
+            )
+            problems.append(Problem("warning", "format-without-recipe", message, None, "check that this is intended"))
+        elif recipe in values and given not in values:
+            message = (
+                f"--{kind}-recipe {values.pop(recipe)} is given without --{kind}-format: Megatron trains in bf16, "
+                "and so does the recipe"
+            )
+            fix = f"if {kind.upper()} was intended, set precision.recipe and precision.format"
+            problems.append(Problem("warning", "recipe-without-format", message, None, fix))
+    return values, problems
+
+
+# --- sections
+
+
+def _proposal(values: Values, schema: FlagSchema) -> Tree:
+    """Every section that the arguments might mean. It may say too much: `_confirmed` takes that away again."""
+    recipe: Tree = {}
+    for path, value in _proposed(values, schema):
+        section = recipe
+        for step in path[:-1]:
+            section = section.setdefault(step, {})
+        section[path[-1]] = value
+    return recipe
+
+
+def _proposed(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
+    length = values.get("seq_length")
+    for flag, value in values.items():
+        if flag in MODEL_FLAGS and (flag, value) != ("max_position_embeddings", length):
+            yield ("model", flag), value
+    if length is not None and "max_position_embeddings" not in values:
+        # A stated null keeps translation from deriving it.
+        yield ("model", "max_position_embeddings"), None
+    yield from _precision(values, schema)
+    for path, fields in FIELDS.items():
+        for field, flag in fields.items():
+            # A `vp` of 1 sets no flag.
+            if flag in values and path != ("precision",) and (field, values[flag]) != ("vp", 1):
+                yield (*path, field), values[flag]
+    if values.get("sequence_parallel"):
+        yield ("parallel", "sequence"), True
+    for path, choices in CHOICES.items():
+        for choice, flags in choices.items():
+            first = next(iter(flags))
+            if first in values and all(_effective(values, flag, schema) == value for flag, value in flags.items()):
+                yield path, choice
+    if values.get("mock_data"):
+        yield ("data", "kind"), "mock"
+    elif isinstance(path_words := values.get("data_path"), list):
+        yield ("data", "kind"), "indexed"
+        yield ("data", "blend"), [_weight(str(word)) for word in path_words]
+
+
+def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
+    fp8, fp4 = values.get("fp8_format"), values.get("fp4_format")
+    recipe: Any = "bf16"
+    if fp8:
+        recipe = values.get("fp8_recipe")
+    elif fp4:
+        recipe = values.get("fp4_recipe")
+    if not values.get("bf16") or (fp8 and fp4) or recipe not in PRECISIONS:
+        return
+    yield ("precision", "recipe"), recipe
+    if recipe == "bf16":
+        return
+    yield ("precision", "format"), fp8 or fp4
+    if values.get("fp4_param_gather" if fp4 else "fp8_param_gather"):
+        yield ("precision", "param_gather"), True
+    if values.get("first_last_layers_bf16"):
+        for end in ("start", "end"):
+            yield ("precision", "bf16_layers", end), _effective(values, f"num_layers_at_{end}_in_bf16", schema)
+    if recipe == "delayed":
+        for field, flag in FIELDS[("precision",)].items():
+            if flag in values:
+                yield ("precision", field), values[flag]
+
+
+def _weight(word: str) -> str | int | float:
+    """A weight of a data blend as a number, where that is written the same."""
+    for kind in (int, float):
+        try:
+            if str(kind(word)) == word:
+                return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _effective(values: Values, flag: str, schema: FlagSchema) -> object:
+    """The value that Megatron sees: a section may state a default that the arguments leave unsaid."""
+    found = schema.find(flag)
+    return values.get(flag, found.default if found else None)
+
+
+# --- held against translation
+
+
+def _confirmed(recipe: Tree, values: Values, schema: FlagSchema) -> Tree:
+    """The part of a proposal that is valid and that translation turns back into the arguments."""
+    while True:
+        wrong = next(_refused(recipe), None) or next(_contradicted(recipe, values, schema), None)
+        if wrong is None:
+            return recipe
+        recipe = _without(recipe, wrong)
+
+
+def _valid(recipe: Tree) -> Recipe:
+    return Recipe.model_validate(recipe)
+
+
+def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:
+    """Paths that the recipe format does not allow."""
+    try:
+        _valid({"name": "import", **recipe})
+    except ValidationError as exc:
+        for err in exc.errors(include_url=False):
+            path: tuple[str, ...] = ()
+            for step in map(str, err["loc"]):
+                inner = _at(recipe, path)
+                if not isinstance(inner, dict) or step not in inner:
+                    break
+                path = (*path, step)
+            yield path
+
+
+def _contradicted(recipe: Tree, values: Values, schema: FlagSchema) -> Iterator[tuple[str, ...]]:
+    """Paths that would give the run another argument than it had."""
+    for flag, value, path in flag_settings(_valid({"name": "import", **recipe})):
+        if value is not None and path[0] != "model" and _effective(values, flag, schema) != value:
+            yield path
+
+
+def _at(recipe: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        recipe = recipe[step]
+    return recipe
+
+
+def _without(recipe: Tree, path: Sequence[str]) -> Tree:
+    """`recipe` without what `path` leads to, as far as it goes, and without sections that this empties."""
+    first, rest = path[0], path[1:]
+    inner = recipe[first]
+    if rest and isinstance(inner, dict) and rest[0] in inner:
+        smaller = _without(inner, rest)
+        if smaller:
+            return {**recipe, first: smaller}
+    return {key: value for key, value in recipe.items() if key != first}
+
+
+# --- the recipe as a whole
+
+
+def _in_order(name: str, section: Any) -> Any:
+    """A section with its fields as the recipe format lists them."""
+    models: dict[str, type[Section]] = {
+        "precision": Precision,
+        "parallel": Parallel,
+        "optimizer": Optimizer,
+        "data": Data,
+        "resources": Resources,
+    }
+    if name not in models:
+        return section
+    fields = list(models[name].model_fields)
+    return {key: section[key] for key in sorted(section, key=fields.index)}
+
+
+def _recipe_name(name: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(name).stem).strip("._-")[:80]
+    return stem or "imported"
+
+
+def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Problem]:
+    """What keeps the written recipe from giving the same arguments again; nothing, unless the arguments are faulty."""
+    name = str(recipe["name"])
+    try:
+        tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
+        again = as_parsed(translate(LoadedRecipe(validate(Recipe, tree), tree, ())).values, schema)
+    except UserError as exc:
+        return list(exc.problems)
+    different = [
+        flag
+        for flag in {**values, **again}
+        if repr(_effective(values, flag, schema)) != repr(_effective(again, flag, schema))
+    ]
+    message = "the recipe's value differs from that of the argument list"
+    return [Problem("error", "import-differs", f"{flag}: {message}") for flag in different]
+
+
+def _comments(recipe: Tree, problems: Sequence[Problem]) -> dict[str, list[str]]:
+    notes = [f"{p.where}: {p.message}" if p.where else p.message for p in problems]
+    comments = {"": ["Not imported unchanged:", *(f"- {note}" for note in notes)] if notes else []}
+    resources = recipe.get("resources", {})
+    unsaid = [key for key in ("nodes", "gpus_per_node", "gpu") if key not in resources]
+    if unsaid:
+        defaults = {key: Recipe.model_fields["resources"].default.model_dump()[key] for key in unsaid}
+        stated = ", ".join(f"{key}: {value}" for key, value in defaults.items())
+        comments["resources"] = [f"not given there, so defaults apply: {stated}"]
+    return comments

@@ -1,0 +1,153 @@
+"""A launch script, an argument list or a JSON list to Megatron's arguments and what the script says around them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from fp8launch.diagnostics import Problem, UserError
+from fp8launch.importer.launch import Launch
+from fp8launch.importer.launch_options import SlurmWords, read_options, sbatch_lines
+from fp8launch.importer.launch_sections import entry, environment, resources_and_container
+from fp8launch.importer.shell_interpreter import read_list, read_script
+from fp8launch.importer.shell_reading import Reading
+from fp8launch.importer.training_command import argument_variables, other_trainings, training_command
+from fp8launch.importer.unresolved import without_holes
+from fp8launch.importer.yaml_formats import read_yaml_launch
+from fp8launch.megatron.schema import FlagSchema, load_schema
+from fp8launch.secrets import is_secret, secret_in
+
+
+def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
+    """Megatron's arguments in `text`: a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
+
+    Raises UserError when there are none.
+    """
+    argv = _json_list(text)
+    read = read_yaml_launch(text, name, schema) if argv is None else None
+    if read is not None:
+        launch = read
+    elif argv is None and _first_word(text).startswith("-"):
+        words, holes = read_list(text, name)
+        argv, problems = without_holes(words, holes, schema, name)
+        launch = Launch(tuple(argv), problems=tuple(problems))
+    elif argv is not None:
+        launch = Launch(tuple(argv))
+    else:
+        launch = _script(text, name, schema)
+    launch = _without_secrets(launch, schema, name)
+    if not any(re.match("--.", word) for word in launch.argv):
+        nothing = Problem(
+            "error",
+            "nothing-to-import",
+            "contains no Megatron arguments",
+            name,
+            "pass a launch script, or Megatron's arguments as text or as a JSON list of strings",
+        )
+        raise UserError([*launch.problems, nothing])
+    return launch
+
+
+def _without_secrets(launch: Launch, schema: FlagSchema, name: str) -> Launch:
+    """What was found, without the arguments and the image that hold a secret; no flag of Megatron's names one."""
+    fix = "export it as a variable in your shell, and list the name under `secrets:`"
+    problems = list(launch.problems)
+    argv: list[str] = []
+    for group in _by_flag(launch.argv):
+        flag = group[0].partition("=")[0]
+        value = group[1] if len(group) > 1 else group[0].partition("=")[2]
+        held = secret_in(" ".join(group))
+        if held is None and schema.find(flag) is None and is_secret(flag, value):
+            held = f"the value of {flag}"
+        if held:
+            message = f"{flag} is left out: its value looks like a secret ({held})"
+            problems.append(Problem("warning", "import-secret", message, name, fix))
+        else:
+            argv += group
+    sections = dict(launch.sections)
+    container = sections.get("container")
+    image = container.get("image") if isinstance(container, dict) else None
+    if isinstance(container, dict) and (held := secret_in(str(image))):
+        sections["container"] = {key: value for key, value in container.items() if key != "image"}
+        message = f"container.image is omitted, because it contains {held}"
+        fix = "write the image without the login; store logins in the container tool's credential file"
+        problems.append(Problem("warning", "import-secret", message, name, fix))
+    return replace(launch, argv=tuple(argv), sections=sections, problems=tuple(problems))
+
+
+def _by_flag(argv: Sequence[str]) -> list[list[str]]:
+    groups: list[list[str]] = []
+    for word in argv:
+        if word.startswith("--") or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def _json_list(text: str) -> list[str] | None:
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else None
+
+
+def _first_word(text: str) -> str:
+    rows = (row.strip() for row in text.splitlines())
+    return next((row for row in rows if row and not row.startswith("#") and row != "\\"), "")
+
+
+# --- a script
+
+
+def _script(text: str, name: str, schema: FlagSchema) -> Launch:
+    slurm, problems = read_options(sbatch_lines(text), name)
+    reading = read_script(text, name, slurm.job_variables())
+    holes = reading.holes
+    training = training_command(reading, schema)
+    if training is None:
+        return _arguments_alone(reading, schema, name, slurm, problems)
+    command = training.command
+    where = f"{name}:{command.line}"
+    problems += other_trainings(reading, schema, training, name)
+    if not command.certain:
+        message = (
+            "the training command depends on a condition whose value is not known; it was imported as if the "
+            "condition is true"
+        )
+        problems.append(Problem("warning", "import-condition", message, where))
+    script = holes.shown(training.script) if training.script else None
+    argv, more = without_holes(training.arguments, holes, load_schema(schema.version, script), name)
+    problems += more
+    env, secrets, more = environment(command.env, holes, name)
+    problems += more
+    around = [*(word for wrapper in command.wrappers for word in wrapper), *command.words[: training.start]]
+    resources, container, more = resources_and_container(slurm, around, holes, where)
+    problems += more
+    launch, more = entry(training, holes, where)
+    problems += more
+    sections = {"env": env, "secrets": secrets, "resources": resources, "container": container, "launch": launch}
+    stated = {key: value for key, value in sections.items() if value}
+    return Launch(tuple(argv), stated, tuple(problems), PurePosixPath(script).name if script else None)
+
+
+def _arguments_alone(
+    reading: Reading, schema: FlagSchema, name: str, slurm: SlurmWords, problems: list[Problem]
+) -> Launch:
+    """A file that fills variables with arguments, for another script to use."""
+    variables = argument_variables(reading, schema)
+    argv, more = without_holes([w for words in variables.values() for w in words], reading.holes, schema, name)
+    if variables:
+        several = len(variables) > 1
+        message = (
+            f"no training command was found; the variable{'s' * several} {', '.join(variables)} "
+            f"{'were' if several else 'was'} taken as its arguments"
+        )
+        problems.append(Problem("warning", "import-no-command", message, name))
+    resources = {"resources": slurm.resources} if slurm.resources else {}
+    return Launch(tuple(argv), resources, (*problems, *more))

@@ -1,0 +1,108 @@
+"""What a launch script says around the arguments: environment, resources, container, and the script that it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from fp8launch.diagnostics import Problem
+from fp8launch.importer.launch_options import SlurmWords, launcher_counts, read_options
+from fp8launch.importer.shell_holes import Holes, is_known
+from fp8launch.importer.training_command import LAUNCHER, Training
+from fp8launch.megatron.schema import megatron_script
+from fp8launch.secrets import is_secret
+
+# Variables that change how training runs; any other belongs to the machine or the cluster profile.
+_TRAINING_ENV = re.compile(
+    r"(NCCL|NVTE|CUDA|TORCH|TORCHINDUCTOR|PYTORCH|NVSHMEM|UCX|OMP|UB|GLOO|TRITON|NVLINK|USE_MNNVL|NUM_OF)(_|$)"
+)
+# The scheduler gives these to each process; a recipe that fixed them would bind every process to the same.
+_NOT_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH")
+# Options whose value the recipe keeps under `resources` or `container`.
+_SIZE = re.compile(r"--?(N|n|t|c|nodes|nnodes|nproc|ntasks|gpus|gres|time|cpus|container)([-_=]|$)")
+# Megatron-LM's GPT pre-training, which fp8launch's own entry does.
+OWN_ENTRY = "pretrain_gpt.py"
+
+
+def environment(
+    exported: Mapping[str, str], holes: Holes, name: str
+) -> tuple[dict[str, int | str], list[str], list[Problem]]:
+    env: dict[str, int | str] = {}
+    secrets: list[str] = []
+    others: list[str] = []
+    problems: list[Problem] = []
+    for key, value in exported.items():
+        if is_secret(key, value):
+            secrets.append(key)
+        elif key.startswith("SLURM_"):
+            continue
+        elif not _TRAINING_ENV.match(key) or key in _NOT_ENV:
+            others.append(key)
+        elif not is_known(value):
+            hole = holes.of(value)[0]
+            message = f"environment variable {key} is omitted: {hole}"
+            problems.append(Problem("warning", "import-unresolved", message, f"{name}:{hole.line}", "add it to env:"))
+        else:
+            env[key] = int(value) if re.fullmatch(r"0|[1-9]\d{0,17}", value) else value
+    if others:
+        message = f"environment variables of the machine were omitted: {', '.join(others)}"
+        fix = "add those that training needs to env:"
+        problems.append(Problem("warning", "import-env", message, name, fix))
+    return env, secrets, problems
+
+
+def resources_and_container(
+    slurm: SlurmWords, around: Sequence[str], holes: Holes, where: str
+) -> tuple[dict[str, int | str], dict[str, object], list[Problem]]:
+    """`resources` and `container`: the launcher knows best how many processes there are, then srun, then sbatch."""
+    shown = [word if is_known(word) else "" for word in around]
+    step, problems = read_options(shown[: _launcher_at(shown)], where)
+    launcher, more = launcher_counts(shown, where)
+    problems += more
+    resources = slurm.resources | step.resources
+    for key, value in launcher.items():
+        stated = resources.get(key, value)
+        # A batch script may well run its torchrun on one node of several, or the other way round by mistake.
+        if stated != value:
+            message = f"{key} is {value} for the launcher and {stated} for Slurm; the launcher's value was used"
+            problems.append(Problem("warning", "import-resources", message, where, f"check resources.{key}"))
+        resources[key] = value
+    unknown = [
+        holes.of(word)[0]
+        for before, word in zip(["", *around], around, strict=False)
+        if not is_known(word) and _SIZE.match(word if word.startswith("-") else before)
+    ]
+    for hole in dict.fromkeys(unknown):
+        problems.append(Problem("warning", "import-unresolved", f"resources may be incomplete: {hole}", where))
+    return resources, step.container, problems
+
+
+def _launcher_at(words: Sequence[str]) -> int:
+    """Where Slurm's own options end: at the program that srun starts."""
+    for at, word in enumerate(words):
+        program = PurePosixPath(word).name
+        if LAUNCHER.fullmatch(program) or program in ("sh", "bash") or word.endswith(".py"):
+            return at
+    return len(words)
+
+
+def entry(training: Training, holes: Holes, where: str) -> tuple[dict[str, object], list[Problem]]:
+    """The `launch` section, empty for Megatron's GPT pre-training, which fp8launch's own entry does."""
+    if training.module is not None:
+        message = (
+            f"runs the module {holes.shown(training.module)}, and this recipe would train GPT by fp8launch's entry"
+        )
+        fix = "write a script that runs the module (runpy.run_module), and name it in launch.script"
+        return {}, [Problem("error", "import-module", message, where, fix)]
+    script = training.script
+    if script is None or PurePosixPath(holes.shown(script)).name == OWN_ENTRY:
+        return {}, []
+    if is_known(script) and script.startswith("/"):
+        return {"script": script}, []
+    shown = holes.shown(script)
+    message = f"runs {shown}, whose path in the job is not known"
+    problem = Problem("warning", "import-script", message, where, "set launch.script to its absolute path")
+    # Left out, fp8launch would train GPT by its own entry.
+    stated = script if is_known(script) else megatron_script(shown) or PurePosixPath(shown).name
+    return {"script": stated}, [problem]

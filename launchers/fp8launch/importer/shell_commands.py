@@ -1,0 +1,166 @@
+"""Simple commands of a launch script: assignments, declarations, and what a command is started with."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fp8launch.diagnostics import error
+from fp8launch.importer.shell_expand import Value, WordExpander, assigned_name, assigned_value
+from fp8launch.importer.shell_reading import ASSUMED, Command, Mode, Reading, Truth
+from fp8launch.importer.shell_tokens import Word
+
+MAX_DEPTH = 20
+_MAX_COMMANDS = 20_000
+# Characters in all words and variables. A variable in the environment of a command counts as some.
+_MAX_SIZE = 64 << 20
+_SIZE_OF_VARIABLE = 16
+
+_DECLARING = ("export", "declare", "typeset", "local", "readonly")
+_SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
+_SHELL_COMMAND_OPTION = re.compile(r"-[a-z]*c")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+# Commands that give variables another value, or none.
+_CHANGING = ("unset", "read", "mapfile", "readarray", "getopts")
+
+Wrappers = tuple[tuple[str, ...], ...]
+
+
+def _size(value: Value) -> int:
+    return len(value) if isinstance(value, str) else sum(map(len, value)) + len(value)
+
+
+class SimpleCommands(WordExpander, ABC):
+    """Variables of a shell, and what its simple commands do to them."""
+
+    def __init__(self, reading: Reading, name: str, variables: dict[str, Value], wrappers: Wrappers = ()) -> None:
+        super().__init__(name, variables, reading.holes)
+        self._reading = reading
+        self._export = dict.fromkeys(variables)
+        self._wrappers = wrappers
+        self._depth = len(wrappers)
+
+    @abstractmethod
+    def read(self, text: str, line: int = 1) -> None:
+        """Follow the commands of `text` with the variables so far."""
+
+    @abstractmethod
+    def is_function(self, name: str) -> bool:
+        """Whether the script has defined a function of this name."""
+
+    @abstractmethod
+    def call(self, name: str, mode: Mode) -> None:
+        """Follow the body of a function."""
+
+    @abstractmethod
+    def child(self, variables: dict[str, Value], wrappers: Wrappers) -> SimpleCommands:
+        """A shell that this one starts: it has the exported variables only."""
+
+    def simple(self, words: Sequence[Word], mode: Mode) -> Truth:
+        """Follow one simple command; how it ends, as far as that is known."""
+        self._reading.steps += 1
+        if self._reading.steps > _MAX_COMMANDS:
+            raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)
+        if mode is Mode.SKIP:
+            return None
+        prefix = list(itertools.takewhile(assigned_name, words))
+        rest = words[len(prefix) :]
+        if not rest:
+            for word in prefix:
+                self.assign(word, mode is Mode.RUN)
+            return True if prefix else ASSUMED
+        if rest[0].bare in _DECLARING:
+            return self._declare(rest, mode)
+        expanded = self.fields(rest)
+        self._grow(sum(map(len, expanded)) + len(expanded))
+        return self._run(prefix, expanded, rest[0].line, mode) if expanded else ASSUMED
+
+    def assign(self, word: Word, certain: bool) -> None:
+        name = str(assigned_name(word))
+        before = _size(self.variables.get(name, ""))
+        super().assign(word, certain)
+        self._grow(_size(self.variables.get(name, "")) - before)
+
+    def _grow(self, size: int) -> None:
+        self._reading.size += size
+        if self._reading.size > _MAX_SIZE:
+            raise error("shell-too-large", f"expands to more than {_MAX_SIZE >> 20} MiB of words", self.name)
+
+    def _run(self, prefix: Sequence[Word], words: list[str], line: int, mode: Mode) -> Truth:
+        """Note a command, or follow it where it changes variables or its words are shell text themselves."""
+        name = words[0]
+        if name in ("true", ":"):
+            return True
+        if name == "false":
+            return False
+        if self.is_function(name):
+            self.call(name, mode)
+            return ASSUMED
+        if name in _CHANGING:
+            self._change_variables(words[1:])
+            return None if name in ("read", "getopts") else ASSUMED
+        if name == "eval" and mode is Mode.RUN and self._depth < MAX_DEPTH:
+            self._depth += 1
+            self.read(" ".join(words[1:]), line)
+            self._depth -= 1
+            return ASSUMED
+        env = self.exported(self._export)
+        own = {str(assigned_name(word)): self.joined(assigned_value(word)) for word in prefix}
+        env |= own
+        self._grow(len(env) * _SIZE_OF_VARIABLE + sum(map(len, own.values())))
+        inner = _shell_text(words)
+        if inner is not None and self._depth < MAX_DEPTH:
+            wrapper, text = inner
+            self._read_in_child(text, line, env, tuple(wrapper), mode)
+            return ASSUMED
+        self._reading.commands.append(Command(tuple(words), env, line, mode is Mode.RUN, self._wrappers))
+        return ASSUMED
+
+    def _change_variables(self, names: Sequence[str]) -> None:
+        """`unset`, `read` and their like: the variables are no longer what the script has set."""
+        for name in names:
+            if _NAME.fullmatch(name):
+                self.variables.pop(name, None)
+
+    def _read_in_child(
+        self, text: str, line: int, env: Mapping[str, str], wrapper: tuple[str, ...], mode: Mode
+    ) -> None:
+        """Follow the text of a `bash -c`. Its commands are no surer than it is."""
+        before = len(self._reading.commands)
+        self.child(dict(env), (*self._wrappers, wrapper)).read(text, line)
+        if mode is Mode.MAYBE:
+            found = self._reading.commands[before:]
+            self._reading.commands[before:] = [replace(command, certain=False) for command in found]
+
+    def _declare(self, words: Sequence[Word], mode: Mode) -> Truth:
+        options = [word.bare for word in words[1:] if word.bare and word.bare.startswith("-")]
+        exports = words[0].bare == "export" or any("x" in option for option in options)
+        for word in words[1:]:
+            name = assigned_name(word)
+            if name:
+                self.assign(word, mode is Mode.RUN)
+            if exports:
+                self._export_names([name] if name else self.fields([word]), withdraw="-n" in options)
+        return ASSUMED
+
+    def _export_names(self, names: Sequence[str], withdraw: bool) -> None:
+        for name in names:
+            if withdraw:
+                self._export.pop(name, None)
+            elif _NAME.fullmatch(name):
+                self._export[name] = None
+
+
+def _shell_text(words: Sequence[str]) -> tuple[Sequence[str], str] | None:
+    """The words before `bash -c TEXT`, and TEXT."""
+    for at, word in enumerate(words[:-2]):
+        if _SHELLS.fullmatch(word):
+            options = list(itertools.takewhile(lambda w: w.startswith("-"), words[at + 1 :]))
+            last = at + len(options)
+            if options and _SHELL_COMMAND_OPTION.fullmatch(options[-1]) and last + 1 < len(words):
+                return words[:at], words[last + 1]
+            return None
+    return None

@@ -1,0 +1,251 @@
+"""Words after expansion, by what the script itself has set; the rest becomes holes."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from fp8launch.diagnostics import error
+from fp8launch.importer.shell_braces import TooManyWords, expand_braces
+from fp8launch.importer.shell_holes import Holes, is_known
+from fp8launch.importer.shell_tests import whole_number
+from fp8launch.importer.shell_tokens import Arithmetic, Opaque, Part, Text, Variable, Word
+from fp8launch.secrets import names_a_secret
+
+MAX_TEXT = 1 << 20
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+
+Value: TypeAlias = "str | list[str]"
+
+
+class WordExpander:
+    """Variables of a shell, and what words mean with them."""
+
+    def __init__(self, name: str, variables: dict[str, Value], holes: Holes) -> None:
+        self.name = name
+        self.variables = variables
+        self.holes = holes
+
+    def fields(self, words: Iterable[Word]) -> list[str]:
+        """Words after expansion: braces multiply them, unquoted values are split at white space, whole arrays become a
+        word per element."""
+        expanded = itertools.chain.from_iterable(map(self._braces, words))
+        return list(itertools.chain.from_iterable(map(self._split, expanded)))
+
+    def _braces(self, word: Word) -> list[Word]:
+        try:
+            return expand_braces(word)
+        except (TooManyWords, RecursionError):
+            message = "has braces that stand for too many words"
+            raise error("shell-too-large", message, f"{self.name}:{word.line}") from None
+
+    def _split(self, word: Word) -> Iterator[str]:
+        current: str | None = None
+        for text, divides in itertools.chain.from_iterable(map(self._pieces, word.parts)):
+            if divides is None:
+                yield current or ""
+                current = None
+            elif not divides:
+                current = (current or "") + text
+            else:
+                for number, piece in enumerate(re.split(r"[ \t\n]+", text)):
+                    if number and current is not None:
+                        yield current
+                        current = None
+                    if piece:
+                        current = (current or "") + piece
+        if current is not None:
+            yield self._bounded(current)
+
+    def _pieces(self, part: Part) -> Iterator[tuple[str, bool | None]]:
+        """Texts, each with whether white space in it divides words; None is a division of its own."""
+        if not isinstance(part, Variable):
+            yield self._text(part), False
+            return
+        value = self._value(part)
+        if isinstance(value, Word):
+            for inner in value.parts:
+                if isinstance(inner, Text):
+                    yield inner.text, not part.quoted and not inner.quoted
+                else:
+                    yield from self._pieces(inner)
+        elif isinstance(value, list) and part.quoted and part.index == "@":
+            for number, element in enumerate(value):
+                if number:
+                    yield "", None
+                yield element, False
+        else:
+            yield self._bounded(value if isinstance(value, str) else " ".join(value)), not part.quoted
+
+    def joined(self, word: Word) -> str:
+        """A word as one text, as in an assignment."""
+        return self._bounded("".join(map(self._text, word.parts)))
+
+    def _bounded(self, text: str) -> str:
+        if len(text) > MAX_TEXT:
+            raise error("shell-too-large", "has a variable that grows beyond measure", self.name)
+        return text
+
+    def _text(self, part: Part) -> str:
+        if isinstance(part, Text):
+            return part.text
+        if isinstance(part, Opaque):
+            return self.holes.mark(part.raw, part.line, part.why)
+        if isinstance(part, Arithmetic):
+            return self._arithmetic(part)
+        value = self._value(part)
+        if isinstance(value, Word):
+            return self.joined(value)
+        return self._bounded(value if isinstance(value, str) else " ".join(value))
+
+    def _value(self, part: Variable) -> Value | Word:
+        """What a variable stands for: its value, a hole, or the fallback that is written with it."""
+        value = self.variables.get(part.name)
+        if names_a_secret(part.name) and value != "":
+            return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
+        if isinstance(value, list) and not part.index:
+            value = value[0] if value else None
+        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", part.index):
+            value = value[int(part.index)] if int(part.index) < len(value) else None
+        if part.fallback is not None:
+            return self._by_rule(part, value)
+        if value is not None:
+            return value
+        return self.holes.mark(part.raw, part.line, unset_reason(part.name))
+
+    def _by_rule(self, part: Variable, value: Value | None) -> Value | Word:
+        assert part.fallback is not None
+        present = value is not None and (value not in ("", []) or ":" not in part.rule)
+        if value is not None and not is_known(*([value] if isinstance(value, str) else value)):
+            return value
+        if part.rule[-1] == "+":
+            return part.fallback if present else ""
+        if present and value is not None:
+            return value
+        # Slurm and torchrun set their own variables in every job, so a default for them says little.
+        outside = (
+            part.name.startswith("SLURM_") or part.name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") or part.rule[-1] == "?"
+        )
+        if outside and value is None:
+            return self.holes.mark(part.raw, part.line, unset_reason(part.name))
+        if part.rule[-1] == "=":
+            self.variables[part.name] = self.joined(part.fallback)
+            return self.variables[part.name]
+        return part.fallback
+
+    def _arithmetic(self, part: Arithmetic) -> str:
+        text = self.joined(part.inner)
+        line = part.inner.line
+        if not is_known(text):
+            return self.holes.mark(part.raw, line, f"needs {self.holes.of(text)[0]}")
+
+        def number(match: re.Match[str]) -> str:
+            value = self.variables.get(match[0])
+            return f"({value})" if isinstance(value, str) else match[0]
+
+        try:
+            return str(whole_number(ast.parse(re.sub(r"[A-Za-z_]\w*", number, text).strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return self.holes.mark(part.raw, line, "is arithmetic that is not known here")
+
+    # --- assignments
+
+    def exported(self, names: Iterable[str]) -> dict[str, str]:
+        """The values of those names that are set; of an array the first, as a shell exports it."""
+        found = {name: self.variables[name] for name in names if name in self.variables}
+        return {name: value if isinstance(value, str) else "".join(value[:1]) for name, value in found.items()}
+
+    def assign(self, word: Word, certain: bool) -> None:
+        """`NAME=value`, `NAME+=value` or an array of them. Where it may not happen, the variable is no longer known."""
+        name = assigned_name(word)
+        assert name is not None
+        appends = _appends(word)
+        value: Value = self.fields(word.array) if word.array is not None else self.joined(assigned_value(word))
+        current = self.variables.get(name)
+        if appends:
+            value = self._appended(name, current, value, word.line)
+        # One more for each element, so that many empty ones count.
+        size = len(value) if isinstance(value, str) else sum(len(text) + 1 for text in value)
+        if size > MAX_TEXT:
+            raise error("shell-too-large", "has a variable that grows beyond measure", f"{self.name}:{word.line}")
+        if certain or value == current:
+            self.variables[name] = value
+        else:
+            self._perhaps(name, word, current, value, appends)
+
+    def _appended(self, name: str, current: Value | None, value: Value, line: int) -> Value:
+        if current is None:
+            return value if isinstance(value, list) else self.holes.mark(f"${name}", line, unset_reason(name)) + value
+        if isinstance(current, list):
+            return [*current, *([value] if isinstance(value, str) else value)]
+        return current + value if isinstance(value, str) else [current, *value]
+
+    def _perhaps(self, name: str, word: Word, current: Value | None, value: Value, appends: bool) -> None:
+        """What is added to an array or a text is a hole of its own; so is each assignment of several branches."""
+        raw = f"{name}=..."
+        if word.array is not None:
+            flags = [text for text in self.fields(word.array) if text.startswith("--")]
+            sign = "+=" if appends else "="
+            raw = f"{name}{sign}({' '.join(flags)} ...)"
+        hole = self.holes.mark(raw, word.line, "depends on a condition that is not known here")
+        if appends and isinstance(current, list):
+            self.variables[name] = [*current, hole]
+        elif isinstance(current, str) and isinstance(value, str) and (appends or _names(word, name)):
+            added = [text for text in value.replace(current, " ").split() if text.startswith("--")]
+            raw = " ".join([f"{name}=...", *added])
+            hole = self.holes.mark(raw, word.line, "depends on a condition that is not known here")
+            self.variables[name] = _extended(current, value, hole)
+        else:
+            self.variables[name] = current + hole if isinstance(current, str) and not is_known(current) else hole
+
+    def forget(self, name: str, line: int) -> None:
+        """The variable changes in a way that only running would tell."""
+        self.variables[name] = self.holes.mark(f"${name}", line, "changes while the script runs")
+
+
+def _names(word: Word, name: str) -> bool:
+    """Whether an assignment uses the variable that it sets: `OPTIONS="$OPTIONS --bf16"`."""
+    return any(isinstance(part, Variable) and part.name == name for part in word.parts)
+
+
+def _extended(current: str, value: str, hole: str) -> str:
+    """A text that may or may not be extended to `value`: what is added becomes a hole of its own."""
+    if not current.strip() or current not in value:
+        return hole
+    before, _, after = value.partition(current)
+    start = hole + " " * before[-1:].isspace() if before else ""
+    end = " " * after[:1].isspace() + hole if after else ""
+    return start + current + end
+
+
+def _head(word: Word) -> re.Match[str] | None:
+    first = word.parts[0] if word.parts else None
+    return _ASSIGNMENT.match(first.text) if isinstance(first, Text) and not first.quoted else None
+
+
+def assigned_name(word: Word) -> str | None:
+    """NAME, for the words NAME=..., NAME+=... and NAME=(...)."""
+    head = _head(word)
+    return head[1] if head else None
+
+
+def _appends(word: Word) -> bool:
+    head = _head(word)
+    return bool(head and head[2])
+
+
+def assigned_value(word: Word) -> Word:
+    """What follows the = of an assignment."""
+    head, first = _head(word), word.parts[0]
+    assert head is not None and isinstance(first, Text)
+    return Word((Text(first.text[head.end() :], False), *word.parts[1:]), word.line)
+
+
+def unset_reason(name: str) -> str:
+    if name.isdigit() or name in "@*#":
+        return "is an argument of the script"
+    return "is not set in the script"

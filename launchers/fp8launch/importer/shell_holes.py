@@ -1,0 +1,59 @@
+"""Holes: marks inside a word for what only running the script could tell, so that it is told instead of guessed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+# Private-use characters around the hole's number; a script's own are replaced before it is read.
+_MARK = re.compile("\ue000(\\d+)\ue001")
+_MARKS = re.compile("(?:\ue000\\d+\ue001)+")
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Something that only running the script could tell."""
+
+    raw: str
+    line: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.raw} of line {self.line} {self.why}"
+
+
+@dataclass
+class Holes:
+    """The holes of one script; a mark in a word refers to one of them."""
+
+    _all: list[Hole] = field(default_factory=list)
+    _numbers: dict[Hole, int] = field(default_factory=dict)
+
+    def mark(self, raw: str, line: int, why: str) -> str:
+        """The mark of a hole."""
+        # What stands there may itself be the product of an expansion, with marks of earlier holes.
+        raw, why = self.shown(raw), self.shown(why)
+        hole = Hole(raw if len(raw) <= 60 else f"{raw[:57]}...", line, why)
+        number = self._numbers.setdefault(hole, len(self._all))
+        if number == len(self._all):
+            self._all.append(hole)
+        return f"\ue000{number}\ue001"
+
+    def of(self, word: str) -> tuple[Hole, ...]:
+        """The holes in a word."""
+        return tuple(self._all[int(number)] for number in _MARK.findall(word))
+
+    def shown(self, word: str) -> str:
+        """The word with what its holes say in the script."""
+        # The assignments of several branches have one name.
+        return _MARKS.sub(lambda marks: "".join(dict.fromkeys(hole.raw for hole in self.of(marks[0]))), word)
+
+
+def is_known(*words: str) -> bool:
+    """Whether none of these words has a hole."""
+    return not any(map(_MARK.search, words))
+
+
+def without_marks(text: str) -> str:
+    """Text in which no character can be taken for a mark."""
+    return re.sub("[\ue000\ue001\0]", "\ufffd", text)

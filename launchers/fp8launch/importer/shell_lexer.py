@@ -1,0 +1,344 @@
+"""Shell text to words and operators, for reading launch scripts: nothing here expands or runs anything.
+
+The part of bash that launch scripts use: quotes, parameters, arrays, substitutions, redirections, here-documents.
+Whatever only a shell could answer is kept as `Opaque`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fp8launch.diagnostics import UserError, error
+from fp8launch.importer.shell_tokens import (
+    Arithmetic,
+    Opaque,
+    Operator,
+    Part,
+    Redirect,
+    Sum,
+    Text,
+    Token,
+    Variable,
+    Word,
+)
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
+_ARRAY_START = re.compile(r"[A-Za-z_]\w*\+?=")
+# Longest first: the first that matches is the operator.
+_OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
+_REDIRECTS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", "<&", ">&", ">|", "<>", "<", ">")
+_ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+
+
+def tokens(text: str, name: str, line: int = 1, shell: bool = True) -> list[Token]:
+    """The tokens of shell text. Without `shell`, lines are joined and operators are ordinary text.
+
+    Raises UserError, naming `name` and the line, when a quote or bracket never closes.
+    """
+    reader = _Reader(text.replace("\r\n", "\n"), name, line, shell)
+    try:
+        return reader.all()
+    except RecursionError:
+        raise error("shell-too-deep", "nests quotes and expansions too deeply to be read", name) from None
+
+
+class _Reader:
+    def __init__(self, text: str, name: str, line: int, shell: bool) -> None:
+        self._text = text
+        self._name = name
+        self._first = line
+        self._shell = shell
+        self._at = 0
+        self._here: list[tuple[str, bool]] = []
+        self._counted = (0, line)
+
+    # --- position
+
+    @property
+    def _line(self) -> int:
+        at, line = self._counted
+        line += self._text.count("\n", at, self._at)
+        self._counted = (self._at, line)
+        return line
+
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _starts(self, prefix: str) -> bool:
+        return self._text.startswith(prefix, self._at)
+
+    def _unfinished(self, what: str, line: int) -> UserError:
+        return error("shell-unfinished", f"{what} never closes", f"{self._name}:{line}", "close it, or cut it out")
+
+    # --- tokens
+
+    def all(self) -> list[Token]:
+        found: list[Token] = []
+        while self._blank() and self._next():
+            token = self._token()
+            if token is not None:
+                found.append(token)
+        return found
+
+    def _blank(self) -> bool:
+        """Past spaces, continued lines and comments."""
+        while True:
+            if self._next() in (" ", "\t"):
+                self._at += 1
+            elif self._starts("\\\n"):
+                self._at += 2
+            elif self._next() == "#":
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
+            else:
+                return True
+
+    def _token(self) -> Token | None:
+        line = self._line
+        if self._next() == "\n":
+            self._at += 1
+            self._skip_here_documents()
+            return Operator("\n", line) if self._shell else None
+        if self._shell:
+            if self._starts("(("):
+                return Sum(self._enclosed("((", "))"), line)
+            if not self._starts("<(") and not self._starts(">("):
+                redirect = self._redirect(line)
+                if redirect:
+                    return redirect
+            for operator in _OPERATORS:
+                if self._starts(operator) and not self._starts("&>"):
+                    self._at += len(operator)
+                    return Operator(operator, line)
+        word = self._word()
+        if self._shell and (word.bare or "").isdigit() and self._next() in ("<", ">"):
+            return self._redirect(line)
+        return word
+
+    def _redirect(self, line: int) -> Redirect | None:
+        for operator in _REDIRECTS:
+            if self._starts(operator):
+                self._at += len(operator)
+                self._blank()
+                start = self._at
+                if self._next() not in ("", "\n"):
+                    self._word()
+                if operator in ("<<", "<<-"):
+                    self._here.append((re.sub(r"[\"'\\]", "", self._text[start : self._at]), operator == "<<-"))
+                return Redirect(operator, line)
+        return None
+
+    def _skip_here_documents(self) -> None:
+        for delimiter, indented in self._here:
+            while self._at < len(self._text):
+                end = self._text.find("\n", self._at)
+                end = len(self._text) if end < 0 else end
+                row = self._text[self._at : end]
+                self._at = min(end + 1, len(self._text))
+                if (row.lstrip("\t") if indented else row) == delimiter:
+                    break
+        self._here.clear()
+
+    # --- words
+
+    def _word(self) -> Word:
+        line = self._line
+        parts: list[Part] = []
+        ends = " \t\n" + (";&|()<>" if self._shell else "")
+        while self._next() and self._next() not in ends:
+            parts += self._part(ends)
+            text = parts[0].text if parts and isinstance(parts[0], Text) and not parts[0].quoted else ""
+            if self._shell and self._next() == "(" and len(parts) == 1 and _ARRAY_START.fullmatch(text):
+                self._at += 1
+                return Word(tuple(parts), line, tuple(self._elements(line)))
+        if not parts and self._next():
+            # A process substitution, or a bracket that belongs to nothing.
+            if self._shell and (self._starts("<(") or self._starts(">(")):
+                raw = self._next() + "("
+                self._at += 1
+                self._enclosed("(", ")")
+                parts.append(Opaque(f"{raw}...)", line, "is a process substitution"))
+            else:
+                parts.append(Text(self._next(), False))
+                self._at += 1
+        return Word(tuple(parts), line)
+
+    def _elements(self, line: int) -> list[Word]:
+        elements: list[Word] = []
+        while True:
+            while self._blank() and self._next() == "\n":
+                self._at += 1
+            if not self._next():
+                raise self._unfinished("the array that starts with '('", line)
+            if self._next() == ")":
+                self._at += 1
+                return elements
+            elements.append(self._word())
+
+    def _part(self, ends: str) -> list[Part]:
+        char, line = self._next(), self._line
+        if char == "'":
+            end = self._text.find("'", self._at + 1)
+            if end < 0:
+                raise self._unfinished("the quote '", line)
+            text = self._text[self._at + 1 : end]
+            self._at = end + 1
+            return [Text(text, True)]
+        if char == '"':
+            self._at += 1
+            return self._double_quoted(line)
+        if char == "\\":
+            text = self._text[self._at + 1 : self._at + 2]
+            self._at += 2
+            return [] if text == "\n" else [Text(text or "\\", True)]
+        if char in "$`":
+            return self._dollar(False)
+        start = self._at
+        while self._next() and self._next() not in ends and self._next() not in "'\"\\$`":
+            self._at += 1
+        return [Text(self._text[start : self._at], False)]
+
+    def _double_quoted(self, line: int) -> list[Part]:
+        # An empty pair of quotes is still a word.
+        parts: list[Part] = [Text("", True)]
+        while (char := self._next()) != '"':
+            if not char:
+                raise self._unfinished('the quote "', line)
+            if char == "\\":
+                following = self._text[self._at + 1 : self._at + 2]
+                self._at += 2
+                if following != "\n":
+                    parts.append(Text(following if following and following in '$`"\\' else "\\" + following, True))
+            elif char in "$`":
+                parts += self._dollar(True)
+            else:
+                start = self._at
+                while self._next() and self._next() not in '"\\$`':
+                    self._at += 1
+                parts.append(Text(self._text[start : self._at], True))
+        self._at += 1
+        return parts
+
+    def _dollar(self, quoted: bool) -> list[Part]:
+        line = self._line
+        if self._next() == "`":
+            end = self._text.find("`", self._at + 1)
+            if end < 0:
+                raise self._unfinished("the command between backquotes", line)
+            inner = self._text[self._at + 1 : end]
+            self._at = end + 1
+            return [Opaque(f"`{_first_word(inner)} ...`", line, "is the output of a command")]
+        if self._starts("$(("):
+            self._at += 1
+            inner = self._enclosed("((", "))")
+            return [Arithmetic(_as_quoted(inner, self._name, line), f"$(({inner.strip()}))")]
+        if self._starts("$("):
+            self._at += 1
+            inner = self._enclosed("(", ")")
+            return [Opaque(f"$({_first_word(inner)} ...)", line, "is the output of a command")]
+        if self._starts("${"):
+            return [self._braced(quoted, line)]
+        if self._starts("$'") and not quoted:
+            return [self._ansi_c(line)]
+        self._at += 1
+        if self._next() == '"' and not quoted:
+            return []
+        match = _PARAMETER.match(self._text, self._at)
+        if match is None:
+            return [Text("$", quoted)]
+        # Without braces a positional parameter is a single digit.
+        name = match[0][0] if match[0].isdigit() else match[0]
+        self._at += len(name)
+        index = name if name in "@*" else ""
+        return [Variable(name, f"${name}", quoted, line, index)]
+
+    def _braced(self, quoted: bool, line: int) -> Part:
+        start = self._at
+        self._at += 2
+        match = _PARAMETER.match(self._text, self._at)
+        name = match[0] if match else ""
+        self._at += len(name)
+        index = ""
+        if found := re.compile(r"\[(@|\*|\d+)\]").match(self._text, self._at):
+            index = found[1]
+            self._at = found.end()
+        if name and self._next() == "}":
+            self._at += 1
+            return Variable(name, self._text[start : self._at], quoted, line, index or (name if name in "@*" else ""))
+        rule = re.compile(r":?[-=+?]").match(self._text, self._at)
+        if rule and name and (name.isdigit() or _NAME.match(name)):
+            self._at = rule.end()
+            fallback = self._until_brace(quoted, line)
+            raw = self._text[start : self._at]
+            return Variable(name, raw, quoted, line, index, rule[0], fallback)
+        self._at, self._counted = start + 1, (start, line)
+        self._enclosed("{", "}")
+        return Opaque(self._text[start : self._at], line, "is a kind of expansion that is not read here")
+
+    def _until_brace(self, quoted: bool, line: int) -> Word:
+        parts: list[Part] = []
+        while self._next() != "}":
+            if not self._next():
+                raise self._unfinished("the bracket ${", line)
+            if quoted and self._next() == "'":
+                self._at += 1
+                parts.append(Text("'", True))
+            elif quoted and self._next() not in '"$`\\':
+                parts.append(Text(self._next(), True))
+                self._at += 1
+            elif self._next() in " \t\n":
+                parts.append(Text(" ", quoted))
+                self._at += 1
+            else:
+                parts += self._part(" \t\n}")
+        self._at += 1
+        return Word(tuple(parts), line)
+
+    def _ansi_c(self, line: int) -> Part:
+        self._at += 2
+        text = []
+        while (char := self._next()) != "'":
+            if not char:
+                raise self._unfinished("the quote $'", line)
+            if char == "\\":
+                following = self._text[self._at + 1 : self._at + 2]
+                text.append(_ANSI_C.get(following, following if following in "\\'\"?" else "\\" + following))
+                self._at += 2
+            else:
+                text.append(char)
+                self._at += 1
+        self._at += 1
+        return Text("".join(text), True)
+
+    def _enclosed(self, opening: str, closing: str) -> str:
+        """The text between brackets that nest, past both of them; quotes inside are respected."""
+        line, depth = self._line, 0
+        self._at += len(opening)
+        start = self._at
+        while True:
+            char = self._next()
+            if not char:
+                raise self._unfinished(f"the bracket {opening}", line)
+            if depth == 0 and self._starts(closing):
+                text = self._text[start : self._at]
+                self._at += len(closing)
+                return text
+            if char in "'\"\\`$":
+                self._part("")
+                continue
+            depth += (char == opening[0]) - (char == closing[0])
+            self._at += 1
+
+
+def _as_quoted(text: str, name: str, line: int) -> Word:
+    """Text as it would be between double quotes."""
+    reader = _Reader(text.replace('"', "") + '"', name, line, True)
+    return Word(tuple(reader._double_quoted(line)), line)
+
+
+def _first_word(command: str) -> str:
+    """Enough of a command to recognise it, and nothing of its arguments, which may hold a secret."""
+    words = command.split(maxsplit=1)
+    first = words[0] if words else ""
+    return first if re.fullmatch(r"[\w./-]{1,30}", first) else ""

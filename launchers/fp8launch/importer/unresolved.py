@@ -1,0 +1,60 @@
+"""Arguments whose values only running the script could give: each is left out and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fp8launch.diagnostics import Problem
+from fp8launch.importer.shell_holes import Hole, Holes, is_known
+from fp8launch.megatron.schema import FlagSchema
+
+
+def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: str) -> tuple[list[str], list[Problem]]:
+    """The arguments without those that cannot be known, each of which is told."""
+    kept: list[str] = []
+    problems: list[Problem] = []
+    at = 0
+    while at < len(words):
+        end = at + 1
+        flag = schema.find(words[at].partition("=")[0]) if words[at].startswith("--") else None
+        if flag and flag.takes_value and "=" not in words[at]:
+            limit = len(words) if flag.nargs in ("+", "*") else int(flag.nargs or 1)
+            while end < len(words) and end - at <= limit and not words[end].startswith("--"):
+                end += 1
+        elif flag is None and _may_take_a_value(words[at]) and not is_known(*words[end : end + 1]):
+            # Without its value, a flag that no schema knows would take the next word.
+            end += 1
+        group = words[at:end]
+        unknown = _holes_of(group, holes)
+        if unknown:
+            text = " ".join(map(holes.shown, group))
+            reasons = "; ".join(dict.fromkeys(map(str, unknown)))
+            if text == "".join(hole.raw for hole in unknown):
+                text = "` or `".join(hole.raw for hole in unknown)
+                reasons = "it " + "; it ".join(dict.fromkeys(hole.why for hole in unknown))
+            problems.append(
+                Problem(
+                    "warning",
+                    "import-unresolved",
+                    f"`{text}` is omitted: {reasons}",
+                    f"{name}:{unknown[0].line}",
+                    "add it to the recipe with its value" if flag else "add its value to the recipe",
+                )
+            )
+        else:
+            kept += group
+        at = end
+    return kept, problems
+
+
+def _may_take_a_value(word: str) -> bool:
+    return word.startswith("--") and "=" not in word and is_known(word)
+
+
+def _holes_of(words: Sequence[str], holes: Holes) -> list[Hole]:
+    """The holes in these words; of the assignments of one variable in several branches the first."""
+    found: dict[str, Hole] = {}
+    for word in words:
+        for hole in holes.of(word):
+            found.setdefault(hole.raw, hole)
+    return list(found.values())

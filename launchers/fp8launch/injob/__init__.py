@@ -1,0 +1,6 @@
+"""The part of fp8launch that runs inside the job, copied into every run folder as `code/fp8launch/injob`.
+
+Nothing here imports the rest of fp8launch: a job's image has torch and Megatron but not this package, a login node has
+this package but not torch. `supervisor` needs the standard library only and runs on the batch host; `rank` runs in the
+container, one process per GPU.
+"""

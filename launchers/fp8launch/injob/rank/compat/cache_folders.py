@@ -1,0 +1,57 @@
+"""Folders for compiled code. The home folder of a container is often read-only, and then compilers fail at their start.
+
+Runs in the job's image, whose Python has torch; the standard library is enough here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def private_folder() -> Path | None:
+    """Return a folder that only this user can write: in the user's cache, else below the temporary folder.
+
+    None where neither can be written.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or _at_home(".cache")
+    temporary = Path(tempfile.gettempdir(), f"fp8launch-{os.getuid()}")
+    for folder in (Path(base, "fp8launch"), temporary):
+        if _made(folder) and folder.stat().st_uid == os.getuid():
+            return folder
+    return None
+
+
+def give_triton_a_cache() -> None:
+    """Point Triton to a folder that can be written, where its own cannot and the recipe names none.
+
+    Triton keeps compiled kernels in ~/.triton and stops at the first one that it cannot keep.
+    """
+    if "TRITON_CACHE_DIR" in os.environ:
+        return
+    home = os.environ.get("TRITON_HOME")
+    usual = Path(home, ".triton", "cache") if home else Path(_at_home(".triton"), "cache")
+    if _made(usual):
+        return
+    folder = private_folder()
+    if folder is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+
+def _at_home(name: str) -> str:
+    """A path in the home folder; in the root folder for a user without a home."""
+    with suppress(RuntimeError):
+        return str(Path.home() / name)
+    return f"/{name}"
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder, and return whether this process can write to it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,120 @@
+"""Megatron's compiled dataset index helper, where the wheel's own way to compile it cannot work.
+
+Megatron runs `make` next to `megatron/core/datasets/helpers.cpp` at every start and exits 1 if that fails. The wheels
+carry the compiled helper but no Makefile, so that step kills every run from a wheel although nothing needs compiling.
+Here it is skipped when the helper imports; else the helper is compiled into a cache folder, since site-packages may
+be read-only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fp8launch.injob.rank.compat import cache_folders
+
+HELPER = "megatron.core.datasets.helpers_cpp"
+
+
+class HelperProblem(Exception):
+    """The helper is missing and cannot be compiled; the message says what is lacking."""
+
+
+def install() -> None:
+    """Make the helper importable in this process and turn Megatron's own compile step into a check.
+
+    Every process calls this; on each node the first one compiles, the others wait for it. Raises HelperProblem.
+    """
+    utils = importlib.import_module("megatron.core.datasets.utils")
+    datasets = importlib.import_module("megatron.core.datasets")
+    folder = Path(str(utils.__file__)).parent
+    if not _importable():
+        built = _build(folder / "helpers.cpp")
+        datasets.__path__.append(str(built.parent))
+        importlib.invalidate_caches()
+        importlib.import_module(HELPER)
+    # Megatron looks the function up at its call, in rank 0 alone.
+    setattr(utils, "compile_helpers", lambda: None)  # noqa: B010 (mypy knows no such name in a module found by name)
+
+
+def _importable() -> bool:
+    try:
+        importlib.import_module(HELPER)
+    except ImportError:
+        return False
+    return True
+
+
+def _build(source: Path) -> Path:
+    """Compile `source` once per content, Python and machine; returns the extension module's file."""
+    if not source.is_file():
+        raise HelperProblem(f"Megatron's dataset helper is not compiled and its source is not there: {source}")
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    key = hashlib.sha256(source.read_bytes() + suffix.encode()).hexdigest()[:16]
+    target = _cache_folder() / key / f"helpers_cpp{suffix}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent / "lock"):
+        if not target.is_file():
+            _compile(source, target)
+    return target
+
+
+def _compile(source: Path, target: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        raise HelperProblem(
+            "Megatron's dataset helper is not compiled for this Python and there is no C++ compiler (c++)"
+        )
+    python_headers = Path(sysconfig.get_paths()["include"])
+    if not (python_headers / "Python.h").is_file():
+        raise HelperProblem(f"Megatron's dataset helper must be compiled, but Python.h is not in {python_headers}")
+    # Written under another name first: a reader, or a second node on a shared home, never sees half a file.
+    partial = target.with_name(f".{os.uname().nodename}.{os.getpid()}.so")
+    command = [compiler, "-O3", "-Wall", "-shared", "-std=c++17", "-fPIC", "-fdiagnostics-color=never"]
+    command += [f"-I{path}" for path in (python_headers, _pybind11_headers())]
+    done = subprocess.run([*command, str(source), "-o", str(partial)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise HelperProblem(f"compiling Megatron's dataset helper failed: {errors[0] if errors else done.returncode}")
+    partial.replace(target)
+
+
+def _pybind11_headers() -> Path:
+    """The pybind11 package's headers, else those that torch carries for its own extensions."""
+    try:
+        return Path(importlib.import_module("pybind11").get_include())
+    except ImportError:
+        import torch
+
+        headers = Path(str(torch.__file__)).parent / "include"
+        if not (headers / "pybind11" / "pybind11.h").is_file():
+            raise HelperProblem(
+                "Megatron's dataset helper must be compiled, but there are no pybind11 headers; pip install pybind11"
+            ) from None
+        return headers
+
+
+def _cache_folder() -> Path:
+    folder = cache_folders.private_folder()
+    if folder is None:
+        raise HelperProblem(
+            "Megatron's dataset helper must be compiled, but no cache folder can be written; set XDG_CACHE_HOME"
+        )
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        # On a file system without locks every process compiles, and the rename makes that harmless.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,100 @@
+"""Import Megatron where there is no triton.
+
+torch for CPUs comes without triton, and Megatron 0.18 and 0.19 import it unguarded in one module on the way to every
+model: the one that holds the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels
+refuse to run. A stand-in for all would make torch and the rest of Megatron believe that triton is there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+# 0.19, 0.18
+MODULES = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.transformer.moe.paged_stash")
+
+
+class _Kernel:
+    """What `@triton.jit` leaves behind: a name that cannot be launched, or whose launch does nothing."""
+
+    launches_do_nothing = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self  # as a decorator with arguments
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kernel()
+
+    def __getitem__(self, grid: Any) -> Any:
+        if _Kernel.launches_do_nothing:
+            return lambda *args, **kwargs: None
+        raise RuntimeError("a triton kernel was called, but there is no triton here (no GPU)")
+
+
+class _Triton(types.ModuleType):
+    """Enough of triton and triton.language for decorators and annotations at a module's top level."""
+
+    __version__ = "3.5.0"
+
+    @staticmethod
+    def cdiv(dividend: int, divisor: int) -> int:
+        return -(-dividend // divisor)
+
+    @staticmethod
+    def next_power_of_2(number: int) -> int:
+        return 1 << (int(number) - 1).bit_length()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Triton(name) if name == "language" else _Kernel()
+
+
+def _import(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _Triton("triton") if name.split(".")[0] == "triton" else builtins.__import__(name, *args, **kwargs)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        # A module's own import statements go through its own builtins, so that no other module sees the stand-in.
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in MODULES and not name.startswith(self.packages or "/"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return spec
+        return importlib.util.spec_from_file_location(
+            name,
+            spec.origin,
+            loader=_Loader(name, spec.origin),
+            submodule_search_locations=spec.submodule_search_locations,
+        )
+
+
+def install(packages: tuple[str, ...] = (), launches_do_nothing: bool = False) -> None:
+    """Do nothing where triton is installed.
+
+    All modules whose names begin as one of `packages` see the stand-in too. With `launches_do_nothing` a kernel leaves
+    its outputs as they were allocated, for those who look at shapes only.
+    """
+    _Kernel.launches_do_nothing = launches_do_nothing
+    if importlib.util.find_spec("triton") is None:
+        sys.meta_path.insert(0, _Finder(packages))

@@ -1,0 +1,155 @@
+"""How a rank leaves once its training is over, in a bounded time.
+
+A process can stay for hours after its last line of Python: NCCL does not give a communicator up while a CUDA graph
+holds it, a library waits for a peer at exit, a thread never ends. The GPUs are then held until the time limit, and a
+run that trained to its end counts as failed. So the graphs go before the communicators, and a process that has not
+ended within `GRACE` seconds after its training leaves without the rest, with the exit code that it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from fp8launch.injob.supervisor.failures import ALL_WRITTEN
+
+GRACE = 60.0  # seconds; FP8LAUNCH_LEAVE_WITHIN states another number
+_BEHIND = 5.0  # seconds after the first way out, for the second
+_CLOCK_MONOTONIC = 1
+_SIGEV_THREAD = 2
+_begun = threading.Event()
+
+
+def training_is_over(code: int = 0) -> None:
+    """Leave with `code` within the grace time, whatever happens from here on. The first call counts."""
+    if _begun.is_set():
+        return
+    _begun.set()
+    grace = _grace()
+    threading.Thread(target=_leave_after, args=(grace, code), name="fp8launch-leave", daemon=True).start()
+    with contextlib.suppress(OSError, AttributeError):
+        _exit_by_timer(grace + _BEHIND, code)
+
+
+def everything_is_written() -> None:
+    """Print, from rank 0, that nothing of this run is left to write; then leave within the grace time."""
+    if not _begun.is_set() and os.environ.get("RANK", "0") == "0":
+        print(ALL_WRITTEN, flush=True)
+    training_is_over(0)
+
+
+def exit_code(left: SystemExit) -> int:
+    """The exit status that Python gives a process for this exception."""
+    if left.code is None:
+        return 0
+    return left.code if isinstance(left.code, int) else 1
+
+
+def end_process_group() -> None:
+    """Give up the CUDA graphs, then the communicators that they hold, and wait for neither for long.
+
+    Without the end of the process group NCCL complains at exit, and gloo's ranks report the loss of rank 0's store.
+    """
+    training_is_over(0)
+    import torch
+
+    release_cuda_graphs()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def release_cuda_graphs() -> None:
+    """Let go of the graphs that Megatron holds for the life of the process."""
+    for release in (_release_full_iteration_graphs, _release_layer_graphs):
+        try:
+            release()
+        except Exception as problem:  # the run is done: its graphs may not make it fail
+            print(f"fp8launch: CUDA graphs were not released: {problem!r}", file=sys.stderr, flush=True)
+    gc.collect()
+
+
+def _release_full_iteration_graphs() -> None:
+    """Graphs of --cuda-graph-impl full_iteration, which a class of Megatron keeps by stage."""
+    wrapper: Any = getattr(sys.modules.get("megatron.core.full_cuda_graph"), "FullCudaGraphWrapper", None)
+    if wrapper is None:
+        return
+    for stage, graph in wrapper.cuda_graph.items():
+        wrapper.result[stage] = None
+        if graph is None:
+            continue
+        _synchronize()
+        graph.reset()
+        wrapper.cuda_graph[stage] = None
+
+
+def _release_layer_graphs() -> None:
+    """Graphs of single layers, made by Megatron itself."""
+    module: Any = sys.modules.get("megatron.core.transformer.cuda_graphs")
+    record: Any = getattr(module, "_CudagraphGlobalRecord", None)
+    if module is None or not getattr(record, "cudagraph_created", False):
+        return
+    _synchronize()
+    module.delete_cuda_graphs()
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _grace() -> float:
+    try:
+        return max(0.0, float(os.environ.get("FP8LAUNCH_LEAVE_WITHIN", GRACE)))
+    except ValueError:
+        return GRACE
+
+
+def _leave_after(seconds: float, code: int) -> None:
+    """Leave, and print where the process stood."""
+    time.sleep(seconds)
+    rank = os.environ.get("RANK", "0")
+    with contextlib.suppress(Exception):
+        print(
+            f"fp8launch: rank {rank} has not ended {seconds:.0f} s after its training: leaving without waiting longer",
+            file=sys.stderr,
+        )
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+class _SignalEvent(ctypes.Structure):
+    """struct sigevent of Linux."""
+
+    _fields_ = [
+        ("value", ctypes.c_size_t), ("signal", ctypes.c_int), ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("padding", ctypes.c_byte * 32),
+    ]  # fmt: skip
+
+
+class _TimerTimes(ctypes.Structure):
+    """struct itimerspec of Linux."""
+
+    _fields_ = [("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2)]
+
+
+def _exit_by_timer(seconds: float, code: int) -> None:
+    """Have the C library call _exit: no thread of Python runs any more once the interpreter takes itself down."""
+    libc = ctypes.CDLL(None)
+    library = libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1")
+    event = _SignalEvent(value=code, notify=_SIGEV_THREAD, function=ctypes.cast(libc._exit, ctypes.c_void_p).value)
+    timer = ctypes.c_void_p()
+    if library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+        times = _TimerTimes(value=(int(seconds), int(seconds % 1 * 1e9)))
+        library.timer_settime(timer, 0, ctypes.byref(times), None)

@@ -1,0 +1,152 @@
+"""One torchrun per node: `python node.py --nproc-per-node G [--worker PROGRAM] [OPTIONS] -- ARGUMENTS...`
+
+Starts G processes of PROGRAM (worker.py, or another program beside it) with OPTIONS and ARGUMENTS on this node, through
+torch.distributed.run with a static rendezvous: the job knows its nodes and their order (SLURM_NNODES, SLURM_NODEID,
+MASTER_ADDR, MASTER_PORT), so nothing needs discovering, and a second start of the same job cannot meet the first.
+Without Slurm's variables this is the only node. The workers write straight to this process's stdout and stderr, line
+for line what Megatron prints.
+
+Three things differ from plain torchrun. A signal asks the workers and waits for them (torchrun kills them after 30
+seconds, whatever they are saving, and then reports failure). And the exit code is the first failed worker's, not
+always 1. And SIGUSR1 brings the stack of every rank, one after the other: all write to one stream, and a stack comes in
+pieces.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+from fp8launch.injob.rank import rank_watch, ranks
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+STACKS_WITHIN = 3.0  # seconds; the hang watchdog waits longer
+
+
+def launch_arguments(
+    env: Mapping[str, str], per_node: int, worker: Path, options: list[str], argv: list[str]
+) -> list[str]:
+    """torchrun's arguments for this node. Pure but for the free port of a single node that has none.
+
+    Raises ranks.EnvironmentProblem when several nodes have no common address.
+    """
+    nodes = env.get("SLURM_NNODES") or "1"
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    if missing and nodes != "1":
+        raise ranks.EnvironmentProblem(
+            f"{' and '.join(missing)} not set for {nodes} nodes; "
+            "the job must export the first node's address and one port"
+        )
+    return [
+        f"--nnodes={nodes}",
+        f"--node-rank={env.get('SLURM_NODEID') or '0'}",
+        f"--nproc-per-node={per_node}",
+        "--rdzv-backend=static",
+        f"--master-addr={env.get('MASTER_ADDR') or '127.0.0.1'}",
+        f"--master-port={env.get('MASTER_PORT') or ranks.free_port()}",
+        "--max-restarts=0",
+        str(worker),
+        *options,
+        "--",
+        *argv,
+    ]
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of `parent`'s direct children, from /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # It ended meanwhile.
+            # The command's name, in parentheses, may hold anything; after it come the state and the parent.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def forward_signals(stacks: Path) -> None:
+    def forward(number: int, frame: Any) -> None:
+        for child in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+        if number == signal.SIGUSR1:
+            threading.Timer(STACKS_WITHIN, show_stacks, [stacks]).start()
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+
+
+def show_stacks(folder: Path) -> None:
+    """What the ranks of this node have answered to SIGUSR1 (signals.py), each line with the rank before it."""
+    for file in sorted(folder.iterdir(), key=lambda f: int(f.name)):
+        # Once: the signal came from Slurm and through this process too.
+        head, _, stack = file.read_text(errors="replace").partition("\n")
+        for line in [head, *stack.partition(head)[0].splitlines()] if head else ["no stack"]:
+            print(f"[rank{file.name}]: {line}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    own, argv = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, argv = own[:at], own[at + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="node.py",
+        description="All processes of a Megatron training job on this node.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--nproc-per-node", type=int, required=True, metavar="G", help="processes on this node, one per GPU"
+    )
+    parser.add_argument(
+        "--worker", default="worker.py", metavar="PROGRAM", help="the program beside this one, or its path"
+    )
+    # The rest are the program's own options, such as worker.py's --script.
+    ours, options = parser.parse_known_args(own)
+
+    worker = Path(__file__).resolve().parent / ours.worker
+    try:
+        arguments = launch_arguments(os.environ, ours.nproc_per_node, worker, options, argv)
+    except ranks.EnvironmentProblem as problem:
+        print(f"fp8launch: {problem}", file=sys.stderr)
+        sys.exit(2)
+    if unresolved := ranks.unresolved_address(os.environ):
+        print(f"fp8launch: {unresolved}", file=sys.stderr)
+        sys.exit(3)
+    try:
+        from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ImportError as error:
+        print(f"fp8launch: torch cannot be imported by {sys.executable}: {error}", file=sys.stderr)
+        sys.exit(3)
+
+    os.environ[rank_watch.AGENT] = str(os.getpid())
+    stacks = tempfile.TemporaryDirectory(prefix="fp8launch-stacks-")
+    os.environ["FP8LAUNCH_STACKS"] = stacks.name
+    forward_signals(Path(stacks.name))
+    if "--signals-to-handle" in run.get_args_parser().format_help():
+        # The signals that torchrun's agent handles itself: not SIGTERM. Where this option does not exist yet, it takes
+        # SIGTERM back when it starts the workers, and they have its 30 seconds.
+        arguments = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", *arguments]
+    try:
+        run.main(arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        # A worker ended by signal n has the code -n; a shell would say 128 + n.
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""GPT pre-training on `megatron.training` 0.17 to 0.19, dense and MoE, on mock or indexed data.
+
+Everything that Megatron's arguments can say about model, parallelism, precision, optimizer, checkpoints and logging
+is Megatron's own; this file only connects it. What needs another data path (packed sequences, fine-tuning, RL) is
+refused: name Megatron-LM's script in the recipe for those.
+"""
+
+# mypy: disable-error-code="import-not-found, no-any-return"
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.utils import StragglerDetector, get_attr_wrapped_model, get_model_config
+from megatron.training import get_args, get_timers, inprocess_restart, pretrain, set_startup_timestamps
+
+from fp8launch.injob.rank import config_fields, gpt_data, leaving
+
+NOT_HERE = {
+    "--sft": "supervised fine-tuning",
+    "--fim-data": "fill-in-the-middle data",
+    "--hybrid-context-parallel": "hybrid context parallelism",
+    "--dataloader-inter-document-masking": "masking between documents",
+    "--perform-rl-step": "reinforcement learning",
+    "--hybrid-layer-pattern": "hybrid (Mamba) models",
+    "--yaml-cfg": "arguments from a YAML file",
+}
+SPIKE = 10.0  # A loss of more than this many times the largest seen so far is a spike (--check-for-spiky-loss).
+
+straggler = StragglerDetector()
+
+
+def loss(mask: torch.Tensor, per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum of the token losses, the number of tokens, and both as the reported `lm loss` (Megatron divides them).
+
+    `per_token` and `mask` are [micro batch, sequence]; masked tokens count in neither.
+    """
+    weights = mask.reshape(-1).float()
+    total = torch.dot(per_token.reshape(-1).float(), weights)
+    tokens = weights.sum().detach().to(torch.int)
+    _check(total)
+    return total, tokens, {"lm loss": torch.stack([total.detach(), tokens.to(total.dtype)])}
+
+
+def _check(total: torch.Tensor) -> None:
+    """Hand a bad loss to Megatron's re-run machinery, which decides between hardware fault and divergence."""
+    args = get_args()
+    machine = get_rerun_state_machine()
+    if args.check_for_nan_in_loss_and_grad:
+        for name, rejected in (("NaN", torch.isnan), ("Inf", torch.isinf)):
+            machine.validate_result(
+                result=total,
+                rejection_func=rejected,
+                message=f"{name} in the loss of this rank's micro batch",
+                tolerance=0.0,
+                fatal=True,
+            )
+    if args.check_for_spiky_loss:
+        machine.validate_result(
+            result=total,
+            rejection_func=functools.partial(machine.is_unexpectedly_large, threshold=SPIKE, context="loss"),
+            message="loss spike",
+            tolerance=0.0,
+            fatal=False,
+        )
+
+
+def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_schedule_plan: bool = False) -> Any:
+    """One micro batch through this stage; returns its output (or its schedule plan) and the loss function to
+    apply."""
+    timers = get_timers()
+    timers("batch-generator", log_level=2).start()
+    with straggler(bdata=True):
+        vp_stage = get_attr_wrapped_model(model, "vp_stage")
+        batch = gpt_data.batch_for_this_rank(samples, get_model_config(model), vp_stage)
+    timers("batch-generator").stop()
+
+    with straggler:
+        # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches, from plans instead of
+        # outputs.
+        run = model.build_schedule_plan if return_schedule_plan else model
+        output = run(
+            batch["tokens"],
+            batch["position_ids"],
+            batch["attention_mask"],
+            labels=batch["labels"],
+            loss_mask=batch["loss_mask"],
+        )
+    return output, functools.partial(loss, batch["loss_mask"])
+
+
+def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
+    """For Megatron's set-up of process groups, which asks before any model exists."""
+    return gpt_data.embedding_ranks(_transformer_config(), pipeline_ranks)
+
+
+def _transformer_config() -> Any:
+    try:
+        from megatron.training.argument_utils import core_transformer_config_from_args
+    except ImportError:  # 0.17
+        from megatron.training.arguments import core_transformer_config_from_args
+    return core_transformer_config_from_args(get_args())
+
+
+def refused(argv: list[str]) -> list[str]:
+    """A line for each argument that asks for what this entry does not do."""
+    flags = {argument.split("=", 1)[0] for argument in argv}
+    return [
+        f"{flag} ({what}) is not supported by fp8launch's own entry; name Megatron-LM's pretrain_gpt.py as the script"
+        for flag, what in NOT_HERE.items()
+        if flag in flags
+    ]
+
+
+def main(started: float) -> None:
+    """Train as sys.argv says. `started` is when the process started (seconds since 1970), for Megatron's start-up
+    report.
+
+    The order of `pretrain()`'s parameters differs in each version, so all go by name.
+    """
+    set_startup_timestamps(program_start=started, main_entry=time.time())
+    run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
+    parameters = inspect.signature(pretrain).parameters
+    arguments: dict[str, Any] = {
+        "train_valid_test_dataset_provider": gpt_data.datasets,
+        "model_type": ModelType.encoder_or_decoder,
+        "forward_step_func": forward_step,
+        "get_embedding_ranks": embedding_ranks,
+        "store": store,
+    }
+    if "cfg_container" in parameters:  # 0.18 on: the caller parses
+        arguments |= _parsed()
+    if parameters["model_provider"].default is inspect.Parameter.empty:  # 0.17, 0.18
+        from fp8launch.injob.rank import gpt_model
+
+        arguments["model_provider"] = gpt_model.build
+    run(**arguments)
+    leaving.everything_is_written()
+    leaving.end_process_group()
+
+
+def _parsed() -> dict[str, Any]:
+    from megatron.training import argument_utils
+    from megatron.training.arguments import parse_and_validate_args
+
+    args = parse_and_validate_args()
+    config_fields.set_config_fields(args)
+    model = getattr(argument_utils, "gpt_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
+    return {"cfg_container": argument_utils.pretrain_cfg_container_from_args(args, model)}
+
+
+if __name__ == "__main__":
+    sys.exit("start worker.py, which prepares the process")

@@ -1,0 +1,343 @@
+"""After the first iteration: which modules ran under FP8, with which recipe, which did not and why, and which weights
+are FP8 tensors. One line of the log says it, `fp8launch-probe: {json}`, from one rank of each tensor and pipeline
+parallel place.
+
+Transformer Engine keeps what a module's last forward did on the module: `fp8`, `fp8_meta["recipe"]` and the
+quantizers (its fused operations: `_fp8_metas` and `_quantizers`, which are None without FP8). Nothing is hooked or
+computed; reading them takes milliseconds once, then Megatron's own `train_step` is put back. Other versions may name
+things differently, so the raw values stand in the line beside what is made of them.
+
+FP8LAUNCH_PROBE=0 turns it off; FP8LAUNCH_PROFILE_ITERATION=N adds a kernel profile of iteration N (`profile_once`).
+Nothing here may end a run: whatever goes wrong is one line of the log.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+PROBE = "fp8launch-probe: "
+KERNELS = "fp8launch-kernels: "
+VERSION = 1
+
+_LAYER = re.compile(r"\b(layers|local_experts)\.(\d+)\b")
+_LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
+_RAW = (
+    "fp8", "fp8_initialized", "fp8_calibration", "fp8_parameters", "primary_weights_in_fp8", "fp4",
+    "disable_parameter_transpose_cache", "save_original_input", "te_quant_params",
+)  # fmt: skip
+_ASKED = (
+    "fp8", "fp8_recipe", "fp8_param_gather", "fp4", "fp4_recipe", "fp4_param_gather", "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "num_layers", "transformer_impl", "fp8_output_proj",
+    "use_transformer_engine_op_fuser", "te_precision_config_file",
+)  # fmt: skip
+
+
+# --- What a module says of itself ------------------------------------------------------------------------------------
+
+
+def facts(module: Any) -> dict[str, Any]:
+    """What one module did in its last forward, as far as it says: raw values, recipe, quantizers, kinds of weights."""
+    metas = [getattr(module, "fp8_meta", None), *_values(getattr(module, "_fp8_metas", None))]
+    recipe = next((meta["recipe"] for meta in metas if isinstance(meta, Mapping) and meta.get("recipe")), None)
+    quantizers = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
+    weights: dict[str, int] = {}
+    for parameter in matrices(module):
+        kind = type(parameter).__name__
+        weights[kind] = weights.get(kind, 0) + 1
+    return {
+        "class": type(module).__name__,
+        "base": _base(module),
+        "ran_fp8": _ran_fp8(module),
+        "recipe": type(recipe).__name__ if recipe is not None else None,
+        "recipe_values": _recipe_values(recipe),
+        "quantizers": {
+            str(side): sorted({type(q).__name__ for q in listed if q is not None})
+            for side, listed in (quantizers or {}).items()
+        }
+        if isinstance(quantizers, Mapping)
+        else None,
+        "weights": weights,
+        "raw": {name: value for name in _RAW if (value := _plain(getattr(module, name, None))) or name == "fp8"},
+    }
+
+
+def matrices(module: Any) -> list[Any]:
+    """The module's own parameters that a GEMM or a look-up can use: those of two dimensions or more."""
+    own = module.parameters(recurse=False) if hasattr(module, "parameters") else ()
+    return [p for p in own if getattr(p, "ndim", 0) >= 2]
+
+
+def _ran_fp8(module: Any) -> bool:
+    """Whether the last forward was in FP8 (or FP4, which Transformer Engine calls the same)."""
+    if getattr(module, "fp8", None) is True:
+        return True
+    return bool(_values(getattr(module, "_fp8_metas", None))) and getattr(module, "_quantizers", None) is not None
+
+
+def _values(mapping: Any) -> list[Any]:
+    return [v for v in mapping.values() if v is not None] if isinstance(mapping, Mapping) else []
+
+
+def _base(module: Any) -> str | None:
+    """The class of Transformer Engine, or else of Megatron's tensor parallel layers, that a module is made of."""
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith(("transformer_engine", "megatron.core.tensor_parallel", "torch.nn")):
+            return f"{kind.__module__.split('.', 1)[0]}.{kind.__name__}"
+    return None
+
+
+def _recipe_values(recipe: Any) -> dict[str, Any] | None:
+    if recipe is None:
+        return None
+    names = ("fp8_format", "fp4_format", "fp8_dpa", "fp8_mha", "backward_override", "amax_history_len",
+             "amax_compute_algo", "reduce_amax", "margin")  # fmt: skip
+    return {name: _plain(getattr(recipe, name)) for name in names if getattr(recipe, name, None) is not None}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "name", None) or str(value)[:60]
+
+
+# --- Why a module is as it is ----------------------------------------------------------------------------------------
+
+
+def role(name: str, found: Mapping[str, Any]) -> str:
+    """`linear`, or what else owns a matrix: `embedding`, `lm head`, `router`, `other`."""
+    kind, base = found["class"], str(found["base"] or "")
+    last = name.rpartition(".")[2]
+    if last == "output_layer" or "LMHead" in kind:
+        return "lm head"
+    if "Embedding" in kind or "Embedding" in base:
+        return "embedding"
+    if "Router" in kind or last == "router":
+        return "router"
+    linear = ("Linear", "LayerNormMLP", "Experts", "GroupedMLP")
+    return "linear" if any(word in text for word in linear for text in (kind, base)) else "other"
+
+
+def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer: int | None) -> str | None:
+    """Why a module did not run under FP8; None if it did, or if there is no reason. `layer` counts from 1."""
+    if found["ran_fp8"]:
+        return None
+    if what == "embedding":
+        return "a look-up, not a GEMM"
+    if not (asked.get("fp8") or asked.get("fp4")):
+        return "FP8 is not asked for"
+    if what == "router":
+        return "Megatron computes routing in higher precision"
+    if what == "lm head" and not asked.get("fp8_output_proj"):
+        return "Megatron keeps the LM head in bf16"
+    if what == "other":
+        return "not a linear layer"
+    if found["raw"].get("te_quant_params"):
+        return "--te-precision-config-file gives it a precision of its own"
+    if layer is not None and asked.get("first_last_layers_bf16"):
+        start, end = (int(asked.get(f"num_layers_at_{side}_in_bf16") or 0) for side in ("start", "end"))
+        if layer <= start or layer > int(asked.get("num_layers") or 0) - end:
+            return "one of the first or last layers, which the arguments keep in bf16"
+    return None
+
+
+def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
+    """(name, module, layer number, replaced) of every module that owns a matrix.
+
+    Megatron hides the operations of `--use-transformer-engine-op-fuser` in a tuple, `_fused_impl`: they run in place
+    of the modules below them, whose weights they share. Those are `replaced`.
+    """
+    numbers: dict[str, int | None] = {"": None}
+    replaced: list[str] = []
+    for name, module in chunk.named_modules():
+        parent = name.rpartition(".")[0]
+        number = getattr(module, "layer_number", None)
+        # Only transformer layers know their number in the whole model; what is below them may count otherwise.
+        transformer = type(module).__name__.endswith("Layer") and "mtp" not in name
+        own = number if isinstance(number, int) and transformer else None
+        numbers[name] = numbers.get(parent) or own  # the outermost one's
+        hidden = getattr(module, "_fused_impl", None)
+        if isinstance(hidden, tuple | list):
+            replaced.append(name + ".")
+            for position, pipeline in enumerate(hidden):
+                for below, operation in pipeline.named_modules():
+                    if matrices(operation):
+                        yield f"{name}._fused_impl.{position}.{below}", operation, numbers[name], False
+        if matrices(module) or type(module).__name__ in _LOCAL:
+            yield name, module, numbers[name], any(name.startswith(prefix) for prefix in replaced)
+
+
+def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The modules of this rank in groups that are alike in everything but their layer, and their sums."""
+    groups: dict[str, dict[str, Any]] = {}
+    totals = {"linears": 0, "fp8": 0, "explained": 0, "unexplained": 0, "weights": 0, "fp8_weights": 0}
+    for chunk in chunks:
+        for name, module, layer, replaced in walk(chunk):
+            found = facts(module)
+            what = role(name, found)
+            why = "replaced by fused operations" if replaced and not found["ran_fp8"] else None
+            why = why or reason(what, found, asked, layer)
+            entry = {"role": what, **found, "why": why}
+            pattern = _LAYER.sub(r"\1.*", re.sub(r"^(?:module\.)+", "", name))
+            key = json.dumps([pattern, entry], sort_keys=True, default=str)
+            group = groups.setdefault(key, {"modules": pattern, "n": 0, "layers": [], **entry})
+            group["n"] += 1
+            if layer is not None and layer not in group["layers"]:
+                group["layers"].append(layer)
+            _count(totals, what, found, why, replaced, shared="._fused_impl." in name)
+    for group in groups.values():
+        group["layers"] = _ranges(sorted(group["layers"]))
+    # What is empty is left out: the line stays short enough for one write.
+    listed = [{k: v for k, v in group.items() if v not in (None, "", {})} for group in groups.values()]
+    return {"totals": totals, "groups": listed}
+
+
+def _count(
+    totals: dict[str, int], what: str, found: Mapping[str, Any], why: str | None, replaced: bool, shared: bool
+) -> None:
+    if not shared:  # Weights of fused operations are those of the modules that they replace.
+        totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
+        totals["weights"] += 0 if what == "embedding" else sum(found["weights"].values())
+    if replaced or not (what == "linear" or found["ran_fp8"]):
+        return
+    totals["linears"] += 1
+    if found["ran_fp8"]:
+        totals["fp8"] += 1
+    elif why:
+        totals["explained"] += 1
+    else:
+        totals["unexplained"] += 1
+
+
+def is_quantized(kind: str) -> bool:
+    """Whether a tensor class of this name holds FP8 or FP4: Transformer Engine's all say so (2.0 to 2.20)."""
+    return kind.startswith(("Float8", "MXFP8", "NVFP4", "HybridQuantized"))
+
+
+def _ranges(numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+# --- In the training loop --------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Watch the first `train_step` of this process, and the one to profile. Never raises."""
+    try:
+        wanted = os.environ.get("FP8LAUNCH_PROBE", "1") != "0"
+        profiled = int(os.environ.get("FP8LAUNCH_PROFILE_ITERATION") or 0)
+        if wanted or profiled:
+            training = importlib.import_module("megatron.training.training")
+            _Watch(training, wanted, profiled)
+    except Exception as problem:
+        _tell(problem)
+
+
+class _Watch:
+    """In place of Megatron's `train_step`, looked up by name at each iteration, until there is nothing more to see."""
+
+    def __init__(self, training: Any, wanted: bool, profiled: int) -> None:
+        self._training, self._step = training, training.train_step
+        self._wanted, self._profiled = wanted, profiled
+        training.train_step = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = kwargs.get("iteration")
+        number = number + 1 if isinstance(number, int) else None
+        profile = self._start_profile() if number is not None and number == self._profiled else None
+        result = self._step(*args, **kwargs)
+        if profile is not None:
+            _safely(lambda: _say(KERNELS, {"v": VERSION, "rank": 0, "iteration": number, **profile.stop()}))
+        if self._wanted:
+            self._wanted = False
+            _safely(lambda: _probe_and_say(kwargs["model"] if "model" in kwargs else args[2], number))
+        if not self._wanted and (number is None or number >= self._profiled):
+            self._training.train_step = self._step
+        return result
+
+    def _start_profile(self) -> Any:
+        """A running profile on rank 0; None elsewhere, and where it cannot be."""
+        if int(os.environ.get("RANK", "0")) != 0:
+            return None
+        try:
+            from fp8launch.injob.rank.profile_once import Profile
+
+            profile = Profile()
+            profile.start()
+            return profile
+        except Exception as problem:
+            _tell(problem)
+            return None
+
+
+def _probe_and_say(model: Any, iteration: int | None) -> None:
+    began = time.perf_counter()
+    place = _place()
+    if place is None:
+        return
+    args = importlib.import_module("megatron.training").get_args()
+    asked = {name: _plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
+    found = probe(list(model) if isinstance(model, list | tuple) else [model], asked)
+    record = {"v": VERSION, **place, "iteration": iteration, "asked": asked, "software": _software()}
+    _say(PROBE, {**record, "ms": round((time.perf_counter() - began) * 1e3, 2), **found})
+
+
+def _place() -> dict[str, Any] | None:
+    """Where in the model-parallel grid this rank is; None for all but one of the data-parallel ranks there."""
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        state = importlib.import_module("megatron.core.parallel_state")
+        if state.get_data_parallel_rank(with_context_parallel=True) != 0:
+            return None
+        tp, pp = state.get_tensor_model_parallel_rank(), state.get_pipeline_model_parallel_rank()
+        return {"rank": rank, "tp": tp, "pp": pp}
+    except Exception:  # A process-group set-up of another kind: one rank speaks for all.
+        return {"rank": rank, "tp": None, "pp": None} if rank == 0 else None
+
+
+def _software() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    engine = sys.modules.get("transformer_engine")
+    versions = {
+        "torch": getattr(torch, "__version__", None),
+        "transformer_engine": getattr(engine, "__version__", None),
+    }
+    try:
+        return {**versions, "gpu": torch.cuda.get_device_name()}  # type: ignore[union-attr]
+    except Exception:
+        return versions
+
+
+def _say(marker: str, record: Mapping[str, Any]) -> None:
+    """One line in one write, so that other ranks' lines do not come in between."""
+    sys.stdout.write(f"{marker}{json.dumps(record, separators=(',', ':'), default=str)}\n")
+    sys.stdout.flush()
+
+
+def _safely(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as problem:
+        _tell(problem)
+
+
+def _tell(problem: Exception) -> None:
+    reasons = str(problem).strip().splitlines() or [""]
+    print(
+        f"fp8launch: the FP8 probe failed, training goes on: {type(problem).__name__}: {reasons[0]}",
+        file=sys.stderr,
+        flush=True,
+    )

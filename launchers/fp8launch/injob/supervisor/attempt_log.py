@@ -1,0 +1,145 @@
+"""The run folder as a job sees it: the plan of submission (survive.json), and the log of attempts (attempts.json).
+
+Standard library only, on any Python from 3.7: this runs on a compute node's own Python, outside the image.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fp8launch.injob.supervisor import checkpoints, retry_policy
+
+PLAN = "survive.json"
+ATTEMPTS = "attempts.json"
+
+
+class Run:
+    """The run folder as this job sees it.
+
+    `plan` is what was decided at submission; `state` is what attempts.json holds: the attempts so far, which job has
+    its turn (`owner`), which one waits, which nodes are left out, and how the run ended, if it did.
+    """
+
+    def __init__(self, folder: Path, attempt: Path, env: Mapping[str, str]) -> None:
+        self.folder, self.attempt, self.env = folder, attempt, env
+        self.plan: dict[str, Any] = json.loads((folder / PLAN).read_text())
+        try:
+            self.state: dict[str, Any] = json.loads((folder / ATTEMPTS).read_text())
+        except OSError:
+            self.state = {"attempts": [], "waiting": None, "excluded": [], "stopped": None, "finished": False}
+        self.checkpoint = folder / self.plan["checkpoint"]
+        self.job = attempt.name.rpartition("-")[0]  # as Slurm's commands take it, a task of an array too
+
+    @property
+    def name(self) -> str:
+        return self.attempt.name
+
+    @property
+    def log(self) -> Path:
+        return self.attempt.with_suffix(".log")
+
+    def batch_output(self, job: str) -> Path:
+        """Where Slurm writes what the batch script prints: in the run folder, or in that of its study for an array."""
+        name = f"slurm-{job}.out"
+        own = self.folder / "logs" / name
+        of_study = self.folder.parent / "logs" / name
+        return of_study if of_study.is_file() and not own.is_file() else own
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.state["attempts"]
+        return found
+
+    @property
+    def _since_resumed(self) -> list[dict[str, Any]]:
+        return self.attempts[self.state.get("from", 0) :]
+
+    @property
+    def used(self) -> int:
+        """Attempts that count, since the user last asked for the run to continue."""
+        return sum(1 for attempt in self._since_resumed if attempt.get("counts"))
+
+    @property
+    def used_without_progress(self) -> int:
+        """How many of the attempts that count, the newest in a row, brought no newer checkpoint."""
+        return _without_progress([attempt for attempt in self._since_resumed if attempt.get("counts")])
+
+    @property
+    def ended_without_progress(self) -> int:
+        """The same of all attempts that have ended."""
+        return _without_progress([attempt for attempt in self._since_resumed if "after" in attempt])
+
+    @property
+    def limits(self) -> retry_policy.Limits:
+        return retry_policy.Limits(self.plan["attempts"], self.plan["stuck"])
+
+    @property
+    def trained(self) -> bool:
+        """The newest checkpoint is that of the last iteration."""
+        planned = self.plan["iterations"]
+        return planned is not None and checkpoints.latest(self.checkpoint) >= planned
+
+    @property
+    def phase(self) -> dict[str, Any] | None:
+        """The phase to continue with, that of the newest checkpoint; None for a run without phases, or at its end."""
+        reached = checkpoints.latest(self.checkpoint)
+        for phase in self.plan.get("phases", []):
+            if phase["end"] > reached:
+                return dict(phase)
+        return None
+
+    @property
+    def in_last_phase(self) -> bool:
+        return self.phase is None or self.phase == self.plan["phases"][-1]
+
+    @property
+    def phase_is_over(self) -> bool:
+        """The newest attempt has trained its phase to the end, and another one follows."""
+        own = self.attempts[-1].get("phase")
+        reached = checkpoints.latest(self.checkpoint)
+        for phase in self.plan.get("phases", []):
+            if phase["name"] == own:
+                return reached >= phase["end"] and self.phase is not None
+        return False
+
+    def save(self) -> None:
+        """All of it or nothing: a job may be killed at any moment."""
+        new = self.folder / f".{ATTEMPTS}.new"
+        # Whatever the umask: the record decides which jobs are ended, so nobody else may write to it.
+        with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as file:
+            json.dump(self.state, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.folder / ATTEMPTS)
+
+    def close_attempt(self, cause: str, node: str | None = None) -> retry_policy.Decision:
+        """Write down how the newest attempt ended, and decide what follows."""
+        attempt = self.attempts[-1]
+        after = checkpoints.latest(self.checkpoint)
+        ended = retry_policy.Ended(cause, attempt["before"], after, node)
+        decision = retry_policy.decide(
+            ended, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
+        )
+        attempt.update(
+            ended=time.time(), after=after, cause=cause, counts=decision.counts, node=node, then=decision.reason
+        )
+        if not decision.continues:
+            self.state["stopped"] = decision.reason
+        if decision.exclude:
+            self.state["excluded"] = sorted({*self.state["excluded"], *decision.exclude.split(",")})
+        return decision
+
+
+def _without_progress(attempts: list[dict[str, Any]]) -> int:
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt["after"] > attempt["before"]:
+            break
+        count += 1
+    return count

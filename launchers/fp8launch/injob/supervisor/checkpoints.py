@@ -1,0 +1,218 @@
+"""Checkpoints of Megatron in a folder: which there are, which of them are whole, which one a start would read.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.metadata` that is written last) and torch
+(one file for each model-parallel rank).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+TRACKER = "latest_checkpointed_iteration.txt"
+# Megatron writes a number or the word "release".
+_LONGEST_TRACKER = 4096
+_FOLDER = re.compile(r"iter_(\d{7,})")
+
+
+class _Fields:
+    """Stands for any class in the metadata: only its fields are read, and none of its code may run."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def append(self, item: Any) -> None:
+        """Pickled subclasses of list fill themselves so."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """And those of dict so."""
+
+
+class _FieldsOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name, (_Fields,), {})
+
+
+def latest(folder: Path) -> int:
+    """The iteration that Megatron's tracker names; 0 for none, which is where a new run starts."""
+    try:
+        text = read_tracker(folder)
+    except (OSError, ValueError):
+        return 0
+    return whole_number(text) or 0
+
+
+def read_tracker(folder: Path) -> str:
+    """The text of Megatron's tracker. Raises OSError or ValueError for what is not a small file of text.
+
+    In its place may be anything: a pipe without a writer would hold the caller up, a device would have no end.
+    """
+    handle = os.open(str(folder / TRACKER), os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is not a regular file")
+        return stream.read(_LONGEST_TRACKER).decode().strip()
+
+
+def whole_number(text: str) -> int | None:
+    """What Megatron writes as an iteration; a damaged file holds anything."""
+    return int(text) if re.match(r"[0-9]{1,18}\Z", text) else None
+
+
+def iterations(folder: Path) -> list[int]:
+    """The iterations that have a folder, whole or not, in order."""
+    try:
+        names = os.listdir(str(folder))  # noqa: PTH208 (Path.iterdir would raise later, while it is read)
+    except OSError:
+        return []
+    return sorted(int(match.group(1)) for match in map(_FOLDER.fullmatch, names) if match)
+
+
+def place(folder: Path, iteration: int) -> Path:
+    return folder / f"iter_{iteration:07d}"
+
+
+def torn(checkpoint: Path) -> str | None:
+    """Say why a checkpoint cannot be read again; None for a whole one.
+
+    A power cut leaves files that are missing, empty or short. For a distributed checkpoint `.metadata` says which bytes
+    of which file each tensor is, so a file that ends too early shows without reading a single tensor.
+    """
+    if not checkpoint.is_dir():
+        return "does not exist"
+    if (checkpoint / ".metadata").exists() or (checkpoint / "metadata.json").exists():
+        return _torn_distributed(checkpoint)
+    parts = sorted(checkpoint.glob("mp_rank_*/*.pt"))
+    if not parts:
+        return "holds no checkpoint (no .metadata)"
+    broken = [part.name for part in parts if not _is_zip(part)]
+    return f"{broken[0]} is cut short" if broken else None
+
+
+def _is_zip(file: Path) -> bool:
+    return file.is_file() and zipfile.is_zipfile(str(file))
+
+
+def _torn_distributed(checkpoint: Path) -> str | None:
+    for name in (".metadata", "metadata.json"):
+        if not (checkpoint / name).is_file() or not (checkpoint / name).stat().st_size:
+            return f"has no {name}, which is written last"
+    if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
+        return "common.pt is cut short"
+    try:
+        json.loads((checkpoint / "metadata.json").read_text())
+        with (checkpoint / ".metadata").open("rb") as file:
+            stored = _FieldsOnly(file).load().storage_data
+        ends: dict[str, int] = {}
+        for piece in stored.values():
+            ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
+    except Exception as problem:
+        return f"has metadata that cannot be read: {problem}"
+    for name, end in sorted(ends.items()):
+        if not (checkpoint / name).is_file():
+            return f"{name} is missing"
+        size = (checkpoint / name).stat().st_size
+        if size < end:
+            return f"{name} has {size} of {end} bytes"
+    return None
+
+
+def repair(folder: Path) -> list[str]:
+    """Make the tracker name a whole checkpoint; return what was done, in words, nothing if all was well.
+
+    Megatron writes the tracker last, so it names a torn checkpoint only where the disk lost what was written before it.
+    Without a tracker Megatron would start over beside whole checkpoints.
+    """
+    if not os.path.lexists(str(folder / TRACKER)):
+        newest = _newest_whole(folder, iterations(folder))
+        if newest is None:
+            return []
+        point_at(folder, newest)
+        return [f"{TRACKER} is missing", f"continuing from {newest}, the newest complete checkpoint"]
+    try:
+        text = read_tracker(folder)
+    except (OSError, ValueError) as failure:
+        text = f"nothing: {failure}"
+    if text == "release":
+        return []
+    named = whole_number(text)
+    if named is None:
+        problem = f"{TRACKER} says {text[:80]!r}"
+    else:
+        damage = torn(place(folder, named))
+        if damage is None:
+            return []
+        problem = f"checkpoint {named} is torn: it {damage}"
+    newest = _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])
+    if newest is None:
+        (folder / TRACKER).unlink()
+        return [problem, "there is no earlier complete checkpoint; starting over"]
+    point_at(folder, newest)
+    return [problem, f"continuing from {newest} instead"]
+
+
+def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
+    """The newest of these iterations whose checkpoint is whole."""
+    for iteration in reversed(candidates):
+        if torn(place(folder, iteration)) is None:
+            return iteration
+    return None
+
+
+def point_at(folder: Path, iteration: int) -> None:
+    """Write the tracker, whole or not at all."""
+    new = folder / f".{TRACKER}.new"
+    with contextlib.suppress(FileNotFoundError):  # what a killed supervisor left, or a link that leads elsewhere
+        new.unlink()
+    with new.open("x") as file:
+        file.write(str(iteration))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / TRACKER)
+
+
+def prune(folder: Path, keep: int) -> list[int]:
+    """Remove all but the `keep` newest whole checkpoints, never one that the tracker names or a newer one.
+
+    Returns the iterations that were removed. Links are left alone: what they point to is somebody else's.
+    """
+    named = latest(folder)
+    up_to_named = [i for i in iterations(folder) if i <= named]
+    whole = [i for i in up_to_named if torn(place(folder, i)) is None]
+    removed: list[int] = []
+    if named not in whole:
+        return removed
+    kept = whole[-keep:]
+    for iteration in up_to_named:
+        if iteration not in kept and not place(folder, iteration).is_symlink():
+            shutil.rmtree(str(place(folder, iteration)), ignore_errors=True)
+            removed.append(iteration)
+    return removed
+
+
+def state_of_newest(folder: Path) -> tuple[int, int, int, float]:
+    """What changes while a checkpoint is written: how many there are; files, bytes and last write of the newest."""
+    there = iterations(folder)
+    if not there:
+        return 0, 0, 0, 0.0
+    found = []
+    for file in place(folder, there[-1]).rglob("*"):
+        with contextlib.suppress(OSError):  # a temporary file that was renamed meanwhile
+            found.append(file.stat())
+    return len(there), len(found), sum(s.st_size for s in found), max((s.st_mtime for s in found), default=0.0)

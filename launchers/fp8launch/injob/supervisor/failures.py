@@ -1,0 +1,276 @@
+"""Why a training ended, from what its log shows: the first real cause rather than the cascade after it.
+
+The supervisor uses it on the compute node, `fp8launch parse` and the reports use it later: there is no other one.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from fp8launch.injob.supervisor.failure_patterns import CAUSE, END, EXCEPTION, PATTERNS, VAGUE, Pattern
+from fp8launch.injob.supervisor.line_pattern import needles
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
+
+# What Megatron prints when its loop is over, and what the worker prints when nothing is left to write.
+TRAINED = "after training is done]"
+ALL_WRITTEN = "fp8launch: the training is over, and everything is written"
+# How many of the last iterations a failure may precede: what happened before them did not stop the training.
+LAST_ITERATIONS = 3
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_FRAME = re.compile(r'\s{1,80}File "([^"]+)", line \d{1,9}, in (\S+)')
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Expired))\b\s{0,40}(?::|$)"
+)
+# torchrun and multiprocessing report the death of a child as an exception of their own.
+_SECOND_HAND = (
+    "ChildFailedError",
+    "SignalException",
+    "KeyboardInterrupt",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+)
+# Lines that report nothing wrong although they hold the words: warnings, notes, source text, the argument dump.
+_HARMLESS = re.compile(
+    r"Warning:|\bWARNING\b|INFO:|NCCL INFO|destroy_process_group\(\) was not called|error_handling|ERROR_HANDLING"
+    r"|^\s{1,8}\w{1,100} \.{2,} |number of nan iterations|^\s{0,200}(?:export|raise|assert|#|\^|\[--)"
+)
+# srun --kill-on-bad-exit ends a step with the words of a cancellation: they are the cause only where they come first.
+_STEP_CANCELLED = re.compile(r"\*\*\* STEP [^*]{0,200}CANCELLED AT (?![^*]{0,200}DUE TO)")
+# srun says this where it ends the step itself, because a process of it failed; never for a cancellation.
+_STEP_ENDED_BY_SRUN = re.compile(r"srun: [^*]{0,100}?Terminating (?:StepId=|job step )")
+# How srun reports the tasks that end badly, in the order of their ends.
+_TASK_ENDED = re.compile(r"srun: error: [\w.-]{1,255}: tasks? \d[\d,-]{0,200}: (.{1,100})")
+# The first process to end so cannot have done it because another one was gone: nobody had ended anything yet.
+_FIRST_ENDS = (
+    (re.compile(r"Killed|Exited with exit code 137\b"), "killed"),
+    (re.compile(r"Segmentation fault|Exited with exit code 139\b"), "segfault"),
+)
+_ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}\d{1,15}\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
+_SLURM_ANNOUNCES = re.compile(r"DUE TO |CANCELLED AT ")
+_EXITING = re.compile(r"\[(exiting program[^\]]{0,200})")
+_CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")
+_REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "RuntimeError")
+
+# A line that the classifier takes note of holds one of these; all others may be left out.
+NEEDLES: tuple[bytes, ...] = needles(
+    (alternative for pattern in PATTERNS for alternative in pattern.alternatives),
+    "Traceback", '  File "', "Error", "Exception", "Exit", "Interrupt", "Expired",
+    TRAINED, ALL_WRITTEN, "[exiting program", "Terminating ",
+)  # fmt: skip
+
+_NEEDLES_AS_TEXT = tuple(needle.decode() for needle in NEEDLES)
+ADVICE = {pattern.code: pattern.advice for pattern in reversed(PATTERNS)}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`line` counts from 1, `offset` is in bytes; `message` is the log's own line, shortened, and `source` that line
+    with what its launcher put in front of it."""
+
+    code: str
+    message: str
+    advice: str
+    depth: int
+    offset: int
+    line: int | None = None
+    source: str = ""
+
+    def as_json(self) -> dict[str, str | int | None]:
+        return {"code": self.code, "message": self.message, "line": self.line, "advice": self.advice}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended.
+
+    `finished` if Megatron said that training is done; `exit_line` is the reason that it gave for leaving early;
+    `whole` if the worker said that everything is written, after which nothing can fail any more.
+    """
+
+    finished: bool = False
+    exit_line: str | None = None
+    failure: Failure | None = None
+    whole: bool = False
+
+
+class FailureFinder:
+    """Fed with the lines of one process in order, or with those that hold one of `NEEDLES`; `found` is the cause.
+
+    State is kept per rank, as far as lines carry one, because tracebacks of several ranks come interleaved. `left` is
+    to be set once the program has said that it leaves, or srun that it ends the step: what cancels the step then is no
+    failure.
+    """
+
+    def __init__(self) -> None:
+        self.found: Failure | None = None
+        self.left = False
+        self._last_frame: dict[int | None, str] = {}
+        self._in_traceback: set[int | None] = set()
+
+    def feed(self, offset: int, raw: str) -> None:
+        if self.found is not None and self.found.depth == CAUSE:
+            return  # no later line is a deeper cause
+        source = clean(raw[:LONGEST_LINE])
+        rank, line = split_prefix(source)
+        if _TRACEBACK.search(line):
+            self._in_traceback.add(rank)
+            self._last_frame.pop(rank, None)
+            return
+        frame = _FRAME.match(line)
+        if frame:
+            self._last_frame[rank] = f"{frame.group(1)} {frame.group(2)}"
+            return
+        exception = _EXCEPTION.match(line) if rank in self._in_traceback else None
+        if exception:
+            self._in_traceback.discard(rank)
+            self._exception(offset, line, source, exception.group(1), self._last_frame.pop(rank, ""))
+        elif not _HARMLESS.search(line):
+            self._line(offset, line, source)
+
+    def _exception(self, offset: int, line: str, source: str, kind: str, frame: str) -> None:
+        """The last line of a traceback: a pattern explains it, or where it was raised does."""
+        pattern = _meaning(line)
+        if pattern and (pattern.depth < END or kind in _SECOND_HAND):
+            self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset, source=source))
+        elif kind in _REFUSALS and _CONFIGURATION.search(frame):
+            advice = "`fp8launch check` finds most of these before the job is queued"
+            self._take(Failure("bad-arguments", _located(line, frame), advice, CAUSE, offset, source=source))
+        else:
+            message = _located(line, frame)
+            self._take(Failure("exception", message, "see the traceback above", EXCEPTION, offset, source=source))
+
+    def _line(self, offset: int, line: str, source: str) -> None:
+        pattern = _meaning(line, VAGUE + 1 if self.found is None else self.found.depth)
+        if pattern is None:
+            return
+        if (self.found or self.left) and _STEP_CANCELLED.search(line):
+            return
+        self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset, source=source))
+
+    def _take(self, failure: Failure) -> None:
+        if self.found is None or failure.depth < self.found.depth:
+            self.found = failure
+
+
+def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, ended_by_srun: bool = False) -> Ending:
+    """How a process ended, from lines given as (byte offset, text): all of them, or those with one of `NEEDLES`.
+
+    What went wrong before offset `since` did not stop the training, except what Slurm announced. `ended_by_srun` says
+    that srun has ended the step itself, as its own output shows.
+    """
+    finished, whole, exit_line = False, False, None
+    finder = FailureFinder()
+    finder.left = ended_by_srun
+    for offset, raw in lines:
+        line = raw[:LONGEST_LINE]
+        if offset < since and not _SLURM_ANNOUNCES.search(line):
+            continue
+        if ALL_WRITTEN in line:
+            whole = True
+        elif TRAINED in line:
+            finished, finder = True, FailureFinder()
+            finder.left = True
+        elif _STEP_ENDED_BY_SRUN.search(line):
+            finder.left = True
+        elif "[exiting program" in line:
+            found = _EXITING.search(line)
+            exit_line = found.group(1).strip() if found else exit_line
+            finder.left = True
+        else:
+            finder.feed(offset, line)
+    return Ending(finished, exit_line, None if whole else finder.found, whole)
+
+
+def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
+    """How an attempt ended, from the end of its log and from what its batch script printed (srun's own words)."""
+    ended_by_srun = _STEP_ENDED_BY_SRUN.search(batch_output) is not None
+    ending = read_ending(_telling_lines(log), _last_iterations(log), ended_by_srun)
+    of_srun = read_ending(_telling_lines(batch_output)).failure
+    if of_srun is None or ending.whole:
+        return ending
+    first = _first_to_end(batch_output)
+    if first is not None and (ending.failure is None or ending.failure.depth >= EXCEPTION):
+        return replace(ending, failure=first)
+    # The log is the training's own; srun's words only say more where those of the log say next to nothing.
+    if ending.failure is None or (of_srun.depth == CAUSE and ending.failure.depth >= EXCEPTION):
+        return replace(ending, failure=of_srun)
+    return ending
+
+
+def failures_of(log: str) -> Iterator[tuple[str, str]]:
+    """Code and text of every line that means a failure."""
+    for _, source in _telling_lines(log):
+        _, line = split_prefix(clean(source))
+        pattern = None if _HARMLESS.search(line) else _meaning(line)
+        if pattern is not None:
+            yield pattern.code, source
+
+
+def _first_to_end(batch_output: str) -> Failure | None:
+    """The signal that ended the first process of the step, where it explains why the others failed."""
+    for offset, raw in _telling_lines(batch_output):
+        if _STEP_ENDED_BY_SRUN.search(raw) or _SLURM_ANNOUNCES.search(raw):
+            return None
+        ended = _TASK_ENDED.search(raw)
+        if ended is None:
+            continue
+        for how, code in _FIRST_ENDS:
+            if how.match(ended.group(1)):
+                return Failure(code, _short(raw), ADVICE[code], EXCEPTION, offset, source=raw)
+        return None
+    return None
+
+
+def _telling_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(offset, text) of the lines that the classifier takes note of, cut to the length that it looks at."""
+    offset = 0
+    for line in text.split("\n"):
+        start = line[:LONGEST_LINE]
+        if any(needle in start for needle in _NEEDLES_AS_TEXT):
+            yield offset, start
+        offset += len(line) + 1
+
+
+def _last_iterations(log: str) -> int:
+    """Where the last iteration lines begin; what is before them did not stop the training."""
+    since = len(log)
+    for _ in range(LAST_ITERATIONS):
+        at = log.rfind("iteration", 0, since)
+        while at >= 0 and not _ITERATION.match(log, at):
+            at = log.rfind("iteration", 0, at)
+        if at < 0:
+            break
+        since = log.rfind("\n", 0, at) + 1
+    return 0 if since == len(log) else since
+
+
+def find_failure(lines: Iterable[tuple[int, str]]) -> Failure | None:
+    """The cause among lines given as (byte offset, text); `line` is left to who knows the file."""
+    return read_ending(lines).failure
+
+
+def _meaning(line: str, below: int = VAGUE + 1) -> Pattern | None:
+    """The first pattern that matches, of those of a depth below that number; they stand in the order of their depth."""
+    for pattern in PATTERNS:
+        if pattern.depth >= below:
+            return None
+        if pattern.matches(line):
+            return pattern
+    return None
+
+
+def _located(line: str, frame: str) -> str:
+    """An assertion without a text says nothing but its place."""
+    if frame and not line.partition(":")[2].strip():
+        return f"{_short(line)} (in {frame.rsplit('/', 1)[-1]})"
+    return _short(line)
+
+
+def _short(line: str, width: int = 300) -> str:
+    line = line.strip()
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,87 @@
+"""Patterns of a log line whose time grows with the length of the line and no faster, whatever the line holds.
+
+A log holds anything, and a supervisor that thinks about one line for minutes holds the allocation. So `.*`, which
+makes an expression try every pair of places, is taken out of the expression: its parts are looked for one after the
+other. The fixed text that every match holds is looked for before all of them, at the speed of memory.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_ANYTHING = ".*"
+# Characters that end a run of fixed text, and those that make the character before them optional.
+_SPECIAL = frozenset("^$.|()[]{}*+?\\")
+_OPTIONAL = frozenset("*?{")
+_SHORTEST = 3
+
+
+class LinePattern:
+    """A regular expression without alternatives at its top level; `.*` may stand there only, outside groups."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self.needle = fixed_text(expression)
+        self._parts: list[Any] = []  # compiled when a line holds the fixed text: most patterns never are
+
+    def matches(self, line: str) -> bool:
+        if self.needle not in line:
+            return False
+        if not self._parts:
+            self._parts = [re.compile(part) for part in self.expression.split(_ANYTHING)]
+        at = 0
+        for part in self._parts:
+            found = part.search(line, at)
+            if found is None:
+                return False
+            at = found.end()
+        return True
+
+
+def fixed_text(expression: str) -> str:
+    """The longest text that every match of the expression holds. ValueError where there is none worth looking for."""
+    runs = [""]
+    depth = at = 0
+    while at < len(expression):
+        character = expression[at]
+        escaped = character == "\\"
+        step = 2 if escaped else 1
+        if escaped:
+            character = expression[at + 1]
+        following = expression[at + step : at + step + 1]
+        if character == "[" and not escaped:
+            at = _end_of_class(expression, at)
+            runs.append("")
+            continue
+        if character in "()" and not escaped:
+            depth += 1 if character == "(" else -1
+        stands_for_itself = not character.isalnum() if escaped else character not in _SPECIAL
+        if stands_for_itself and depth == 0 and following not in _OPTIONAL:
+            runs[-1] += character
+        else:
+            runs.append("")
+        if character == "{" and not escaped:
+            step = expression.index("}", at) - at + 1
+        at += step
+    longest = max(runs, key=len)
+    if len(longest) < _SHORTEST:
+        raise ValueError(f"{expression!r} matches lines that have no text in common")
+    return longest
+
+
+def _end_of_class(expression: str, at: int) -> int:
+    """Where the class of characters ends that begins at a bracket; in it a bracket has a backslash before it."""
+    while expression[at] != "]":
+        at += 2 if expression[at] == "\\" else 1
+    return at + 1
+
+
+def needles(patterns: Iterable[LinePattern], *more: str) -> tuple[bytes, ...]:
+    """The texts of which one is in every line that any pattern matches, without those that hold another one."""
+    texts = {pattern.needle for pattern in patterns} | set(more)
+    shortest = [text for text in texts if not any(other in text for other in texts if other != text)]
+    return tuple(text.encode() for text in sorted(shortest))

@@ -1,0 +1,48 @@
+"""A log line as a program printed it, without what terminals and launchers add to it.
+
+A line may carry what launchers put in front of it: `7: ` (srun --label), `[default7]:` or `[rank7]:` (torchrun --tee,
+PyTorch), `[rank-63/64]` (Primus), `role/0 ` (NeMo-Run), `10.0.0.1: ` (pdsh), a time stamp, ANSI colours, a progress
+bar that ends in a carriage return.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Nothing after this many characters of a line is looked at: no message is longer, and a pattern's time stays bounded.
+LONGEST_LINE = 4096
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_TIME = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?= )"
+_RANK = r"(\d{1,6}):(?= )|\[(?:default|rank|Rank )-?(\d{1,6})(?:/\d{1,6})?\]:?"
+_ROLE = r"[\w.-]{1,40}/\d{1,6}(?= )|\d{1,3}(?:\.\d{1,3}){3}:(?= )"
+_PREFIX = re.compile(rf"\s{{0,40}}(?:{_RANK}|{_ROLE}|{_TIME}) ?")
+
+
+def without_colours(line: str) -> str:
+    """Remove the escape sequences of a terminal."""
+    return _ANSI.sub("", line) if "\x1b" in line else line
+
+
+def clean(line: str) -> str:
+    """Remove colours, and what a progress bar wrote before its last carriage return."""
+    line = without_colours(line)
+    if "\r" in line:
+        line = line.rstrip("\r").rsplit("\r", 1)[-1]
+    return line
+
+
+def split_prefix(line: str) -> tuple[int | None, str]:
+    """The rank or task that a launcher wrote in front of the line, if any, and the rest."""
+    rank = None
+    at = 0
+    found = _PREFIX.match(line)
+    while found:
+        number = found.group(1) or found.group(2)
+        if number:
+            rank = int(number)
+        at = found.end()
+        found = _PREFIX.match(line, at)
+    return rank, line[at:]

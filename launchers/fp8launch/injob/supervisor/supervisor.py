@@ -1,0 +1,181 @@
+"""Continues a run from attempt to attempt: `python supervisor.py begin|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
+
+The batch script asks at its start whether there is something to do (`begin`) and reports at its end how the training
+left (`end`). Beside the training, `watch` removes old checkpoints, and ends a training that hangs. What to do is in
+`survive.json`, written when the run was submitted; what happened is in `attempts.json`, which only the job that has its
+turn writes. How the next attempt comes about is in `continuation`. Runs on the compute node's own Python (3.7 or
+newer), outside the image.
+
+begin: prints when to stop (seconds since 1970) and, for a run in phases, which of them continues; prints nothing when
+nothing is left to do; exits with 75 when the run may not continue. end: exits with 0 when the training is done or
+continues, else with STATUS, or 75 where that is 0; prints "again" where the script is to run itself again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+from fp8launch.injob.supervisor import checkpoints, continuation, hang_watchdog
+from fp8launch.injob.supervisor.attempt_log import Run
+from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
+from fp8launch.injob.supervisor.slurm_cli import say, slurm
+
+GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
+CANCELLED = "cancelled"
+PHASE_END = "phase-end"
+
+
+def begin(run: Run) -> int:
+    """Find out whether this job has something to do, write its attempt down, and print when it has to stop."""
+    state = run.state
+    if state.get("owner") not in (None, run.job) and state["waiting"] != run.job:
+        say(f"job {state['owner']} has continued this run: nothing is left for job {run.job}")
+        return 0
+    if (run.folder / CANCELLED).exists():
+        say("this run was cancelled")
+        state["stopped"] = "cancelled by fp8launch cancel"
+        run.save()
+        return GIVEN_UP
+    close_attempt_that_was_cut_off(run)
+    if state["waiting"] == run.job:
+        state["waiting"] = None
+    state["owner"] = run.job
+    repair_checkpoints(run)
+    if run.trained:
+        state["finished"] = True
+        say(f"all {run.plan['iterations']} iterations are done")
+    if state["finished"] or state["stopped"]:
+        run.save()
+        continuation.cancel_next(run)
+        return 0 if state["finished"] else GIVEN_UP
+    if not run.attempts or run.attempts[-1]["name"] != run.name:
+        run.attempts.append(new_attempt(run))
+    run.save()
+    hang_watchdog.prune(run.checkpoint, run.plan["keep"])
+    continuation.prepare_next(run)
+    start = run.attempts[-1]["before"]
+    say(f"attempt {len(run.attempts)}, from iteration {start}" if start else "from the beginning")
+    words = [str(int(run.attempts[-1]["until"] - run.plan["stop_before"]))]
+    if run.phase:
+        words.append(run.phase["name"])
+    print(*words)
+    return 0
+
+
+def close_attempt_that_was_cut_off(run: Run) -> None:
+    """Write down the end of an attempt whose own job could not: it was killed, or its node was lost."""
+    if not run.attempts:
+        return
+    last = run.attempts[-1]
+    if "ended" in last or last["name"] == run.name:
+        return
+    cause = cause_of_cut_off(run, last)
+    if run.phase_is_over and run.plan["rules"].get(cause) != "stop":
+        cause = PHASE_END
+    decision = run.close_attempt(cause)
+    say(f"attempt {last['name']} ended early: {decision.reason}")
+
+
+def new_attempt(run: Run) -> dict[str, Any]:
+    """What is known of this attempt at its start."""
+    attempt: dict[str, Any] = {
+        "name": run.name,
+        "job": run.job,
+        "nodes": run.env.get("SLURM_JOB_NODELIST", ""),
+        "began": time.time(),
+        "until": continuation.end_time(run),
+    }
+    with contextlib.suppress(OSError):
+        attempt["said"] = run.batch_output(run.job).stat().st_size
+    if run.phase:
+        attempt["phase"] = run.phase["name"]
+    attempt["before"] = checkpoints.latest(run.checkpoint)
+    return attempt
+
+
+def repair_checkpoints(run: Run) -> None:
+    for words in checkpoints.repair(run.checkpoint):
+        say(words)
+
+
+def end(run: Run, status: int) -> int:
+    """Decide what follows this attempt, and bring it about."""
+    shown = slurm("scontrol", "show", "job", run.job) or ""
+    if continuation.is_ending_by_itself(shown):
+        say("Slurm is ending this job; the next start decides how the run continues")
+        return status
+    repair_checkpoints(run)
+    hang_watchdog.prune(run.checkpoint, run.plan["keep"])
+    cause, node, line, whole = cause_of_end(run, status, shown)
+    if run.phase_is_over and (status == 0 or cause == "finished"):
+        cause = PHASE_END
+    elif cause == "finished" and run.phase is not None:
+        cause = "unknown"  # it left at its phase's last iteration, and there is no checkpoint of that iteration
+    if run.trained or cause == "finished":
+        # Processes that stayed after the end, and were killed, do not make a failure of it.
+        return finish(run, 0 if run.trained or whole else status)
+    if line:
+        run.attempts[-1]["line"] = line.strip()[:300]
+    decision = run.close_attempt(cause, node)
+    run.save()
+    checkpoint = f"Checkpoint: iteration {run.attempts[-1]['after']}"
+    if not decision.continues:
+        say(f"the run ends here. {decision.reason}. {checkpoint}")
+        continuation.cancel_next(run)
+        return status or GIVEN_UP
+    say(f"the run continues. {decision.reason}. {checkpoint}")
+    if continuation.start_next(run, decision):
+        return 0
+    run.state["stopped"] = f"{cause}: no further attempt could be submitted"
+    run.save()
+    return status or GIVEN_UP
+
+
+def finish(run: Run, status: int) -> int:
+    """Write down that the training is done."""
+    reached = checkpoints.latest(run.checkpoint)
+    run.attempts[-1].update(ended=time.time(), after=reached, cause="finished", counts=True)
+    run.state["finished"] = True
+    run.save()
+    continuation.cancel_next(run)
+    say(f"the training is done, at iteration {reached}")
+    return status
+
+
+def watch(run: Run) -> int:
+    """Look after the training until the batch script ends this process."""
+    # The batch script ends it once the training has left, and the shell has nothing to say about that.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    hang_watchdog.watch(run.log, run.checkpoint, run.job, os.environ, run.plan.get("hang"), run.plan.get("keep"))
+    return 0
+
+
+def main(words: list[str]) -> int:
+    what, folder, attempt = words[0], Path(words[1]), Path(words[2])
+    run = Run(folder, attempt, os.environ)
+    if what == "watch":
+        return watch(run)
+    status = int(words[3]) if what == "end" else 0
+    try:
+        return begin(run) if what == "begin" else end(run, status)
+    except OSError as problem:  # a full disk, say
+        reason = f"{problem.filename or folder}"
+        if run.trained:
+            say(f"the training is done, but {reason} cannot be written: {problem.strerror}")
+            return status
+        say(f"the run stops here: {reason}: {problem.strerror}")
+        return status or GIVEN_UP
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

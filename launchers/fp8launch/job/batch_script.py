@@ -1,0 +1,398 @@
+"""The text of a batch script: one pure function."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from fp8launch import __version__
+from fp8launch.job.job import Container, Job, JobPhase
+from fp8launch.job.phase_script import one_by_one, own_arguments, phase_cases, short_of_its_end, tracker
+from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quote
+
+# EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
+UNHEALTHY = 75
+# The program that injob/rank/node.py starts unless it is told otherwise.
+NODE_STARTS = "worker.py"
+AUTHOR = f"Written by fp8launch {__version__}."
+
+# The script's own names, which a recipe cannot use for a variable.
+OWN_VARIABLES = {
+    "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
+    "phase_end", "python", "reached", "run_folder", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
+    "MASTER_PORT",
+}  # fmt: skip
+_WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
+
+
+# The log watcher was started right before the step.
+_END_WATCH = ["{ kill $! && wait $!; } 2> /dev/null || true"]
+
+
+def batch_script(job: Job) -> str:
+    """The script that sbatch runs for `job`, and that the submitit backend runs on the batch host."""
+    blocks = [
+        _header(job),
+        _places(job),
+        _setup(job),
+        _begin(job),
+        _environment(job),
+        _rendezvous(),
+        _container_environment(job, *_from_the_script(job)),
+        _health(job, "--all-nodes"),
+        _left_containers(job),
+        _arguments(job),
+        _start(job),
+        _step(job),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
+    """The batch script of a job array: task N runs the script of the Nth run folder in the file `tasks`."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# A job array: runs that ask Slurm for the same and differ in values. {AUTHOR}",
+            *_sbatch_lines(options),
+            "",
+            "set -euo pipefail",
+            f"mapfile -t runs < {quote(tasks)}",
+            'exec bash "${runs[SLURM_ARRAY_TASK_ID]}/job.sbatch"',
+            "",
+        ]
+    )
+
+
+def local_script(job: Job) -> str:
+    """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
+    head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {AUTHOR}"]
+    start: list[Word] = [_WITH_ENVIRONMENT]
+    if "=" in job.python:
+        # `env` would take the program for another variable.
+        start += ["nice", "-n", "0"]
+    command = [start, *_container(job), *process_command(replace(job, mode="torchrun"))]
+    redirect = '>> "$attempt.log" 2>&1'
+    supervised = job.survival is not None and not job.phases
+    step = _with_status(command, redirect, _END_WATCH if supervised else short_of_its_end(job))
+    blocks = [
+        head,
+        _places(job, "FP8LAUNCH_START"),
+        one_by_one(job),
+        _setup(job),
+        _begin(job) if supervised else [],
+        _environment(job),
+        _container_environment(job, *(["FP8LAUNCH_STOP_AT"] if supervised else [])),
+        _health(replace(job, survival=None)),
+        _arguments(job),
+        _start(job),
+        _supervised_here(job, step) if supervised else step,
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _count(number: int, what: str) -> str:
+    if number == 1:
+        return f"{number} {what}"
+    ending = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
+
+
+def _header(job: Job) -> list[str]:
+    size = f"{_count(job.nodes, 'node')} x {_count(job.processes_per_node, 'process')}"
+    lines = ["#!/bin/bash", f"# {job.name}: {size}. {AUTHOR}"]
+    if job.folder is None:
+        lines += [
+            "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
+            "# the like: on sbatch's command line, or as #SBATCH lines below these.",
+        ]
+    return [*lines, *_sbatch_lines(job.slurm)]
+
+
+def _sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    return [f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}") for name, value in options]
+
+
+def _supervised_here(job: Job, step: list[str]) -> list[str]:
+    """A step on this machine with its supervisor; another attempt is this script once more, in the same process."""
+    return [
+        "# Old checkpoints go as new ones come.",
+        f'{_supervisor(job)} watch "$run_folder" "$attempt" &',
+        *step[:-1],
+        "# Done, or another attempt, or the end of it.",
+        f'again=$({_supervisor(job)} end "$run_folder" "$attempt" "$status") || exit',
+        '[ -n "$again" ] || exit "$status"',
+        "export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))",
+        'exec bash "$0"',
+    ]
+
+
+def _places(job: Job, restart: str = "SLURM_RESTART_COUNT") -> list[str]:
+    if job.folder is not None:
+        lines = [
+            "set -euo pipefail",
+            f"run_folder={quote(job.folder)}",
+            "code=$run_folder/code/fp8launch/injob",
+            f"python={quote(job.python)}",
+        ]
+    else:
+        lines = [
+            "set -euo pipefail",
+            "# sbatch runs a copy of this script elsewhere, so places come from where it was submitted.",
+            "home=${FP8LAUNCH_HOME:-$SLURM_SUBMIT_DIR}",
+            "code=$home/launchers/fp8launch/injob",
+            f"run_folder=${{FP8LAUNCH_RUNS:-$SLURM_SUBMIT_DIR/runs}}/{quote(job.name)}-$SLURM_JOB_ID",
+            f"python=${{FP8LAUNCH_PYTHON:-{quote(job.python)}}}",
+            'if [ ! -f "$code/rank/worker.py" ]; then',
+            f'{INDENT}echo "fp8launch: no $code/rank/worker.py: set FP8LAUNCH_HOME to a checkout of fp8launch" >&2',
+            f"{INDENT}exit 2",
+            "fi",
+        ]
+        if job.container is not None:
+            lines += [
+                "# The container image: a URI, or a .sqsh on a file system that every node sees.",
+                f"image=${{FP8LAUNCH_IMAGE:-{quote(job.container.image)}}}",
+            ]
+    return [
+        *lines,
+        "# A requeued job keeps its id, so each attempt has a log of its own.",
+        "job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        f"attempt=$run_folder/logs/$job-${{{restart}:-0}}",
+        'mkdir -p "$run_folder/logs"',
+        'cd "$run_folder"',
+    ]
+
+
+def _setup(job: Job) -> list[str]:
+    if not job.setup:
+        return []
+    # Module systems read unset variables and test commands that fail.
+    return ["# Set-up lines of the cluster profile.", "set +eu", *job.setup, "set -eu"]
+
+
+def _supervisor(job: Job) -> str:
+    # It runs beside the container, where Slurm's commands are, so the image's Python is out of reach.
+    return (
+        '"$python" "$code/supervisor/supervisor.py"'
+        if job.container is None
+        else 'python3 "$code/supervisor/supervisor.py"'
+    )
+
+
+def _begin(job: Job) -> list[str]:
+    if job.survival is None:
+        return []
+    if job.phases:
+        return [
+            "# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and",
+            "# in which phase: that of the newest checkpoint.",
+            f'begun=$({_supervisor(job)} begin "$run_folder" "$attempt") || exit',
+            'read -r FP8LAUNCH_STOP_AT phase <<< "$begun" || true',
+            '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0',
+            "export FP8LAUNCH_STOP_AT",
+        ]
+    return [
+        "# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.",
+        f'FP8LAUNCH_STOP_AT=$({_supervisor(job)} begin "$run_folder" "$attempt") || exit',
+        '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0',
+        "export FP8LAUNCH_STOP_AT",
+    ]
+
+
+def _start(job: Job) -> list[str]:
+    """Where the training starts from. What prepares a first start (a finetune, say) would undo a later one."""
+    if job.survival is None:
+        return []
+    lines = [
+        "# From the run's own checkpoint as soon as there is one.",
+        f"if [ -s {quote(tracker(job.survival))} ]; then",
+        f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.resume))})",
+    ]
+    if job.survival.first_start:
+        lines += ["else", f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.first_start))})"]
+    return [*lines, "fi"]
+
+
+def _from_the_script(job: Job) -> list[str]:
+    """Variables that the script itself sets for the processes."""
+    return ["MASTER_ADDR", "MASTER_PORT", *(["FP8LAUNCH_STOP_AT"] if job.survival else [])]
+
+
+def _environment(job: Job) -> list[str]:
+    """The variables of the recipe and the cluster, as words that `env` gives to the processes.
+
+    Bash itself never has them: some of its variables run what they hold as soon as they are set.
+    """
+    lines = [
+        "# Environment of the recipe and the cluster, for the processes only: `env` hands it over.",
+        "environment=(",
+        *_pairs(job.environment),
+        ")",
+    ]
+    for name in job.secrets:
+        lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
+    return [*lines, *phase_cases(job, _own_environment)]
+
+
+def _own_environment(phase: JobPhase) -> list[str]:
+    return ["environment+=(", *_pairs(phase.environment), ")"] if phase.environment else []
+
+
+def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
+    return [INDENT + quote(f"{name}={value}") for name, value in variables]
+
+
+def _container_environment(job: Job, *from_the_script: str) -> list[str]:
+    """What makes Apptainer pass the job's variables on; the other runtimes take them as they are, or by an option."""
+    if job.container is None or job.container.runtime != "apptainer":
+        return []
+    prefixed = 'environment+=("${environment[@]/#/APPTAINERENV_}")'
+    exports = [f'export APPTAINERENV_{name}="${name}"' for name in (*job.secrets, *from_the_script)]
+    return [
+        "# An image's own environment wins over the host's, unless a variable has this prefix.",
+        prefixed,
+        *exports,
+    ]
+
+
+def _rendezvous() -> list[str]:
+    return [
+        "# All processes meet at the first node of this job's own list, on a port of this job's own.",
+        'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "export MASTER_ADDR=${hosts[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+    ]
+
+
+def _health(job: Job, *options: str) -> list[str]:
+    if job.health_gpus is None:
+        return []
+    look = " ".join(["bash", '"$code/health.sh"', *options, f"--gpus={job.health_gpus}"])
+    return [
+        "# One sick node stops or slows all others, so each is looked at first.",
+        f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
+        f'{INDENT}echo {UNHEALTHY} > "$attempt.exit" || true',
+        *([f"{INDENT}status={UNHEALTHY}", *(INDENT + line for line in _end(job))] if job.survival else []),
+        f"{INDENT}exit {UNHEALTHY}" if job.survival is None else f"{INDENT}exit",
+        "fi",
+    ]
+
+
+def _left_containers(job: Job) -> list[str]:
+    """Make room for the containers of a job that Slurm started again; see remove_containers.sh."""
+    if job.container is None or job.container.runtime != "pyxis":
+        return []
+    return [
+        "# pyxis names containers by the job's number: what an earlier start left has the name that this one needs.",
+        'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then',
+        f'{INDENT}bash "$code/remove_containers.sh" --all-nodes "$SLURM_JOB_ID"',
+        "fi",
+    ]
+
+
+def _arguments(job: Job) -> list[str]:
+    lines = ["megatron_args=(", *(INDENT + line for line in flag_lines(job.arguments)), ")"]
+    if job.phases:
+        lines += ["# And what is the phase's own.", *phase_cases(job, own_arguments)]
+    if job.folder is None:
+        lines += [
+            "# What follows the script's name on sbatch's command line goes to Megatron too, and wins.",
+            'megatron_args+=("$@")',
+        ]
+    return lines
+
+
+def _step(job: Job) -> list[str]:
+    srun: list[list[Word]] = [
+        [_WITH_ENVIRONMENT, "srun"],
+        # A rank that fails ends all at once; those that finish wait for the one that still saves.
+        ["--label", "--kill-on-bad-exit=1", "--wait=300"],
+        [RawShell('--output="$attempt.log"'), "--open-mode=append"],
+    ]
+    if job.mpi:
+        srun.append([f"--mpi={job.mpi}"])
+    if job.cpus_per_task:
+        # srun of Slurm 22.05 and 23.02 does not take this from the job.
+        srun.append([f"--cpus-per-task={job.cpus_per_task}"])
+    end_watch = _END_WATCH if job.survival else []
+    lines = _with_status([*srun, *_container(job), *process_command(job)], after=end_watch)
+    if job.survival is None:
+        return lines
+    return [
+        "# A log that stops growing ends the training.",
+        f'{_supervisor(job)} watch "$run_folder" "$attempt" &',
+        *lines[:-1],
+        "# Done, or another attempt, or the end of it.",
+        *_end(job),
+    ]
+
+
+def _end(job: Job) -> list[str]:
+    return [f'{_supervisor(job)} end "$run_folder" "$attempt" "$status" || exit']
+
+
+def _with_status(command: Sequence[Sequence[Word]], redirect: str = "", after: Sequence[str] = ()) -> list[str]:
+    """The command in lines, and its exit status kept in a file for when Slurm has forgotten the job.
+
+    `after` may change the status.
+    """
+    lines = f" \\\n{INDENT}".join(" ".join(map(quote, words)) for words in command if words)
+    return [
+        "status=0",
+        f"{lines} {redirect}".rstrip() + " || status=$?",
+        *after,
+        'echo "$status" > "$attempt.exit" || true',
+        'exit "$status"',
+    ]
+
+
+def process_command(job: Job) -> list[list[Word]]:
+    """What each srun task runs: a rank, or torchrun for the ranks of its node. In lines for reading."""
+    start: list[Word] = [RawShell('"$python"')]
+    program = job.entry.program
+    if job.mode == "torchrun":
+        start += [RawShell('"$code/rank/node.py"'), f"--nproc-per-node={job.processes_per_node}"]
+        if program != NODE_STARTS:
+            start += [f"--worker={program}"]
+    else:
+        start += [program if program.startswith("/") else RawShell(f'"$code/rank/{program}"')]
+    return [[*start, *job.entry.options, "--", RawShell('"${megatron_args[@]}"')]]
+
+
+def _container(job: Job) -> list[list[Word]]:
+    """How the runtime starts the processes in the image: empty without a container."""
+    container = job.container
+    if container is None:
+        return []
+    image: Word = RawShell('"$image"') if job.folder is None else container.image
+    if container.runtime == "pyxis":
+        return _pyxis(job, container, image)
+    # The run folder last: a mount made later hides those below its place.
+    binds: list[Word] = [RawShell(f"--bind={quote(str(mount))}") for mount in container.mounts]
+    binds += [RawShell(f'--bind="{folder}:{folder}"') for folder in _own_folders(job)]
+    if container.runtime == "apptainer":
+        gpus: list[Word] = ["--nv"] if container.gpus else []
+        return [["apptainer", "exec", *gpus, RawShell('--pwd="$run_folder"')], binds, [image]]
+    return [["ch-run", RawShell('--cd="$run_folder"')], binds, [image, "--"]]
+
+
+def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
+    own = ",".join(f"{folder}:{folder}" for folder in _own_folders(job))
+    mounts = ",".join([*(quote(str(mount)) for mount in container.mounts), f'"{own}"'])
+    return [
+        [RawShell(f"--container-image={quote(image)}")],
+        [RawShell(f"--container-mounts={mounts}")],
+        [RawShell('--container-workdir="$run_folder"'), "--no-container-mount-home"],
+        ["--container-env=" + ",".join([*_names(job), *_from_the_script(job)])],
+    ]
+
+
+def _own_folders(job: Job) -> list[str]:
+    """The script's variables for the folders that every job mounts: a portable script needs the checkout too."""
+    return ["$run_folder"] if job.folder is not None else ["$run_folder", "$home"]
+
+
+def _names(job: Job) -> Iterable[str]:
+    """The variables of the recipe and the cluster, which must win over what an image sets."""
+    of_phases = dict.fromkeys(name for one in job.phases for name, _ in one.environment)
+    return (*(name for name, _ in job.environment), *job.secrets, *of_phases)

@@ -1,0 +1,59 @@
+"""A recipe that is ready to be planned: loaded, translated, and divided over its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fp8launch.engines import engine_of
+from fp8launch.engines.base import Engine, EngineArguments, Layout
+from fp8launch.job.phases import Phase, phases_of
+from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe that is ready to be planned: loaded, translated, and found to divide.
+
+    Of a recipe with phases, arguments and layout are those of the first.
+    """
+
+    loaded: LoadedRecipe
+    args: EngineArguments
+    layout: Layout
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that trains it."""
+        return engine_of(self.loaded)
+
+    @property
+    def parts(self) -> tuple[Prepared, ...]:
+        """What is checked and reckoned by itself: each phase, or the one that there is."""
+        return tuple(Prepared(one.loaded, one.args, one.layout) for one in self.phases) or (self,)
+
+    @property
+    def jobs_at_most(self) -> int:
+        """Time limits that the run may use: its attempts, and one more for each phase after the first."""
+        return self.loaded.recipe.survive.attempts + len(self.parts) - 1
+
+    @property
+    def gpu_hours_at_most(self) -> float:
+        """What the run can cost: its GPUs for every time limit that it may use; attempts that do not count aside."""
+        return self.loaded.recipe.resources.gpu_hours * self.jobs_at_most
+
+
+def prepare(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes: int | None = None) -> Prepared:
+    """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem."""
+    return prepare_loaded(load_recipe(recipe, overrides, nodes))
+
+
+def prepare_loaded(loaded: LoadedRecipe) -> Prepared:
+    """Translate a loaded recipe. Raises UserError with every problem."""
+    phases = phases_of(loaded)
+    if phases:
+        return Prepared(loaded, phases[0].args, phases[0].layout, phases)
+    engine = engine_of(loaded)
+    args = engine.translate(loaded)
+    return Prepared(loaded, args, engine.layout(args, loaded))

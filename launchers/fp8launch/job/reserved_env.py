@@ -1,0 +1,106 @@
+"""Variables that a recipe or a cluster profile may not set: those of shells and of Slurm, and secrets.
+
+The batch script never sets a recipe's variables in bash, so none of these can harm the script itself. But the training
+starts shells of its own (to compile a helper, say), and a container runtime may be a shell script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import Problem, UserError
+from fp8launch.job.batch_script import OWN_VARIABLES
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.yaml_source import Node
+from fp8launch.secrets import is_secret, secret_in
+
+# Variables that bash gives a value, a type or a meaning of its own, up to bash 5.3. A test derives them from the bash
+# that is installed. OPTIND is a number to every shell: bash evaluates what stands there, and dash refuses to start.
+_BASH_VARIABLES = {
+    "_", "BASH_ALIASES", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND",
+    "BASH_LINENO", "BASH_MONOSECONDS", "BASH_REMATCH", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_TRAPSIG", "BASH_VERSINFO",
+    "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTARG", "OPTERR",
+    "OPTIND", "PIPESTATUS", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
+}  # fmt: skip
+# What shells run, or expand as if it were code, when they find it in their environment.
+_READ_BY_SHELLS = {
+    "BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD", "CDPATH", "ENV", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
+    "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4",
+}  # fmt: skip
+# The batch script reckons with these, and bash runs what a number has in brackets: a[$(command)].
+_OF_THE_JOB = re.compile(
+    r"SLURM_(ARRAY_.*|JOB_ID|JOBID|JOB_NODELIST|JOB_NUM_NODES|JOB_END_TIME|RESTART_COUNT|SUBMIT_DIR|TASKS_PER_NODE)"
+)
+
+
+def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
+    """Raises UserError for every variable that may not be set, and for every value that is a secret."""
+    recipe = loaded.recipe
+    problems: list[Problem] = []
+    for name, value in recipe.env.items():
+        problems += _problems(name, value, loaded.where("env", name))
+    for index, name in enumerate(recipe.secrets):
+        problems += _problems(name, None, loaded.where("secrets", index))
+    for name, value in cluster.env.items():
+        problems += _problems(name, value, "cluster profile: env")
+    problems += _secret_values(loaded.tree)
+    problems += _secrets_of_profile(cluster)
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+
+
+def _problems(name: str, value: object, where: str) -> Iterator[Problem]:
+    if owner := _owner_of(name):
+        fix = "use another name, or remove it"
+        yield Problem("error", "reserved-variable", f"the variable {name} is {owner}", where, fix)
+    elif is_secret(name, value):
+        fix = f"remove it, export it in your shell, and list {name} under `secrets:`, which passes it by name"
+        yield Problem("error", "secret-in-env", f"the secret {name} would be written into files", where, fix)
+
+
+def _secret_values(node: Node, key: str = "") -> Iterator[Problem]:
+    """Every value of a recipe that is a secret by its form; those of `env` are reported by their names."""
+    if isinstance(node.value, dict):
+        for name, child in node.value.items():
+            if name != "env":
+                yield from _secret_values(child, f"{key}.{name}" if key else name)
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from _secret_values(child, key)
+    elif isinstance(node.value, str) and (kind := secret_in(node.value)):
+        yield _secret_problem(f"{key} holds {kind}", node.where, _EXPORT)
+
+
+_EXPORT = "remove it, export it as a variable in your shell, and list its name under `secrets:`"
+
+
+def _secret_problem(message: str, where: str, fix: str) -> Problem:
+    return Problem("error", "secret-in-recipe", f"{message}, which would be written into files", where, fix)
+
+
+def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
+    profile = cluster.model_dump(exclude={"env", "ssh"}, exclude_defaults=True)
+    for name, value in profile.items():
+        entries = value if isinstance(value, dict) else {"": value}
+        for key, entry in entries.items():
+            texts = entry if isinstance(entry, list) else [entry]
+            # Lines of shell: what they assign is judged by its name.
+            found = [secret_in(str(text), assignments=name == "setup") for text in texts]
+            for kind in filter(None, found):
+                place = f"{name}.{key}" if key else name
+                yield _secret_problem(f"{place} holds {kind}", f"cluster profile: {place}", _EXPORT)
+
+
+def _owner_of(name: str) -> str | None:
+    """Who else sets or reads a variable of this name; None for one that is free."""
+    if name in OWN_VARIABLES:
+        return "set by the batch script"
+    if name in _BASH_VARIABLES:
+        return "bash's own"
+    if name in _READ_BY_SHELLS:
+        return "run or read as code by shells"
+    if _OF_THE_JOB.fullmatch(name):
+        return "set by Slurm for the batch script"
+    return None

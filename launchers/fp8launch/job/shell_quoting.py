@@ -1,0 +1,37 @@
+"""Quoting for a shell. Every word of a batch script that comes from outside is quoted here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fp8launch.megatron.argv import Argument
+
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class RawShell:
+    """Shell text that fp8launch wrote itself, never a recipe: the only text that is not quoted."""
+
+    text: str
+
+
+Word = str | RawShell
+
+
+def quote(word: Word) -> str:
+    """The word quoted as far as a shell needs it."""
+    if isinstance(word, RawShell):
+        return word.text
+    quoted = shlex.quote(word)
+    if "," in word and quoted == word:
+        # Bash needs no quotes around a comma, but in an array readers and shellcheck take it for a separator.
+        return f"'{word}'"
+    return quoted
+
+
+def flag_lines(arguments: Iterable[Argument]) -> list[str]:
+    """One line a flag with its values, quoted for a shell."""
+    return [" ".join(map(quote, argument.words)) for argument in arguments]

@@ -1,0 +1,113 @@
+"""Open a log, plain or compressed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+# The first bytes of a compressed file, and the module of Python that reads it.
+_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\0", "lzma"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "compression.zstd"))
+_LONGEST_MAGIC = max(len(magic) for magic, _ in _MAGIC)
+# Some kilobytes may unpack to terabytes, or ask for gigabytes of memory; `xz -9e` needs 65 MiB.
+MAX_UNPACKED = 1 << 30
+_XZ_MEMORY = 256 << 20
+_SUFFIX = re.compile(r"\.(gz|xz|bz2)$")
+_COMPRESSED = ("*.log.gz", "*.log.xz", "*.log.bz2")
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for reading bytes; one that gzip, xz or bzip2 compressed is unpacked first.
+
+    Readers seek, so a compressed log is unpacked into a temporary file, once for all of them.
+    Raises OSError where the log cannot be read, the compressed file is damaged, or it unpacks to more than 1 GiB.
+    """
+    stream = path.open("rb", buffering=0)
+    start = b""
+    with suppress(OSError):  # a pipe cannot be read twice, and is taken as plain
+        start = os.pread(stream.fileno(), _LONGEST_MAGIC, 0)
+    module = compression(start)
+    if module is None:
+        return cast(BinaryIO, stream)
+    with stream:
+        status = os.fstat(stream.fileno())
+    plain = _unpacked(path, status.st_size, status.st_mtime_ns, module)
+    return cast(BinaryIO, Path(plain.name).open("rb", buffering=0))
+
+
+def log_name(path: Path) -> str:
+    """The name of a log's file without its suffixes: `a` for `a.log` and for `a.log.gz`."""
+    return Path(_SUFFIX.sub("", path.name)).stem
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """The logs of a folder by name, compressed ones included."""
+    return sorted(log for pattern in ("*.log", *_COMPRESSED) for log in folder.glob(pattern))
+
+
+def compression(start: bytes) -> str | None:
+    """The module of Python that reads a file which begins so; None for a plain one."""
+    return next((module for magic, module in _MAGIC if start.startswith(magic)), None)
+
+
+# The cache holds the temporary files open; each is removed when it leaves the cache or the process ends.
+@lru_cache(maxsize=4)
+def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
+    """A temporary file with the content of a compressed log, which `size` and `modified` identify."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        raise OSError(None, f"compressed, and this Python has no module {module}: unpack the file first") from None
+    plain = tempfile.NamedTemporaryFile(prefix="fp8launch-log-")  # noqa: SIM115
+    try:
+        written = 0
+        for block in _blocks(path, module):
+            written += len(block)
+            if written > MAX_UNPACKED:
+                limit = f"{MAX_UNPACKED >> 20} MiB"
+                raise OSError(None, f"compressed, and larger than {limit} when it is unpacked: unpack the file first")
+            plain.write(block)
+        plain.flush()
+    except BaseException as problem:
+        plain.close()
+        # The errors of lzma and zstd are no OSErrors, and a file that was cut raises EOFError.
+        if isinstance(problem, EOFError | zlib.error) or type(problem).__name__ in ("LZMAError", "ZstdError"):
+            raise OSError(None, f"the compressed file is damaged ({problem})") from None
+        raise
+    return plain
+
+
+def _blocks(path: Path, module: str) -> Iterator[bytes]:
+    """The content of a compressed file, 1 MiB at a time."""
+    if module == "lzma":
+        yield from _xz_blocks(path)
+        return
+    with importlib.import_module(module).open(path) as packed:
+        while block := packed.read(1 << 20):
+            yield block
+
+
+def _xz_blocks(path: Path) -> Iterator[bytes]:
+    """The content of an xz file with a limit to the memory, which the file itself states."""
+    import lzma
+
+    with path.open("rb") as packed:
+        data = packed.read(1 << 16)
+        while data:
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+            while not stream.eof:
+                yield stream.decompress(data, 1 << 20)
+                data = b""
+                if stream.needs_input and not stream.eof:
+                    data = packed.read(1 << 16)
+                    if not data:
+                        raise EOFError("it ends too early")
+            # Several streams may follow each other, with zeros between them.
+            data = stream.unused_data.lstrip(b"\0") or packed.read(1 << 16).lstrip(b"\0")

@@ -1,0 +1,184 @@
+"""Bytes of each number that training holds: weights, their quantized copies, gradients, optimizer states.
+
+Hopper multiplies FP8 matrices in one orientation only, so a weight is kept with its transpose; Blackwell needs none
+for per-tensor scales. MXFP8 and NVFP4 keep both orientations everywhere, for their scales run along one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8launch.hardware.gpus import Gpu
+from fp8launch.hardware.quantization import QUANTIZATION, QuantizationRecipe, requested
+from fp8launch.megatron.activations import BF16, FP32, Saving
+from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.parameters import Weight
+
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+@dataclass(frozen=True)
+class PrecisionSizes:
+    """Bytes per element. `recipe` is None for bf16 (fp16 and fp32 too); `weight` is that of a weight that is not
+    quantized, `copy` of all quantized orientations of one that is."""
+
+    recipe: QuantizationRecipe | None
+    weight: float
+    copy: float
+    param_gather: bool
+    extra_gather: float
+    gradient: float
+    master: float
+    master_of_quantized: float
+    moments: float
+    copies_gradients: bool
+    bf16_start: int
+    bf16_end: int
+    output_quantized: bool
+
+    @property
+    def quantized(self) -> bool:
+        return self.recipe is not None
+
+    @property
+    def copies(self) -> str:
+        return self.recipe.operands.upper() if self.recipe else "FP8"
+
+    @property
+    def weights_note(self) -> str:
+        if self.param_gather:
+            return f"linear layers in {self.copies}, {self.copy:.4g} B a parameter, the rest in bf16"
+        return "in bf16" if self.weight == BF16 else "in fp32"
+
+    @property
+    def copies_note(self) -> str:
+        return f"{self.copy:.4g} B a parameter of a linear layer: {self.recipe.name}" if self.recipe else ""
+
+    def optimizer_note(self, data: int) -> str:
+        return f"{self.master:g} B master and {self.moments:g} B moments a parameter, over {data} ranks"
+
+    def covers(self, layer: int | None, layers: int) -> bool:
+        """Whether a decoder layer (None: an MTP layer) runs in the quantized format."""
+        if not self.quantized or layer is None:
+            return self.quantized
+        return self.bf16_start <= layer < layers - self.bf16_end
+
+    def _quantizes(self, weight: Weight, layers: int) -> bool:
+        if len(weight.shape) != 2 or not self.covers(weight.layer, layers):
+            return False
+        # A layer's number is missing outside the decoder, the router is of kind `other`.
+        return weight.kind in ("linear", "expert") or (weight.kind == "output" and self.output_quantized)
+
+    def weight_bytes(self, weight: Weight, layers: int) -> tuple[float, float]:
+        """Bytes per element of the parameter itself, and of copies beside it."""
+        if not self._quantizes(weight, layers):
+            return self.weight, 0.0
+        return (self.copy, self.extra_gather) if self.param_gather else (self.weight, self.copy)
+
+    def optimizer_bytes(self, weight: Weight) -> float:
+        in_fp8 = self.param_gather and weight.kind in ("linear", "expert")
+        return (self.master_of_quantized if in_fp8 else self.master) + self.moments
+
+
+def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
+    """What `args` (by attribute name) hold in which type, on this GPU."""
+    name = requested(args)
+    recipe = None if name == "bf16" else QUANTIZATION.get(name, QUANTIZATION["custom"])
+    half = bool(args.get("bf16") or args.get("fp16"))
+    gather = recipe is not None and bool(args.get(recipe.gather_flag))
+    aware = bool(args.get("use_precision_aware_optimizer"))
+    main_params = str(args.get("main_params_dtype") or "fp32")
+    # Transformer Engine's optimizer then reads gradients as they are and keeps the master weights: of a bf16 weight
+    # only the 16 bits that bf16 lacks (store_param_remainders).
+    te_recipe = str(args.get("fp8_recipe") or "delayed") == "delayed"
+    direct = aware and (main_params != "fp32" or te_recipe or bool(args.get("optimizer_cpu_offload")))
+    full = _BYTES.get(main_params, 4.0)
+    master = full
+    if not half:
+        master = 0.0
+    elif direct and main_params == "fp32" and args.get("bf16"):
+        master = 2.0
+    gradient = _gradient(args, half)
+    start, end = _bf16_layers(args)
+    return PrecisionSizes(
+        recipe=recipe,
+        weight=BF16 if half else FP32,
+        copy=recipe.weight_bytes * recipe.copies_of_weights(gpu.capability) if recipe else 0.0,
+        param_gather=gather,
+        extra_gather=_gather_buffer(args, recipe) if gather and recipe else 0.0,
+        gradient=gradient,
+        master=master,
+        master_of_quantized=full,
+        moments=_moments(args, aware),
+        copies_gradients=half and gradient == BF16 and not direct,
+        bf16_start=start,
+        bf16_end=end,
+        output_quantized=bool(args.get("fp8_output_proj")),
+    )
+
+
+def _gather_buffer(args: Arguments, recipe: QuantizationRecipe) -> float:
+    """Bytes per element of a buffer of their own that gathered weights pass through in bf16, unless it is shared."""
+    return 0.0 if all(args.get(flag) for flag in recipe.gather_flags) else BF16
+
+
+def _gradient(args: Arguments, half: bool) -> float:
+    """The gradient buffer's bytes: Megatron goes to fp32 unless bf16 is asked for in one of two ways."""
+    if not half:
+        return FP32
+    if args.get("grad_reduce_in_bf16"):
+        return BF16
+    if args.get("fp16"):
+        return FP32 if args.get("accumulate_allreduce_grads_in_fp32") else BF16
+    stays = not args.get("accumulate_allreduce_grads_in_fp32") and args.get("main_grads_dtype") == "bf16"
+    return BF16 if stays else FP32
+
+
+def _moments(args: Arguments, aware: bool) -> float:
+    """Both of Adam's moments, or the one of SGD."""
+    if args.get("optimizer") == "sgd":
+        return FP32
+    if not aware:
+        return 2 * FP32
+    names = (str(args.get(name) or "fp32") for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+    return sum(_BYTES.get(name, 4.0) for name in names)
+
+
+def _bf16_layers(args: Arguments) -> tuple[int, int]:
+    """How many layers at the start and at the end stay in bf16."""
+    if not args.get("first_last_layers_bf16"):
+        return 0, 0
+    counts = (whole(args, f"num_layers_at_{end}_in_bf16") for end in ("start", "end"))
+    start, end = (1 if n is None else n for n in counts)
+    return start, end
+
+
+def recomputed_modules(args: Arguments) -> frozenset[str]:
+    """What selective recompute covers, core attention by default."""
+    granularity = "selective" if args.get("recompute_activations") else args.get("recompute_granularity")
+    if granularity != "selective":
+        return frozenset()
+    modules = args.get("recompute_modules")
+    return frozenset(map(str, modules)) if isinstance(modules, (list, tuple)) else frozenset(("core_attn",))
+
+
+def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
+    """How a layer saves its tensors; `quantized` is false for the layers that stay in bf16."""
+    recipe = formats.recipe if quantized else None
+    return Saving(
+        linear_input=recipe.saved_bytes if recipe else BF16,
+        quantized=quantized,
+        shares_attention_output=not (recipe and recipe.copies_attention_output),
+        keeps_gathered_input=bool(recipe and recipe.keeps_gathered_input),
+        fused_attention=args.get("attention_backend", "auto") not in ("unfused", "local")
+        and args.get("transformer_impl", "transformer_engine") != "local",
+        # Transformer Engine's own activation keeps what Megatron's fused one does: measured on H200, benchmarks/h200.
+        fused_activation=bool(args.get("bias_swiglu_fusion", True) or args.get("use_te_activation_func")),
+        hidden_dropout=_positive(args.get("hidden_dropout", 0.1)),
+        attention_dropout=_positive(args.get("attention_dropout", 0.1)),
+        recompute=recomputed_modules(args),
+    )
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0

@@ -1,0 +1,145 @@
+"""What Megatron's parser would refuse: values, words and names of flags, with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from fp8launch.diagnostics import Problem, nearest
+from fp8launch.megatron.flag_text import (
+    FlagValue,
+    InvalidValue,
+    Scalar,
+    convert,
+    items_of,
+    looks_like_option,
+    spelling_of,
+    text_of,
+)
+from fp8launch.megatron.schema import Flag, FlagSchema, normalize, other_names, supported_versions, versions_with
+
+# Finding the nearest name takes milliseconds, and nobody reads more of these.
+MOST_UNKNOWN = 50
+
+
+def check_values(
+    values: Mapping[str, FlagValue], schema: FlagSchema, where: Callable[[str], str | None] = lambda name: None
+) -> list[Problem]:
+    """Everything in `values` that Megatron's parser would refuse or that cannot be said in an argument list.
+
+    `where` gives the place of a name of `values`, as the problem shall show it.
+    """
+    problems: list[Problem] = []
+    used: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, value in values.items():
+        flag = schema.find(name)
+        if flag is None:
+            unknown.append(name)
+            if len(unknown) <= MOST_UNKNOWN:
+                problems.append(unknown_flag(name, schema, where(name)))
+            continue
+        if value is None:
+            continue
+        if flag.name in used:
+            message = f"is given twice, as {used[flag.name]} and as {name}"
+            problems.append(wrong_value(flag, message, where(name), "drop one"))
+        used[flag.name] = name
+        problems += [
+            wrong_value(flag, refusal, where(name), fix) for refusal, fix in _refusals(flag, name, value, schema)
+        ]
+    if len(unknown) > MOST_UNKNOWN:
+        problems.append(more_unknown_flags(len(unknown) - MOST_UNKNOWN, schema, where(unknown[MOST_UNKNOWN])))
+    return problems
+
+
+def _refusals(
+    flag: Flag, name: str, value: Scalar | list[Scalar], schema: FlagSchema
+) -> Iterator[tuple[str, str | None]]:
+    """What is wrong with a value, and how to put it right."""
+    if not flag.takes_value:
+        if not isinstance(value, bool):
+            yield f"is a bare flag and takes no value, got {value!r}", "write true, or null to remove it"
+        elif value is False and schema.negative(flag) is None:
+            yield "is a bare flag and cannot be false", "write null to remove it"
+        elif value is False and spelling_of(flag, name).startswith("--no-") and flag.action == "boolean":
+            yield f"is given by its negative name {name} and false", f"write {flag.name}: true"
+        return
+    if flag.nargs is None and isinstance(value, list) and flag.type not in ("ints", "pattern"):
+        yield f"takes one value, got {len(value)}", None
+        return
+    items = items_of(flag, value)
+    if flag.nargs == "+" and not items:
+        yield "needs at least one value", "write null to remove it"
+    if isinstance(flag.nargs, int) and len(items) != flag.nargs:
+        yield f"needs {flag.nargs} values, got {len(items)}", None
+    for item in items:
+        yield from _item_refusals(flag, item)
+    if len(items) > 1 and any(looks_like_option(text_of(flag, item)) for item in items):
+        yield "cannot have a value that starts with a dash among several values", None
+
+
+def _item_refusals(flag: Flag, item: Scalar | list[Scalar]) -> Iterator[tuple[str, str | None]]:
+    choices = f"choices are {', '.join(map(str, flag.choices))}" if flag.choices is not None else None
+    if isinstance(item, bool) and flag.type != "bool":
+        yield f"needs a value, got {str(item).lower()}", choices or "write the value, or null to remove the flag"
+    elif isinstance(item, list) and not (flag.nargs is None and all(type(part) is int for part in item)):
+        yield f"takes whole numbers, got {item!r}", None
+    elif isinstance(item, float) and flag.type in ("int", "ints", "pattern"):
+        yield f"needs a whole number, got {item!r}", f"write {int(item)}" if item.is_integer() else None
+    elif isinstance(item, str) and "\0" in item:
+        yield "contains a NUL character, which argument lists cannot contain", None
+    else:
+        try:
+            convert(flag, text_of(flag, item))
+        except InvalidValue as refusal:
+            guess = nearest(str(item), map(str, flag.choices)) if flag.choices is not None else None
+            yield str(refusal), f"write {guess}" if guess else None
+
+
+def wrong_value(flag: Flag, message: str, where: str | None, fix: str | None = None) -> Problem:
+    """A value that the flag does not take; `message` goes on after the flag's name."""
+    return Problem("error", "flag-value", f"{flag.options[0]} {message}", where, fix)
+
+
+def stray_word(word: str) -> Problem:
+    """A word that belongs to no flag."""
+    return Problem(
+        "error", "flag-stray", f"{word!r} is not the value of any flag", None, "remove it, or write its flag"
+    )
+
+
+def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
+    """Says which versions have the flag, its name in this one, or the nearest valid name."""
+    key = normalize(name)
+    option = "--" + key.replace("_", "-")
+    if schema.find(key) is not None:
+        return Problem("error", "flag-unknown", f"Megatron takes {option}, not {name}", where, f"write {option}")
+    message = f"Megatron-Core {schema.minor} has no flag {option}"
+    elsewhere = versions_with(key)
+    if elsewhere:
+        message += f"; {_joined(elsewhere)} of the supported {_joined(supported_versions())} {_have(elsewhere)} it"
+    renamed = other_names(key, schema)
+    setting = schema.setting(key)
+    guess = nearest(key, (flag.name for flag in schema.flags() if not flag.deprecated))
+    fix = None
+    if renamed:
+        fix = f"use {_joined([flag.options[0] for flag in renamed], 'or')}, its name in {schema.minor}"
+    elif setting:
+        fix = f"{key} is what {_joined([flag.options[0] for flag in setting], 'and')} sets; use the flag's own name"
+    elif guess and not elsewhere:
+        fix = f"did you mean {guess}?"
+    return Problem("error", "flag-unknown", message, where, fix)
+
+
+def more_unknown_flags(count: int, schema: FlagSchema, where: str | None) -> Problem:
+    """The unknown flags beyond MOST_UNKNOWN, in one problem."""
+    message = f"Megatron-Core {schema.minor} has no flag of {count} more of these names"
+    return Problem("error", "flag-unknown", message, where, "pass only Megatron's arguments")
+
+
+def _have(versions: Sequence[str]) -> str:
+    return "has" if len(versions) == 1 else "have"
+
+
+def _joined(words: Sequence[str], conjunction: str = "and") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"

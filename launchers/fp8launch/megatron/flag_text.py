@@ -1,0 +1,136 @@
+"""One value of a Megatron flag and the words of an argument list that stand for it.
+
+The rules are those of argparse and of the types in Megatron's parser.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+
+from fp8launch.megatron.schema import Flag, normalize
+
+Scalar = bool | int | float | str
+FlagValue = Scalar | list[Scalar] | None
+
+# What every argparse takes for a negative number rather than for an option.
+NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+
+
+class InvalidValue(ValueError):
+    """A text that the flag's type does not accept; the message says what it does accept."""
+
+
+def convert(flag: Flag, text: str) -> FlagValue:
+    """One value as argparse would convert it, then held against the choices. Raises `InvalidValue`."""
+    value = _CONVERT[flag.type or "str"](text)
+    if flag.choices is not None and value not in flag.choices:
+        raise InvalidValue(f"has no choice {text!r}; choices are {', '.join(map(str, flag.choices))}")
+    return value
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidValue(f"needs a whole number, not {text!r}") from None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidValue(f"needs a number, not {text!r}") from None
+
+
+def _ints(text: str) -> FlagValue:
+    try:
+        return [int(part) for part in text.strip("()").split(",")]
+    except ValueError:
+        raise InvalidValue(f"needs whole numbers joined by commas, not {text!r}") from None
+
+
+def _pattern(text: str) -> int | str:
+    """A whole number, or a list expression of numbers, lists, + and *, kept as text. Raises `InvalidValue`."""
+    if "[" not in text:
+        return _int(text)
+    refusal = f"needs a whole number or a list expression such as ([0]*3+[1])*8, not {text!r}"
+    if re.search(r"[^,\d\[\]()+*]", text):
+        raise InvalidValue(refusal)
+    try:
+        _kind(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
+        raise InvalidValue(refusal) from None
+    return text
+
+
+def _kind(node: ast.expr) -> type:
+    """The type that a pattern evaluates to, without evaluating it (`[0]*9999999999` would take the memory)."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return int
+    if isinstance(node, (ast.List, ast.Tuple)):
+        for element in node.elts:
+            _kind(element)
+        return list if isinstance(node, ast.List) else tuple
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd) and _kind(node.operand) is int:
+        return int
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = _kind(node.left), _kind(node.right)
+        if left is right and (isinstance(node.op, ast.Add) or left is int):
+            return left
+        if isinstance(node.op, ast.Mult) and int in (left, right):
+            return right if left is int else left
+    raise TypeError("not a list expression")
+
+
+# `bool` is Python's own, applied to the text: Megatron has one such flag, and there every text but "" is true.
+_CONVERT: Mapping[str, Callable[[str], FlagValue]] = {
+    "str": str,
+    "int": _int,
+    "float": _float,
+    "bool": bool,
+    "ints": _ints,
+    "pattern": _pattern,
+}
+
+
+def spelling_of(flag: Flag, name: str) -> str:
+    """The positive spelling; a name given with its `no_` prefix keeps it."""
+    return next((option for option in flag.options if normalize(option) == normalize(name)), flag.options[0])
+
+
+def takes_words(flag: Flag) -> bool:
+    """Whether the flag takes several values none of which can hold a space: numbers, or words of a list of choices."""
+    return flag.nargs is not None and (flag.type in ("int", "float") or flag.choices is not None)
+
+
+def items_of(flag: Flag, value: Scalar | list[Scalar]) -> list[Scalar | list[Scalar]]:
+    """The values that become a word each. `"2 2"` is two where no value can hold a space."""
+    if flag.nargs is None or not isinstance(value, (list, str)):
+        return [value]
+    if isinstance(value, list):
+        return list(value)
+    return list(value.split()) if takes_words(flag) else [value]
+
+
+def text_of(flag: Flag, value: Scalar | list[Scalar]) -> str:
+    """The word that Megatron reads back as this value."""
+    if isinstance(value, list):
+        return ",".join(map(str, value)) if flag.type == "ints" else f"[{','.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return str(value) if value else ""
+    return _float_text(value) if isinstance(value, float) else str(value)
+
+
+def _float_text(value: float) -> str:
+    """The shortest text of the float, as a person would write it: 1e-5 for Python's 1e-05."""
+    if value < 0 and "e" in repr(value):
+        # argparse takes -1e-5 for an option, but not a plain decimal.
+        return format(Decimal(repr(value)), "f")
+    return re.sub(r"e([+-])0+(?=\d)", r"e\1", repr(value)).replace("e+", "e")
+
+
+def looks_like_option(text: str) -> bool:
+    return text.startswith("-") and text != "-" and not NEGATIVE_NUMBER.match(text)

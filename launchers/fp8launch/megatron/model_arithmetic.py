@@ -1,0 +1,213 @@
+"""Sizes of a model that follow from Megatron's arguments, each computed in one place.
+
+Parameter counts, FLOPs, the memory estimate and the rules of `check` all take them from here. Arguments are keyed by
+Megatron's attribute name (dest), as in its dump; what is missing has Megatron's default.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Arguments = Mapping[str, object]
+
+# A deeper model or a longer pipeline layout is a slip, and computing with it would take the memory of the login node.
+MOST_LAYERS = 4096
+LONGEST_LAYOUT = 100_000
+
+# Symbols of a hybrid layer pattern: megatron/core/models/hybrid/hybrid_layer_allocation.py (0.19), core/ssm before.
+_HYBRID_LAYERS = {
+    "M": "mamba",
+    "G": "gated delta net",
+    "*": "attention",
+    "D": "attention",
+    "+": "latent attention",
+    "-": "mlp",
+    "E": "experts",
+}
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-latent attention: ranks of the compressed query (None: not compressed) and key-value, widths per head."""
+
+    query_rank: int | None
+    kv_rank: int
+    head: int
+    rope: int
+    value: int
+
+
+def whole(args: Arguments, name: str) -> int | None:
+    """An argument that is a whole number, from 0 to 10^15; None for anything else."""
+    value = args.get(name)
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    # A log may hold any number, and a size beyond this would overflow floating point.
+    return value if 0 <= value < 10**15 else None
+
+
+# --- widths ----------------------------------------------------------------------------------------------------------
+
+
+def ffn_width(args: Arguments) -> int:
+    """Width of dense layers. Default (arguments.py:1262): 4 h, with SwiGLU two thirds of that in steps of 64."""
+    hidden = whole(args, "hidden_size") or 0
+    default = int(4 * hidden * 2 / 3) // 64 * 64 if args.get("swiglu") else 4 * hidden
+    return whole(args, "ffn_hidden_size") or default
+
+
+def expert_width(args: Arguments) -> int:
+    """Width of a routed expert: that of dense layers where none is stated."""
+    return whole(args, "moe_ffn_hidden_size") or ffn_width(args)
+
+
+def query_groups(args: Arguments) -> int:
+    """Heads of keys and values: Megatron reads `num_query_groups` only with grouped-query attention."""
+    grouped = args.get("group_query_attention", "num_query_groups" in args)
+    return (whole(args, "num_query_groups") or 1) if grouped else whole(args, "num_attention_heads") or 0
+
+
+def head_width(args: Arguments) -> int:
+    """Channels of one attention head, 0 if they cannot be determined."""
+    heads = whole(args, "num_attention_heads")
+    return whole(args, "kv_channels") or ((whole(args, "hidden_size") or 0) // heads if heads else 0)
+
+
+def latent_attention(args: Arguments) -> Latent | None:
+    """The sizes of multi-latent attention, None for a model without it."""
+    if not args.get("multi_latent_attention"):
+        return None
+    return Latent(
+        query_rank=whole(args, "q_lora_rank"),
+        kv_rank=whole(args, "kv_lora_rank") or 32,
+        head=whole(args, "qk_head_dim") or 128,
+        rope=whole(args, "qk_pos_emb_head_dim") or 64,
+        value=whole(args, "v_head_dim") or 128,
+    )
+
+
+def padded_vocab_size(args: Arguments) -> int | None:
+    """The vocabulary that the output layer computes: rounded up to a multiple of make_vocab_size_divisible_by x TP."""
+    padded, size = whole(args, "padded_vocab_size"), whole(args, "vocab_size")
+    if padded or not size:
+        return padded
+    multiple = (whole(args, "make_vocab_size_divisible_by") or 128) * (whole(args, "tensor_model_parallel_size") or 1)
+    return -(-size // multiple) * multiple
+
+
+# --- kinds of layers -------------------------------------------------------------------------------------------------
+
+
+def hybrid_pattern(args: Arguments) -> str | None:
+    """The layer pattern of a hybrid model, None for a transformer."""
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
+        pattern = args.get(name)
+        if isinstance(pattern, str) and pattern:
+            return pattern
+    return None
+
+
+def layer_kinds(args: Arguments) -> frozenset[str]:
+    """The kinds of layers that a model has: attention, latent attention, mlp, experts, mamba, gated delta net."""
+    pattern = hybrid_pattern(args)
+    if pattern is not None:
+        return frozenset(_HYBRID_LAYERS[symbol] for symbol in pattern if symbol in _HYBRID_LAYERS)
+    attention = "latent attention" if args.get("multi_latent_attention") else "attention"
+    moe = expert_layers(args, whole(args, "num_layers") or 0)
+    kinds = {attention}
+    if whole(args, "num_experts"):
+        kinds.add("experts")
+    if moe is None or not all(moe) or "experts" not in kinds:
+        kinds.add("mlp")
+    return frozenset(kinds)
+
+
+def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
+    """Which of `layers` layers are of experts: every n-th for a number, else as the list says.
+
+    None for a frequency that is neither, a list of another length, and more than MOST_LAYERS layers.
+    """
+    if layers > MOST_LAYERS:
+        return None
+    if not whole(args, "num_experts"):
+        return (False,) * layers
+    frequency = expert_frequency(args)
+    if isinstance(frequency, int) and frequency > 0:
+        return tuple(i % frequency == 0 for i in range(layers))
+    if isinstance(frequency, list) and len(frequency) == layers:
+        return tuple(map(bool, frequency))
+    return None
+
+
+def expert_frequency(args: Arguments) -> object:
+    """The value of `moe_layer_freq`, a list expression evaluated."""
+    frequency = args.get("moe_layer_freq", 1)
+    return pattern_value(frequency) if isinstance(frequency, str) else frequency
+
+
+def pattern_value(text: str) -> object:
+    """Integers, lists, + and * of them, as Megatron evaluates them; anything else, or a longer list, gives None."""
+
+    def value(node: ast.expr) -> object:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.List):
+            return [value(x) for x in node.elts]
+        if not isinstance(node, ast.BinOp):
+            return None
+        left, right = value(node.left), value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+            return left * right if len(left) * right <= MOST_LAYERS else None
+        return None
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+# --- division over pipeline stages -----------------------------------------------------------------------------------
+
+
+def expert_tensor_size(args: Arguments) -> int:
+    """Expert tensor parallel size, that of the rest where none is stated."""
+    return whole(args, "expert_tensor_parallel_size") or whole(args, "tensor_model_parallel_size") or 1
+
+
+def virtual_stages(args: Arguments, pp: int) -> int:
+    """Model chunks on each of `pp` pipeline ranks, however they are stated."""
+    layout = args.get("pipeline_model_parallel_layout")
+    if isinstance(layout, str) and (pieces := parse_layout(layout)):
+        return max(len(pieces) // pp, 1)
+    if stated := whole(args, "num_virtual_stages_per_pipeline_rank"):
+        return stated
+    if per_chunk := whole(args, "num_layers_per_virtual_pipeline_stage"):
+        return max(accounted_layers(args) // pp // per_chunk, 1)
+    return 1
+
+
+def accounted_layers(args: Arguments) -> int:
+    """Layers as the even split counts them: embedding and loss may take the place of one each."""
+    extra = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    return (whole(args, "num_layers") or 0) + sum(bool(args.get(name)) for name in extra)
+
+
+def parse_layout(text: str) -> list[str] | None:
+    """The pieces of a pipeline layout such as `Et*2|(t*2|)*3,tL`, one letter a layer: E, t, m, L.
+
+    `|` ends a piece, commas are only for the reader, `*n` repeats the letter or the parentheses before it. None for
+    other text, and for a layout of more than LONGEST_LAYOUT letters.
+    """
+    text = re.sub(r"[\s,'\"]", "", text)
+    for repeated in (r"\(([^()]*)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
+        if sum(len(body) * int(times) for body, times in re.findall(repeated, text)) > LONGEST_LAYOUT:
+            return None
+        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
+    return text.split("|") if text and re.fullmatch(r"[EtmL|]*", text) else None

@@ -1,0 +1,136 @@
+"""The recipes of the pack in rows, and one recipe with the place of each of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fp8launch.recipe.load import LoadedRecipe, load_recipe
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.yaml_source import Node
+from fp8launch.resources import pack_folder
+
+_COLUMN = 52
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe of the pack. `name` is what a command takes; `runs` is how many runs a study has, 1 for a recipe."""
+
+    name: str
+    model: str
+    recipe: Recipe
+    runs: int
+
+    @property
+    def precision(self) -> str:
+        """The precision, or those that a study compares or that phases go through."""
+        compared = self.recipe.axes.get("precision.recipe")
+        if compared:
+            return ", ".join(str(value) for value in compared)
+        own = [self.recipe.precision.recipe] if self.recipe.precision else []
+        stated = [phase.precision.get("recipe") for phase in self.recipe.phases.values() if phase.precision]
+        if changes := [str(value) for value in stated if value]:
+            return ", ".join(dict.fromkeys([*own, *changes]))
+        return self.recipe.precision.recipe if self.recipe.precision else ""
+
+    @property
+    def gpus(self) -> str:
+        """How many GPUs of which kind, or the range of a study: `8 h100`, `16-128 h100`."""
+        per_node = self.recipe.axes.get("resources.gpus_per_node") or [self.recipe.resources.gpus_per_node]
+        nodes = self.recipe.nodes or [self.recipe.resources.nodes]
+        worlds = sorted({n * g for n in nodes for g in per_node if isinstance(g, int)})
+        count = f"{worlds[0]}-{worlds[-1]}" if len(worlds) > 1 else str(worlds[0])
+        return f"{count} {self.recipe.resources.gpu}"
+
+    def as_dict(self) -> dict[str, Any]:
+        need, reference = self.recipe.resources, self.recipe.reference
+        return {
+            "name": self.recipe.name,
+            "recipe": self.name,
+            "description": self.recipe.description,
+            "model": self.model,
+            "gpu": need.gpu,
+            "gpus": need.world_size,
+            "nodes": need.nodes,
+            "precision": self.recipe.precision.recipe if self.recipe.precision else None,
+            "study": self.recipe.is_study,
+            "runs": self.runs,
+            "reference": reference.model_dump() if reference else None,
+        }
+
+
+def pack_recipes(folder: str = "") -> list[Row]:
+    """The recipes at the top of the pack, or all below one of its folders, the smallest jobs first."""
+    top = pack_folder("recipes")
+    files = (top / folder).rglob("*.yaml") if folder else top.glob("*.yaml")
+    rows = [_row(file, top) for file in files]
+    return sorted(rows, key=lambda row: (row.name.count("/"), row.recipe.resources.world_size, row.name))
+
+
+def study_points(recipe: Recipe) -> int:
+    """How many runs the axes and numbers of nodes span."""
+    return math.prod(len(values) for values in recipe.axes.values()) * len(recipe.nodes or [0])
+
+
+def explained(loaded: LoadedRecipe) -> str:
+    """The resolved recipe as YAML, after each value as a comment the file and line that it comes from."""
+    return "".join(f"{line}\n" for line in _lines(loaded.tree, 0, _short))
+
+
+def places(loaded: LoadedRecipe) -> dict[str, str]:
+    """`file:line` of every value, by its dotted key."""
+    return dict(_places(loaded.tree, ""))
+
+
+def _row(file: Path, top: Path) -> Row:
+    loaded = load_recipe(str(file))
+    models = [path.stem for path in loaded.files if path.parent.name == "models"]
+    name = str(file.relative_to(top).with_suffix(""))
+    return Row(name, models[-1] if models else "", loaded.recipe, study_points(loaded.recipe))
+
+
+def _lines(node: Node, depth: int, short: Callable[[str], str]) -> Iterator[str]:
+    assert isinstance(node.value, dict)
+    keys = [*(k for k in _ORDER if k in node.value), *(k for k in node.value if k not in _ORDER)] if not depth else None
+    for key in keys or node.value:
+        child, indent = node.value[key], "  " * depth
+        if isinstance(child.value, dict) and child.value:
+            yield f"{indent}{_scalar(key)}:"
+            yield from _lines(child, depth + 1, short)
+        elif isinstance(child.value, list) and len(_scalar(child.plain())) > _COLUMN:
+            yield _with_place(f"{indent}{_scalar(key)}:", child, short)
+            yield from (f"{indent}- {_scalar(item.plain())}" for item in child.value)
+        else:
+            yield _with_place(f"{indent}{_scalar(key)}: {_scalar(child.plain())}", child, short)
+
+
+def _with_place(text: str, node: Node, short: Callable[[str], str]) -> str:
+    return f"{text:<{_COLUMN}}  # {short(node.where)}"
+
+
+def _places(node: Node, prefix: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node.value, dict) and node.value:
+        for key, child in node.value.items():
+            yield from _places(child, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, _short(node.where)
+
+
+def _short(where: str) -> str:
+    """A place as seen from the folder that holds the pack's recipes."""
+    return where.removeprefix(f"{pack_folder('recipes').parent}/")
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line, as YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+_ORDER = ("name", "description", *(name for name in Recipe.model_fields if name not in ("name", "description")))

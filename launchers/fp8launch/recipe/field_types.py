@@ -1,0 +1,56 @@
+"""The types of a recipe's fields: numbers, names and words with their patterns, and those patterns in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import FORMATS, PRECISIONS
+
+if TYPE_CHECKING:
+    GpuName = str
+    PrecisionName = str
+    FormatName = str
+else:
+    GpuName = Literal[tuple(GPUS)]
+    PrecisionName = Literal[PRECISIONS]
+    FormatName = Literal[FORMATS]
+
+FlagValue = str | int | float | bool | list[str | int | float] | None
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+_WALL_TIME = r"^([0-9]{1,9}(:[0-9]{2}){0,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{2}){0,2})$"
+# Never the dot of a dotted key, and plain in a shell and a file's name.
+_PHASE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
+_RULE_CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+_REASON = r"\S"
+_AXIS = r"^[a-z]+(\.[A-Za-z0-9_-]+)+$"
+_VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
+PATTERNS_IN_WORDS = {
+    _NAME: "letters, digits, '.', '_' or '-', at most 80, starting with a letter or digit",
+    _ENV_NAME: "letters, digits and '_', not starting with a digit",
+    _WALL_TIME: "a Slurm time: minutes, HH:MM:SS or D-HH:MM:SS",
+    _PHASE: "letters, digits, '_' or '-', at most 40, starting with a letter or digit",
+    _RULE_CODE: "the code of a warning, as `fp8launch check` shows it in brackets",
+    _REASON: "a reason in words",
+    _AXIS: "a section and a key, such as precision.recipe",
+    _VERSION: 'a version in quotes, such as "0.19"',
+}
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME)]
+WallTime = Annotated[str, StringConstraints(pattern=_WALL_TIME)]
+AxisKey = Annotated[str, StringConstraints(pattern=_AXIS)]
+AxisValue = str | int | float | bool | None
+Version = Annotated[str, StringConstraints(pattern=_VERSION)]
+RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
+Reason = Annotated[str, StringConstraints(pattern=_REASON)]
+PhaseName = Annotated[str, StringConstraints(pattern=_PHASE)]
+# A section's keys and values; checked with the rest of the section, once they are laid on the recipe's own.
+Overrides = dict[str, Any]
+StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]

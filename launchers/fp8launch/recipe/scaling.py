@@ -1,0 +1,71 @@
+"""The same recipe on another number of nodes."""
+
+from __future__ import annotations
+
+from fp8launch.diagnostics import error
+from fp8launch.megatron.schema import normalize
+from fp8launch.recipe.schema import Batch, Resources
+from fp8launch.recipe.yaml_source import Node
+
+
+def on_nodes(tree: Node, nodes: int) -> Node:
+    """A recipe's tree for `nodes` nodes. In weak scaling the global batch grows with them.
+
+    Values of a wrong type are left for validation to refuse. Raises UserError for a batch that does not scale to a
+    whole number.
+    """
+    place = f"--nodes {nodes}"
+    own = _whole_number(tree, ("resources", "nodes"))
+    if own is None:
+        own = Resources().nodes
+    scaled = _with(tree, ("resources", "nodes"), Node(nodes, place))
+    scaling = _node(tree, ("batch", "scaling"))
+    if (scaling.value if scaling else Batch().scaling) != "weak" or own < 1:
+        return scaled
+    for path in _batches(tree):
+        batch = _whole_number(tree, path)
+        if batch is None:
+            continue
+        if batch * nodes % own:
+            raise error(
+                "batch-size",
+                f"global batch {batch} on {own} nodes does not scale to a whole number on {nodes}",
+                tree.find(path).where,
+                "set batch.global, or batch.scaling: strong",
+            )
+        scaled = _with(scaled, path, Node(batch * nodes // own, place))
+    return scaled
+
+
+def _batches(tree: Node) -> list[tuple[str, str]]:
+    """Where a recipe may state its global batch: in the section, and as a Megatron flag in any spelling."""
+    flags = _node(tree, ("megatron",))
+    stated = flags.value if flags is not None and isinstance(flags.value, dict) else {}
+    spelled = [("megatron", flag) for flag in stated if normalize(flag) == "global_batch_size"]
+    return [("batch", "global"), *spelled]
+
+
+def _node(tree: Node, path: tuple[str, ...]) -> Node | None:
+    """What stands at exactly this path, None where nothing does."""
+    node = tree
+    for step in path:
+        if not isinstance(node.value, dict) or step not in node.value:
+            return None
+        node = node.value[step]
+    return node
+
+
+def _whole_number(tree: Node, path: tuple[str, ...]) -> int | None:
+    node = _node(tree, path)
+    return node.value if node is not None and type(node.value) is int else None
+
+
+def _with(tree: Node, path: tuple[str, ...], node: Node) -> Node:
+    """The tree with `node` at `path`. A section that is not a mapping stays, for validation to refuse."""
+    if not path:
+        return node
+    if not isinstance(tree.value, dict):
+        return tree
+    step, *rest = path
+    below = tree.value.get(step, Node({}, node.where))
+    return Node({**tree.value, step: _with(below, tuple(rest), node)}, tree.where)

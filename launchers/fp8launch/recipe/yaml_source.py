@@ -1,0 +1,255 @@
+"""YAML text to a tree of nodes that remember their file and line.
+
+YAML 1.2 core schema, so `off`, `no` and `01:00:00` are words; no tags, no merge keys, no documents beyond the first.
+Anchors work, but what they expand to is bounded, so a small file cannot become a large one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from fp8launch.diagnostics import UserError, error
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 20_000
+MAX_CHARACTERS = 4 << 20
+MAX_DEPTH = 40
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and where it was written. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`.
+
+    `text` is what stands in the file for a scalar: 3.10 is the number 3.1 to YAML, but not to an environment variable.
+    """
+
+    value: Scalar | list[Node] | dict[str, Node]
+    where: str
+    text: str | None = field(default=None, compare=False)
+
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def find(self, path: tuple[str | int, ...]) -> Node:
+        """The deepest node on `path` that exists, for pointing at what is wrong or missing."""
+        node = self
+        for step in path:
+            value = node.value
+            if isinstance(value, dict) and step in value:
+                node = value[str(step)]
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                node = value[step]
+            else:
+                break
+        return node
+
+
+def resolve_plain_scalar(text: str) -> Scalar:
+    """What an unquoted scalar means in YAML 1.2's core schema."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) < 40 and _INT.fullmatch(text):
+        # Leading zeros are decimal in YAML 1.2 and refused by int(text, 0).
+        digits = text.lstrip("+-")
+        return int(text, 0) if digits[:2].lower() in ("0x", "0o") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def is_file(path: Path) -> bool:
+    """A file that this user may see; a name too long for the file system is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Something of that name is there, be it that this user may not see it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def numbers_as_written(mapping: Node) -> Node:
+    """`mapping` with its numbers as the text that was written, for values that are text to whoever reads them."""
+    if not isinstance(mapping.value, dict):
+        return mapping
+    written = {
+        key: Node(child.text, child.where, child.text)
+        if isinstance(child.value, (int, float)) and not isinstance(child.value, bool) and child.text
+        else child
+        for key, child in mapping.value.items()
+    }
+    return Node(written, mapping.where)
+
+
+def read_yaml(path: Path) -> Node:
+    """The mapping in a YAML file. Raises UserError for whatever keeps it from being read."""
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise error("file-not-found", "no such file", name) from None
+    except OSError as exc:
+        raise error("unreadable-file", f"cannot be read: {exc.strerror}", name) from None
+    if len(raw) > MAX_BYTES:
+        raise error("file-too-large", f"is larger than {MAX_BYTES >> 20} MiB, so it cannot be a recipe", name)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise error("not-utf8", "is not UTF-8 text", f"{name}:{line}") from None
+    node = parse_yaml(text, name)
+    if node.value is None:
+        raise error("empty-file", "is empty", name, fix="a recipe is a mapping, e.g. `extends: [models/llama3_8b]`")
+    if not isinstance(node.value, dict):
+        raise error("not-a-mapping", "must be a mapping of `section: values` at the top", node.where)
+    return node
+
+
+def parse_yaml(text: str, name: str, numbered: bool = True, unique: bool = True) -> Node:
+    """YAML text to nodes whose places are `name:line` (or just `name`, for text that came from no file).
+
+    With `unique` a key that is given twice is an error, as in recipes; without it, its last value counts.
+    """
+    _refuse_unwritable(text, name)
+    return _Builder(text, name, numbered, unique).document()
+
+
+def _refuse_unwritable(text: str, where: str) -> None:
+    """No argument or file holds a NUL, or half a character (what Python makes of arguments that are no UTF-8)."""
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise error("not-text", "contains a NUL character or bytes that are not UTF-8 text", where)
+
+
+class _Builder:
+    def __init__(self, text: str, name: str, numbered: bool, unique: bool) -> None:
+        self._name = name
+        self._numbered = numbered
+        self._unique = unique
+        self._anchors: dict[str, tuple[Node, int, int]] = {}
+        self._count = 0
+        self._characters = 0
+        self._events = self._guarded(text)
+
+    def _where(self, mark: Any) -> str:
+        return f"{self._name}:{mark.line + 1}" if self._numbered else self._name
+
+    def _guarded(self, text: str) -> Iterator[Any]:
+        """Events from libyaml where PyYAML has it; its errors become ours."""
+        try:
+            yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError as exc:
+            mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+            what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "unexpected text"
+            fix = "check the indentation, the colons and the quotes of this line and of the one before"
+            where = self._where(mark) if mark else self._name
+            raise error("not-yaml", f"is not valid YAML: {what}", where, fix) from None
+
+    def _fail(self, code: str, message: str, mark: Any, fix: str | None = None) -> UserError:
+        return error(code, message, self._where(mark), fix)
+
+    def document(self) -> Node:
+        node = Node(None, self._name)
+        seen = False
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if seen:
+                    raise self._fail("several-documents", "contains more than one YAML document", event.start_mark)
+                seen = True
+                node = self._node(next(self._events), 0)
+        return node
+
+    def _node(self, event: Any, depth: int, where: str | None = None) -> Node:
+        mark = event.start_mark
+        self._count += 1
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._fail("unknown-alias", f"alias *{event.anchor} has no anchor before it", mark)
+            target, size, characters = self._anchors[event.anchor]
+            self._count += size
+            self._characters += characters
+            self._check_size(mark, depth)
+            return Node(target.value, where or self._where(mark), target.text)
+        self._check_size(mark, depth)
+        if event.tag is not None:
+            raise self._fail("yaml-tag", f"tag {event.tag} is not allowed", mark, "write the plain value")
+        before, characters_before = self._count, self._characters
+        where = where or self._where(mark)
+        if isinstance(event, yaml.ScalarEvent):
+            _refuse_unwritable(event.value, where)
+            self._characters += len(event.value)
+            node = Node(resolve_plain_scalar(event.value) if event.implicit[0] else event.value, where, event.value)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = Node(self._sequence(depth), where)
+        else:
+            node = Node(self._mapping(depth), where)
+        if event.anchor:
+            self._anchors[event.anchor] = (node, self._count - before, self._characters - characters_before)
+        return node
+
+    def _check_size(self, mark: Any, depth: int) -> None:
+        if self._count > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise self._fail("yaml-too-large", f"expands to more than {limit}, so it is not a recipe", mark)
+        if self._characters > MAX_CHARACTERS:
+            message = f"expands to more than {MAX_CHARACTERS >> 20} MiB of text, so it is not a recipe"
+            raise self._fail("yaml-too-large", message, mark)
+
+    def _sequence(self, depth: int) -> list[Node]:
+        items = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return items
+
+    def _mapping(self, depth: int) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            mark = event.start_mark
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._fail("bad-key", "a key must be a plain name", mark)
+            key = event.value
+            self._characters += len(key)
+            _refuse_unwritable(key, self._where(mark))
+            if key == "<<" and event.implicit[0]:
+                raise self._fail("merge-key", "merge keys (<<) are not supported", mark, "use `extends:`")
+            if key in entries and self._unique:
+                raise self._fail(
+                    "duplicate-key",
+                    f"'{key}' is given twice, first at {entries[key].where}",
+                    mark,
+                    "remove one of them",
+                )
+            # An entry's place is its key's line: that is the line a reader looks for.
+            entries[key] = self._node(next(self._events), depth + 1, self._where(mark))
+        return entries

@@ -1,0 +1,116 @@
+"""CUDA graphs without a GPU: a capture runs its code once, a replay does nothing.
+
+What a capture forbids is forbidden here as far as it can be told: waiting for a device, stream or event. Reading a
+value from a tensor cannot be told from reading one of host memory, so it is let pass.
+"""
+# mypy: disable-error-code="import-not-found, misc"
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+# Of one node.
+MOST_GPUS = 16
+
+
+class Captures:
+    """How deep in captures this process is."""
+
+    depth = 0
+
+
+def capturing() -> bool:
+    """Whether a capture is under way."""
+    return Captures.depth > 0
+
+
+class CUDAGraph:
+    """A graph that holds nothing."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        pass
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Random state that replays advance."""
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        """Begin a capture."""
+        if capturing():
+            raise RuntimeError(NOT_PERMITTED)
+        Captures.depth += 1
+
+    def capture_end(self) -> None:
+        """End it."""
+        Captures.depth -= 1
+
+    def replay(self) -> None:
+        """Outputs keep the values of the capture."""
+        if capturing():
+            raise RuntimeError(NOT_PERMITTED)
+
+    def reset(self) -> None:
+        """Nothing to free."""
+
+    instantiate = enable_debug_mode = reset
+
+    def debug_dump(self, path: str) -> None:
+        """Nothing to draw."""
+
+    def pool(self) -> tuple[int, int]:
+        """The handle of its memory pool."""
+        return (0, 1)
+
+
+@contextlib.contextmanager
+def graph(
+    cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global", **_: Any
+) -> Iterator[None]:
+    """Capture what runs inside."""
+    cuda_graph.capture_begin(pool, capture_error_mode)
+    try:
+        yield
+    finally:
+        cuda_graph.capture_end()
+
+
+class Generator(torch.Generator):
+    """A generator that CUDA graphs may use; torch has its methods for CUDA only."""
+
+    def graphsafe_get_state(self) -> Generator:
+        """Itself."""
+        return self
+
+    def graphsafe_set_state(self, state: Any) -> None:
+        """Keep its own."""
+
+    def clone_state(self) -> Generator:
+        """Another one."""
+        return Generator()
+
+
+def _synchronize(*_: Any) -> None:
+    if capturing():
+        raise RuntimeError(NOT_PERMITTED)
+
+
+def install() -> None:
+    """Answer for torch's graphs; call after the CPU mode is installed."""
+    cuda: Any = torch.cuda
+    for holder in (cuda, cuda.graphs):
+        holder.is_current_stream_capturing = capturing
+        holder.CUDAGraph, holder.graph = CUDAGraph, graph
+        holder.graph_pool_handle = lambda: (0, 1)
+    torch._C._graph_pool_handle = lambda: (0, 1)
+    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
+        setattr(torch._C, name, lambda *_: None)
+    cuda.default_generators = tuple(Generator() for _ in range(MOST_GPUS))
+    cuda.synchronize = _synchronize
+    cuda.Stream.synchronize = _synchronize
+    cuda.Event.synchronize = _synchronize

@@ -1,0 +1,67 @@
+"""The exception that ended a rehearsal, as data: its sentence, its place, and the settings read around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+# A package that this machine lacks may be in the image: its kernels have no stand-in.
+WITHOUT_VERDICT = ("NotRehearsed", "ImportError", "ModuleNotFoundError", "MemoryError")
+_PACKAGE = re.compile(r"^.*/(?=(?:megatron|transformer_engine)/)")
+
+
+def described(failure: BaseException) -> dict[str, Any]:
+    """What ended the rehearsal, with the innermost place in Megatron or Transformer Engine."""
+    frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if _PACKAGE.match(frame.filename)]
+    found = {"at": "", "function": "", "settings": []}
+    message = " ".join(str(failure).split())[:2000]
+    if frames:
+        last = frames[-1]
+        line = last.lineno or 0
+        found = {
+            "at": f"{_PACKAGE.sub('', last.filename)}:{line}",
+            "function": last.name,
+            "settings": settings_read(Path(last.filename), line),
+        }
+        message = message or (last.line or "")
+    return {
+        "ok": False,
+        "exception": type(failure).__name__,
+        "message": message,
+        **found,
+        "unknown": type(failure).__name__ in WITHOUT_VERDICT,
+        "traceback": "".join(traceback.format_exception(failure))[-20000:],
+    }
+
+
+def settings_read(file: Path, line: int) -> list[str]:
+    """Attributes that the statement at `line` reads, then those of the conditions around it, innermost first."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    around.sort(key=lambda node: -node.lineno)
+    names: list[str] = []
+    for node in around:
+        names += _attributes(node)
+    return list(dict.fromkeys(names))
+
+
+def _attributes(statement: ast.stmt) -> list[str]:
+    """Attributes in a simple statement or in the condition of a compound one, in the order of the text."""
+    if isinstance(statement, (ast.If, ast.While)):
+        read: ast.AST = statement.test
+    elif isinstance(statement, (ast.Assert, ast.Raise, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)):
+        read = statement
+    else:
+        return []
+    found = [node for node in ast.walk(read) if isinstance(node, ast.Attribute)]
+    return [node.attr for node in sorted(found, key=lambda node: (node.lineno, node.col_offset))]

@@ -1,0 +1,197 @@
+"""A process group of any size in one process: every other rank is taken to hold what this one holds.
+
+An all-gather repeats this rank's tensor, a reduce-scatter takes this rank's slice, an all-to-all returns what this
+rank would send to itself, and a receive fills its buffer. So Megatron's own communication code runs as one rank of a
+world of thousands, with its own checks of shapes and sizes. `recording` notes what passes.
+"""
+# mypy: disable-error-code="import-not-found, attr-defined, no-untyped-call, misc, no-any-return"
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+NAME = "fp8launch_mirror"
+
+
+def observe(kind: str, group: Any, tensor: torch.Tensor) -> None:
+    """Called for everything that passes: `recording` takes this function's place."""
+
+
+def _finished(result: Any) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+class Mirror(dist.ProcessGroup):
+    """One rank's view of a group in which all ranks hold the same."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.own, self.ranks = rank, size
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        for tensor in tensors:
+            observe("all_reduce", self, tensor)
+            if "SUM" in str(getattr(opts, "reduceOp", "")):
+                tensor.mul_(self.ranks)
+        return _finished(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        for tensor in tensors:
+            observe("broadcast", self, tensor)
+        return _finished(tensors)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        return _finished(tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            observe("all_gather", self, tensor)
+            for each in output:
+                each.copy_(tensor)
+        return _finished(outputs)
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        observe("all_gather", self, output)
+        output.view(self.ranks, -1).copy_(tensor.reshape(1, -1).expand(self.ranks, -1))
+        return _finished(output)
+
+    all_gather_single = all_gather_into_tensor = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, tensor)
+        return _finished(outputs)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensors in zip(outputs, inputs, strict=True):
+            observe("reduce_scatter", self, output)
+            output.copy_(tensors[self.own])
+        return _finished(outputs)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        observe("reduce_scatter", self, tensor)
+        output.copy_(tensor.reshape(self.ranks, -1)[self.own].reshape(output.shape))
+        return _finished(output)
+
+    reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, tensor)
+        return _finished(outputs)
+
+    def alltoall_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> Any:
+        observe("all_to_all", self, tensor)
+        sent = _parts(tensor, input_splits, self.ranks)[self.own]
+        for received in _parts(output, output_splits, self.ranks):
+            if received.shape[1:] != sent.shape[1:]:
+                raise RuntimeError(f"all_to_all: ranks send {tuple(sent.shape)}, expected {tuple(received.shape)}")
+            if len(received) and len(sent):
+                # On the way back of a dispatch other ranks would return other numbers of rows: repeat mine.
+                received.copy_(sent[torch.arange(len(received)) % len(sent)])
+            elif len(received):
+                received.zero_()
+        return _finished(output)
+
+    def all_to_all_single(self, output: torch.Tensor, tensor: torch.Tensor, *rest: Any) -> Any:
+        return self.alltoall_base(output, tensor, *rest)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output in outputs:
+            output.copy_(inputs[self.own])
+        return _finished(outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensor in zip(outputs, inputs, strict=False):
+            for each in output:
+                each.copy_(tensor)
+        return _finished(outputs)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        for output, tensors in zip(outputs, inputs, strict=False):
+            output.copy_(tensors[self.own])
+        return _finished(outputs)
+
+    def barrier(self, opts: Any = None) -> Any:
+        return _finished(torch.ones(1))
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        for tensor in tensors:
+            observe("send", self, tensor)
+        return _finished(tensors)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        with torch.no_grad():
+            for tensor in tensors:
+                observe("receive", self, tensor)
+                if tensor.is_floating_point():
+                    tensor.normal_(0, 0.02)
+                else:
+                    tensor.zero_()
+        return _finished(tensors)
+
+    recv_anysource = recv
+
+    def getBackendName(self) -> str:  # torch's own spelling
+        return NAME
+
+    @property
+    def pg_name(self) -> str:
+        return NAME
+
+    def _set_group_name(self, name: str) -> None:
+        self._given_name = name
+
+    @property
+    def group_name(self) -> str:
+        return str(getattr(self, "_given_name", NAME))
+
+
+def _parts(tensor: torch.Tensor, splits: Any, ranks: int) -> Sequence[torch.Tensor]:
+    if splits is None or len(splits) == 0:
+        return tensor.chunk(ranks)
+    return tensor.split([int(size) for size in splits])
+
+
+def _make(store: Any, rank: int, size: int, timeout: Any) -> Mirror:
+    return Mirror(rank, size)
+
+
+class _NcclOptions:
+    """What Megatron sets of a communicator."""
+
+    def __init__(self, is_high_priority_stream: bool = False, **_: Any) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = types.SimpleNamespace()
+
+
+def install(rank: int, world: int) -> None:
+    """Initialize torch.distributed as rank `rank` of `world`, with every group a mirror."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.Backend.register_backend(NAME, _make, devices=["cpu", "cuda"])
+    dist.init_process_group(NAME, store=FakeStore(), rank=rank, world_size=world)
+    dist.is_nccl_available = dist.is_backend_available = lambda *_: True
+    if not hasattr(dist, "ProcessGroupNCCL"):  # torch for the CPU
+        dist.ProcessGroupNCCL = types.SimpleNamespace(Options=_NcclOptions)
+    original = dist.new_group
+
+    def new_group(*arguments: Any, **options: Any) -> Any:
+        options["backend"] = None
+        options.pop("pg_options", None)
+        return original(*arguments, **options)
+
+    dist.new_group = dist.distributed_c10d.new_group = new_group

@@ -1,0 +1,55 @@
+"""Stand-ins for compiled packages of the job's image that Megatron and Transformer Engine import.
+
+They have the interfaces and shapes of the real ones and none of their kernels. `USED` names those that a rehearsal
+called, so that its result can say what it did not see.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from typing import Any
+
+USED: dict[str, str] = {}
+# Version that a stand-in says it has, for code that asks the package's metadata.
+VERSIONS = {"flash-attn": "2.8.3"}
+MODULES = {
+    "deep_ep": "deep_ep",
+    "deep_ep.utils": "deep_ep",
+    "flash_attn": "flash_attn",
+    "flash_attn.flash_attn_interface": "flash_attn",
+    "flash_attn_2_cuda": "flash_attn",
+}
+
+
+def install() -> None:
+    """Put the stand-ins where the packages are not installed."""
+    for name, stand_in in MODULES.items():
+        root = name.split(".")[0]
+        if root in sys.modules or importlib.util.find_spec(root) is None:
+            sys.modules[name] = importlib.import_module(f"fp8launch.rehearsal.packages.{stand_in}")
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        if distribution_name in VERSIONS:
+            return VERSIONS[distribution_name]
+        return original(distribution_name)
+
+    importlib.metadata.version = version
+
+
+def used(package: str, what: str) -> None:
+    """Record that a rehearsal called kernels that do not run."""
+    USED[package] = what
+
+
+def rows(tensor: Any, number: int) -> Any:
+    """`number` rows of a tensor, repeated as often as needed."""
+    import torch
+
+    if tensor.shape[0] == 0:
+        return tensor.new_zeros((number, *tensor.shape[1:]))
+    return tensor[torch.arange(number, device=tensor.device) % tensor.shape[0]]

@@ -1,0 +1,62 @@
+"""What of Megatron and Transformer Engine is replaced in a rehearsal: code that reaches past torch's Python, or that
+compares what different ranks hold.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from fp8launch.rehearsal.cuda_graphs import Generator
+
+WEAK_REFERENCES = (
+    "megatron.core.transformer.cuda_graphs",
+    "transformer_engine.pytorch.utils",
+    "transformer_engine.pytorch.graph",
+)
+
+
+def install() -> None:
+    """Replace it, before Megatron's training is imported; call after the CPU mode of Megatron is installed."""
+    _random_state(importlib.import_module("megatron.core.tensor_parallel.random"), False)
+    with suppress(ImportError):
+        _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
+    with suppress(ImportError):
+        _uneven_shards()
+    for name in WEAK_REFERENCES:
+        with suppress(ImportError):
+            _strong_references(importlib.import_module(name))
+
+
+def _strong_references(module: Any) -> None:
+    """Captured graphs are kept by tensors that point into CUDA's memory without owning it."""
+    for name in ("make_weakref", "make_weak_ref"):
+        if hasattr(module, name):
+            setattr(module, name, lambda tensor, *_, **__: tensor)
+
+
+def _random_state(module: Any, graph_safe_by_default: bool) -> None:
+    """Random states that CUDA graphs may use are generators; torch has them for CUDA only."""
+
+    def get_state(device: Any = None, clone: bool = False, graph_safe: bool = graph_safe_by_default) -> Any:
+        return Generator() if graph_safe else torch.get_rng_state()
+
+    def set_state(state: Any, device: Any = None, graph_safe: bool = graph_safe_by_default) -> None:
+        if torch.is_tensor(state):
+            torch.set_rng_state(state)
+
+    module._get_cuda_rng_state, module._set_cuda_rng_state = get_state, set_state
+
+
+def _uneven_shards() -> None:
+    """Megatron's FSDP checks that the parts of all ranks together are the whole. It does not under torch's `fake`
+    process groups, and cannot where all ranks hold the same."""
+    shards: Any = importlib.import_module("megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor")
+    buffers: Any = importlib.import_module("megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer")
+    for module in (shards, buffers):
+        if hasattr(module, "validate_uneven_dtensor"):
+            module.validate_uneven_dtensor = lambda dtensor: None

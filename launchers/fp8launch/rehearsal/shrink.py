@@ -1,0 +1,142 @@
+"""Sizes small enough to compute with on a login node, in the same structure.
+
+The world and every parallel size stay, and so do layer patterns, heads and head sizes. Widths, vocabulary and sequence
+shrink to the smallest size that has the same remainder by every number that Megatron or Transformer Engine divides
+them by: a size that does not divide still does not, and one that does still does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fp8launch.engines.base import Layout
+from fp8launch.megatron.flag_text import FlagValue
+
+Put = Callable[[str, int], None]
+
+# The largest block of values that shares a scale, or that an FP8 GEMM wants its sizes to be a multiple of.
+BLOCK = 128
+# Two iterations: some of Megatron's state is only used from the second one on.
+ITERATIONS = 2
+# Patterns over layers keep the number of layers.
+PATTERNED = (
+    "pipeline_model_parallel_layout", "moe_layer_freq", "linear_attention_freq", "window_attn_skip_freq",
+    "no_rope_freq", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers", "heterogeneous_layers_config_path",
+    "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "hybrid_layer_pattern", "recompute_num_layers",
+    "cpu_offloading_num_layers", "fine_grained_activation_offloading",
+)  # fmt: skip
+# Nothing is read or written outside the process, and nothing outlives the step.
+DROPPED = (
+    "data_path", "data_args_path", "per_split_data_args_path", "train_data_path", "valid_data_path", "test_data_path",
+    "data_cache_path", "save", "load", "save_interval", "pretrained_checkpoint", "finetune", "ckpt_step",
+    "no_load_optim", "no_load_rng", "tensorboard_dir", "wandb_project", "wandb_exp_name", "wandb_save_dir",
+    "tokenizer_model", "vocab_file", "merge_file", "exit_signal_handler", "exit_interval", "exit_duration_in_mins",
+    "profile", "log_energy", "train_samples", "lr_decay_samples", "lr_warmup_samples", "rampup_batch_size",
+    "lr_warmup_fraction", "lr_decay_iters", "lr_wsd_decay_iters", "async_save", "non_persistent_save_interval",
+    "split", "check_weight_hash_across_dp_replicas_interval",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """Flag values for a rehearsal, and each size that was changed: flag to (real, rehearsed)."""
+
+    values: dict[str, FlagValue]
+    sizes: dict[str, tuple[int, int]]
+
+
+def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1) -> Shrunk:
+    """The flags of a short, small run of the same structure; sizes grow with `scale`, their remainders stay."""
+    small = {name: value for name, value in values.items() if name not in DROPPED}
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def put(flag: str, size: int) -> None:
+        real = values.get(flag)
+        if isinstance(real, int) and not isinstance(real, bool) and real != size:
+            sizes[flag] = (real, size)
+        small[flag] = size
+
+    block = BLOCK * scale
+    tensor = block * layout.tp
+    hidden = _whole(values, "hidden_size")
+    if hidden is not None:
+        put("hidden_size", residue(hidden, tensor))
+        if "kv_channels" not in values and (heads := _whole(values, "num_attention_heads")):
+            small["kv_channels"] = hidden // heads
+        if "ffn_hidden_size" not in values:
+            small["ffn_hidden_size"] = residue(4 * hidden, tensor)
+    for flag in ("ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+        if (width := _whole(values, flag)) is not None:
+            put(flag, residue(width, tensor))
+    for flag in ("vocab_size", "padded_vocab_size"):
+        if (entries := _whole(values, flag)) is not None:
+            put(flag, residue(entries, tensor))
+    small.setdefault("vocab_size", 8 * BLOCK)
+    _sequence(values, layout, block, put)
+    _layers(values, layout, put)
+    _experts(values, layout, put)
+    microbatches = layout.pp if layout.pp > 1 else min(layout.microbatches, 2)
+    put("global_batch_size", layout.dp * layout.micro_batch * microbatches)
+    put("train_iters", ITERATIONS)
+    if values.get("cuda_graph_impl") not in (None, "none"):
+        # The second iteration captures, the third replays.
+        put("train_iters", ITERATIONS + 1)
+        small["cuda_graph_warmup_steps"] = 1
+    small |= {
+        "mock_data": True, "tokenizer_type": "NullTokenizer", "num_workers": 0, "eval_iters": 0, "log_interval": 1,
+        "lr_warmup_iters": 0, "eval_interval": 1000,
+    }  # fmt: skip
+    return Shrunk(small, sizes)
+
+
+def residue(real: int, unit: int) -> int:
+    """The smallest size above `unit` with the same remainder by `unit`, or the size itself if that is no smaller."""
+    return min(real, unit + real % unit)
+
+
+def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: Put) -> None:
+    sequence = _whole(values, "seq_length")
+    if sequence is None:
+        return
+    # Context parallelism deals two chunks to each rank.
+    small = residue(sequence, 2 * block * layout.tp * layout.cp)
+    put("seq_length", small)
+    positions = _whole(values, "max_position_embeddings")
+    if positions is not None:
+        put("max_position_embeddings", max(small, min(positions, small)))
+
+
+def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
+    layers = _whole(values, "num_layers")
+    if layers is None or any(values.get(flag) for flag in PATTERNED):
+        return
+    chunk = _whole(values, "num_layers_per_virtual_pipeline_stage")
+    virtual = layout.vp
+    if chunk:
+        virtual = layers // layout.pp // chunk
+        put("num_layers_per_virtual_pipeline_stage", 1)
+    # An embedding or a loss that counts as a layer takes the place of one.
+    counted = sum(
+        bool(values.get(flag))
+        for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    )
+    per_stage = max(virtual, 1) if virtual > 1 else 2
+    whole = layout.pp * per_stage
+    put("num_layers", min(layers, whole - counted if whole > counted else 2 * whole - counted))
+
+
+def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
+    experts = _whole(values, "num_experts")
+    if not experts or values.get("moe_router_num_groups") or experts % layout.ep:
+        return
+    chosen = _whole(values, "moe_router_topk") or 2
+    local = experts // layout.ep
+    needed = -(-chosen // layout.ep)
+    put("num_experts", layout.ep * min(local, max(needed, 2)))
+
+
+def _whole(values: Mapping[str, FlagValue], flag: str) -> int | None:
+    value = values.get(flag)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,152 @@
+"""One rehearsal in a process of its own: `python -m fp8launch.rehearsal.worker`, request on stdin, result on stdout.
+
+The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
+`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, `te_site` (a folder with Transformer Engine's Python
+code), and `parent`, the id of the process that asks; with `record` (`{"microbatches": [4, 2]}`) steps of so many micro
+batches are recorded instead of computed. The result is the last line: `{"ok": true, "recorded": ..., "seconds": 4.2}`,
+or with `ok` false the `exception`, its `message`, the place `at` which it was raised, the `settings` that the code
+there reads, and the `traceback`; `unknown` is true where a stand-in was missing, which says nothing of the recipe.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fp8launch.rehearsal.failure import described
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Run one request."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    end_with_parent(request["parent"])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Megatron prints is no answer
+    result = prepared(request) or result_of(request)
+    answers.write(json.dumps(result) + "\n")
+    answers.flush()
+    os._exit(0)  # Megatron's threads and exit handlers have nothing to finish
+
+
+def prepared(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Prepare the software; None, or how that failed."""
+    try:
+        prepare_software(request)
+    except BaseException as failure:
+        return {**described(failure), "seconds": 0.0}
+    return None
+
+
+def result_of(request: dict[str, Any]) -> dict[str, Any]:
+    """One rehearsal in this process, whose software is prepared."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"ok": True}
+    recording = None
+    try:
+        join_world(request)
+        recording = record(request)
+        train(request)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            result = {"ok": False, "exception": "SystemExit", "message": str(stop.code), "at": "", "traceback": ""}
+    except BaseException as failure:
+        result = described(failure)
+    if result["ok"] and recording is not None:
+        result["recorded"] = recording.as_json()
+    result["not_rehearsed"] = sorted(sys.modules["fp8launch.rehearsal.packages"].USED.values())
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    result["processor_seconds"] = round(usage.ru_utime + usage.ru_stime, 2)
+    result["memory_mib"] = usage.ru_maxrss >> 10
+    result["seconds"] = round(time.monotonic() - began, 2)
+    return result
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when the one that started it is gone, however that ended (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone already
+        os._exit(1)
+
+
+def prepare_software(request: dict[str, Any]) -> None:
+    """Put the stand-ins in place, before Megatron is imported: all that no rank differs in."""
+    os.environ.update(request["env"])
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+        TORCHDYNAMO_DISABLE="1",
+        FP8LAUNCH_DEVICE="cuda",
+        OMP_NUM_THREADS="1",
+    )
+    from fp8launch.injob.rank.compat import python311, triton_stub
+
+    python311.install()
+    triton_stub.install(("megatron.", "transformer_engine."), launches_do_nothing=True)
+    import torch
+
+    from fp8launch.injob.rank.compat import apex_wgrad, cpu, datasets_helper
+    from fp8launch.rehearsal import compiled_te, device, packages, replaced
+
+    torch.set_num_threads(1)
+    cpu.install_device()
+    device.install(tuple(request["capability"]), request["memory_gib"])
+    packages.install()
+    if request.get("te_site"):
+        compiled_te.install(Path(request["te_site"]))
+    apex_wgrad.install()  # before Megatron looks for it
+    cpu.install_megatron()
+    replaced.install()
+    datasets_helper.install()
+
+
+def import_megatron() -> None:
+    """Import what every rehearsal needs, for processes that are forked from this one."""
+    importlib.import_module("fp8launch.injob.rank.pretrain")
+    importlib.import_module("fp8launch.injob.rank.gpt_model")
+
+
+def join_world(request: dict[str, Any]) -> None:
+    """Become one rank of the run's world."""
+    rank, world, local = request["rank"], request["world"], request["local_world"]
+    os.environ.update(request["env"])
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+    importlib.import_module("fp8launch.rehearsal.device").set_count(local)
+    importlib.import_module("fp8launch.rehearsal.mirror_group").install(rank, world)
+
+
+def record(request: dict[str, Any]) -> Any:
+    """Record steps where the request wants them counted."""
+    if "record" not in request:
+        return None
+    from fp8launch.rehearsal import recording
+
+    return recording.install(request["record"], request["local_world"])
+
+
+def train(request: dict[str, Any]) -> None:
+    """Two steps of the entry or the script that the job would run."""
+    from fp8launch.injob.rank.compat import python311
+
+    if request.get("script"):
+        sys.argv = [request["script"], *request["argv"], *python311.defaults(request["argv"])]
+        runpy.run_path(request["script"], run_name="__main__")
+        return
+    sys.argv = ["pretrain.py", *request["argv"], *python311.defaults(request["argv"])]
+    importlib.import_module("fp8launch.injob.rank.pretrain").main(time.time())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The baseline of a comparison: the rows that it means, and which of them each row is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fp8launch.diagnostics import error, nearest
+from fp8launch.report.differences import speed_comparability
+from fp8launch.report.grouping import ComparisonRow
+
+
+def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[ComparisonRow]:
+    """Return the rows that `wanted` means; by default those in bf16, else the first variant; none for one variant.
+
+    Raises UserError where no row is meant.
+    """
+    labels = list(dict.fromkeys(row.label for row in rows))
+    if wanted is None:
+        return _default_baseline(rows) if len(labels) > 1 else []
+    found = [row for row in rows if _is_meant(row, wanted)]
+    if not found:
+        near = nearest(wanted, labels)
+        names = ", ".join(f"'{label}'" for label in labels)
+        hint = f"did you mean '{near}'?" if near else "pass a variant, a precision, key=value or a run's name"
+        raise error("unknown-baseline", f"'{wanted}' is not a row; rows: {names}", "--baseline", hint)
+    return found
+
+
+def _default_baseline(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    plain = [row for row in rows if row.facts.get("precision") == "bf16"]
+    if plain and len(plain) < len(rows):
+        return plain
+    return [row for row in rows if row.label == rows[0].label]
+
+
+def _is_meant(row: ComparisonRow, wanted: str) -> bool:
+    key, equals, value = wanted.partition("=")
+    if equals:
+        points = [run.study.point for run in row.runs if run.study]
+        return any(str(point.get(key)) == value for point in points) or str(row.facts.get(key)) == value
+    precision = str(row.facts.get("precision", ""))
+    names = {row.label, row.name, precision}
+    if " then " not in precision:
+        names.add(precision.split(" ")[0])
+    return wanted in names or any(run.name == wanted or wanted in run.sources for run in row.runs)
+
+
+def baseline_name(bases: Sequence[ComparisonRow], wanted: str | None) -> str | None:
+    """Return what the baseline rows have in common: their label, else what was asked for, else their precision."""
+    labels = {row.label for row in bases}
+    if len(labels) == 1:
+        return labels.pop()
+    if wanted or not bases:
+        return wanted
+    return str(bases[0].facts.get("precision"))
+
+
+def counterpart(row: ComparisonRow, bases: Sequence[ComparisonRow]) -> ComparisonRow:
+    """Return the baseline row that differs least: same GPUs, same sequence, same layout where there is one."""
+    if row in bases:
+        return row
+
+    def distance(base: ComparisonRow) -> tuple[int, int]:
+        found = speed_comparability(row.facts, base.facts)
+        return len(found.unlike), len(found.noted)
+
+    return min(bases, key=distance)

@@ -1,0 +1,123 @@
+"""What a reader of a comparison must know beside its main table: differences, phases, and remarks in sentences."""
+
+from __future__ import annotations
+
+from fp8launch.report.columns import Entry, Table
+from fp8launch.report.comparison import Comparison
+from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
+from fp8launch.report.run_data import UNITS
+
+LEGEND = {
+    "*": "other settings than the variant differ too: see the differences",
+    "!": "printed because of --force: the runs cannot be compared",
+    "unlike": "no ratio: the runs cannot be compared",
+}
+RULE_NOTE = (
+    "excluded: warm-up, iterations after an evaluation or checkpoint, profiled ones (docs/compare.md#steady-state)"
+)
+# What a difference means, by its kind.
+MEANING = {
+    "unlike": "other work or machine",
+    "noted": "may change the speed",
+    "neutral": "changes the loss only",
+}
+COMPARED = "what is compared"
+_LONGEST_VALUE = 40
+
+
+def differences_table(comparison: Comparison) -> Table:
+    """Return what differs between the rows and what that means, a column of values for each row.
+
+    A fact that the rows are named by is left out: its cells would repeat the header.
+    """
+    labels = {entry.row.name: entry.row.label for entry in comparison.entries}
+    names = list(labels)
+    rows = []
+    for one in comparison.differences:
+        if names and all(str(one.values.get(name)) == label for name, label in labels.items()):
+            continue
+        meaning = COMPARED if one.axis else MEANING[one.kind]
+        rows.append((one.name, meaning, *(_short(one.values.get(name, "?")) for name in names)))
+    return Table(("fact", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
+
+
+def _short(value: object) -> str:
+    words = {"None": "off", "False": "off", "True": "on"}
+    text = words.get(str(value), str(value))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:18]}…{text[-18:]}"
+
+
+def phases_table(comparison: Comparison) -> Table | None:
+    """Return a row for each phase of each run that has several; None where no run has."""
+    rows = []
+    for run in comparison.runs():
+        if len(run.report.phases) > 1:
+            rows += [(run.name, *cells) for cells in phase_cells(run.report)]
+    if not rows:
+        return None
+    return Table(("run", *PHASE_COLUMNS), tuple(rows), (False, *PHASE_COLUMNS.values()))
+
+
+def difference_lines(comparison: Comparison) -> list[str]:
+    """Name what differs, in a line each for what changes the speed and what changes the loss only."""
+    speed = [one.name for one in comparison.differences if one.axis or one.kind != "neutral"]
+    loss = [one.name for one in comparison.differences if not one.axis and one.kind == "neutral"]
+    lines = []
+    if speed:
+        lines.append("differs: " + ", ".join(speed))
+    if loss:
+        lines.append("differs in what changes the loss only: " + ", ".join(loss))
+    return lines
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Say in sentences what the numbers rest on; what makes the comparison invalid is in `problems`."""
+    lines = []
+    if comparison.baseline:
+        lines.append(
+            f"speed-up: tokens/s/GPU over {comparison.baseline}, of the row that differs least; intervals marked "
+            "'within' cover the iterations of two single runs, the others cover repeats"
+        )
+    if any(entry.row.good for entry in comparison.entries):
+        lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
+    if comparison.price_per_gpu_hour:
+        lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
+    lines += _ratio_remarks(comparison)
+    lines += _row_remarks(comparison)
+    sources = [entry.published.source for entry in comparison.entries if entry.published]
+    lines += [f"published: {source}" for source in dict.fromkeys(sources)]
+    return [*lines, *comparison.notes]
+
+
+def _row_remarks(comparison: Comparison) -> list[str]:
+    """The notes of the rows; one that several rows share comes once."""
+    rows: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        for note in _notes_of(entry):
+            rows.setdefault(note, []).append(entry.row.name)
+    every = len(comparison.entries)
+    lines = []
+    for note, names in rows.items():
+        of_all = len(names) == every and every > 1
+        lines.append(f"{'all rows' if of_all else '; '.join(names)}: {note}")
+    return lines
+
+
+def _notes_of(entry: Entry) -> tuple[str, ...]:
+    return (*entry.notes, *(entry.published.notes if entry.published else ()))
+
+
+def _ratio_remarks(comparison: Comparison) -> list[str]:
+    lines = []
+    for name, entry, ratio in comparison.ratios():
+        own = entry.row.name
+        if ratio.missing:
+            if name == "speed-up":
+                lines.append(f"{own}: no speed-up, because {ratio.missing}")
+            continue
+        if ratio.value is not None and ratio.unit != UNITS[0]:
+            lines.append(f"{name} of {own} is of {ratio.unit}: its log or the baseline's does not say {UNITS[0]}")
+        if ratio.comparability.noted:
+            what = own if name == "speed-up" else f"scaling of {own}"
+            lines.append(f"* {what} over {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
+    return lines

@@ -1,0 +1,253 @@
+"""One run of a comparison: its report, and the facts that it was run with, flat and by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fp8launch.logs import ParsedLog
+from fp8launch.report.phases import PhaseSpan, spans_of
+from fp8launch.report.run_facts import SETTINGS, UNSET, manifest_facts, precision_of, stated_arguments
+from fp8launch.report.run_report import RunReport
+from fp8launch.report.run_status import with_batch_output
+from fp8launch.report.steady_state import Line, SteadyState, values
+from fp8launch.report.tensorboard import read_events
+from fp8launch.report.throughput import read_logs, summarise, summarise_run
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.study import StudyFolder
+from fp8launch.secrets import HIDDEN, is_secret, redacted
+
+NOT_SUBMITTED = "not submitted"
+
+
+# Units of speed, the most telling first. A ratio needs one that all runs on both sides have.
+Unit = Literal["tokens/s/GPU", "samples/s/GPU", "iterations/s"]
+UNITS: tuple[Unit, ...] = ("tokens/s/GPU", "samples/s/GPU", "iterations/s")
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """Where a run stands in its study: the axes' values by recipe key, and which repeat it is."""
+
+    name: str
+    point: Mapping[str, object]
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run with everything that is known of it.
+
+    `facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
+    software versions, `node set`, `GPU` and `driver` as the nodes reported them, `script`, `env NAME` and `config NAME`
+    (`launch.config`). It holds only what is known. `absent` is the reason why a planned run never ran.
+    """
+
+    name: str
+    report: RunReport
+    facts: Mapping[str, object]
+    study: StudyPoint | None = None
+    reference: Mapping[str, Any] | None = None
+    command: str = ""
+    sources: tuple[str, ...] = field(default=())
+    absent: str = ""
+
+    @property
+    def good(self) -> bool:
+        """The run has a number to show: it ended as planned and steady iterations are left."""
+        return self.report.status == "ok" and self.report.step_time_ms is not None
+
+    @property
+    def world(self) -> int | None:
+        return self.report.world_size
+
+    @property
+    def steady_state(self) -> SteadyState:
+        return self.report.steady_state
+
+    @property
+    def kept(self) -> tuple[Line, ...]:
+        return self.report.steady_state.kept
+
+    def speeds(self, unit: Unit) -> list[float]:
+        """Return the speed at every kept line; empty where the log does not determine it in this unit."""
+        if unit == "tokens/s/GPU":
+            speeds = self.tokens_per_s(self.kept)
+        elif unit == "samples/s/GPU":
+            speeds = self._samples_per_s(self.kept)
+        else:
+            speeds = [1e3 / line.step_time_ms for line in self.kept if line.step_time_ms]
+        return [speed for speed in speeds if math.isfinite(speed) and speed > 0]
+
+    def tokens_per_s(self, lines: Sequence[Line]) -> list[float]:
+        """Return tokens/s/GPU at each line, NaN where the log does not determine it."""
+        length = self.report.seq_length
+        if self.report.tokens_source == "logged" or not length:
+            return values(lines, "tokens_per_s_per_gpu")
+        return [length * samples for samples in self._samples_per_s(lines)]
+
+    def _samples_per_s(self, lines: Sequence[Line]) -> list[float]:
+        found = []
+        for line in lines:
+            known = self.world and line.step_time_ms > 0
+            per_gpu = line.global_batch_size / self.world if known and self.world else math.nan
+            found.append(per_gpu / (line.step_time_ms / 1e3) if known else math.nan)
+        return found
+
+    def status_text(self) -> str:
+        """The status in words, for a run that has no number."""
+        if self.absent:
+            return self.absent
+        if self.report.status == "failed" and self.report.failure:
+            return f"failed: {self.report.failure.code}"
+        if self.report.status == "ok":
+            return "no steady iterations"
+        return self.report.status.replace("_", " ")
+
+
+def run_from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> RunData:
+    """Read a run known only by its logs: one per attempt, oldest first."""
+    return _run_data(name, read_logs(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
+
+
+def run_from_events(name: str, files: Sequence[Path], gpu: str | None = None) -> RunData:
+    """Read a run known only by its TensorBoard event files, one per attempt, oldest first."""
+    return _run_data(name, read_events(files), gpu, None, {}, sources=tuple(map(str, files)))
+
+
+def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
+    """Read a run of ours with its manifest. A run without a log yet has no data, which is not an error here."""
+    manifest = run.manifest()
+    logs = [attempt.log for attempt in run.attempts()] or run.batch_output()
+    data = _run_data(
+        run.run_id,
+        read_logs(logs),
+        gpu or str(manifest.get("gpu") or "") or None,
+        _mapping(manifest.get("layout")).get("world"),
+        stated_arguments(manifest),
+        spans=spans_of(manifest),
+        more=manifest_facts(manifest, run.path),
+        study=_study_point(_mapping(manifest.get("study"))),
+        reference=_mapping(_mapping(manifest.get("recipe")).get("reference")) or None,
+        command=redacted(" ".join(["fp8launch", *map(str, manifest.get("command") or [])])),
+        sources=(str(run.path),),
+    )
+    return replace(data, report=with_batch_output(data.report, run))
+
+
+def _study_point(study: Mapping[str, Any]) -> StudyPoint | None:
+    if not study.get("name"):
+        return None
+    return StudyPoint(str(study["name"]), _mapping(study.get("point")), int(study.get("repeat") or 1))
+
+
+def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunData]:
+    """Read every planned point of a study, in its order; one without a run, or whose run has no job, is absent."""
+    record = study.record()
+    planned = [*record["points"], *record.get("left_out", [])]
+    made = {run.run_id: run_from_folder(run, gpu) for run in study.runs()}
+    found = []
+    for point in planned:
+        run = made.get(str(point["run"]))
+        if run is None:
+            found.append(_planned(study.study_id, point, planned, made))
+        elif not run.report.attempts and not job_ids(study.run(run.name)):
+            found.append(replace(run, absent=NOT_SUBMITTED))
+        else:
+            found.append(run)
+    return found
+
+
+def _planned(
+    study: str, point: Mapping[str, Any], others: Sequence[Mapping[str, Any]], made: Mapping[str, RunData]
+) -> RunData:
+    """A point without a run. The study's runs of the same recipe tell how many GPUs and which name it would have."""
+    recipe, nodes = point.get("recipe"), point.get("nodes")
+    siblings = []
+    for other in others:
+        run = made.get(str(other["run"]))
+        if run is not None and other.get("recipe") == recipe:
+            siblings.append(run)
+    facts: dict[str, object] = {"recipe": _recipe_name(siblings) or recipe}
+    if isinstance(nodes, int):
+        facts["nodes"] = nodes
+        per_node = _gpus_per_node(siblings)
+        if per_node:
+            facts["world_size"] = per_node * nodes
+    return RunData(
+        str(point["run"]),
+        summarise([]),
+        {name: value for name, value in facts.items() if value is not None},
+        study=StudyPoint(study, _mapping(point.get("values")), int(point.get("repeat") or 1)),
+        absent=str(point.get("why") or NOT_SUBMITTED),
+    )
+
+
+def _recipe_name(runs: Sequence[RunData]) -> object:
+    return next((run.facts["recipe"] for run in runs if "recipe" in run.facts), None)
+
+
+def _gpus_per_node(runs: Sequence[RunData]) -> int | None:
+    for run in runs:
+        nodes = run.facts.get("nodes")
+        if run.world and isinstance(nodes, int) and nodes:
+            return run.world // nodes
+    return None
+
+
+def _run_data(
+    name: str,
+    logs: Sequence[ParsedLog],
+    gpu: str | None,
+    world_size: int | None,
+    stated: Mapping[str, object],
+    spans: Sequence[PhaseSpan] = (),
+    more: Mapping[str, object] | None = None,
+    **rest: Any,
+) -> RunData:
+    report = summarise_run(logs, spans, gpu=gpu, world_size=world_size, arguments=stated)
+    facts: dict[str, object] = {**stated, **report.argument_dump}
+    if report.global_batch_size:
+        facts["global_batch_size"] = report.global_batch_size
+    facts |= {**report.versions, **report.machines.facts()}
+    if report.gpu is not None:
+        facts["gpu"] = report.gpu
+    if report.world_size is not None:
+        facts["world_size"] = report.world_size
+    precision = _precision_in_phases(report) or precision_of(facts)
+    if precision:
+        facts["precision"] = precision
+    facts |= more or {}
+    return RunData(name, report, {fact: _without_secret(fact, value) for fact, value in facts.items()}, **rest)
+
+
+def _without_secret(name: str, value: object) -> object:
+    """What may be published: reports and trackers show logs and manifests that no rule of ours has seen."""
+    return HIDDEN if value is not None and is_secret(name, value) else value
+
+
+def _precision_in_phases(report: RunReport) -> str | None:
+    """`tensorwise then bf16`: a run in phases is named by all of them. None for a run of one precision."""
+    names: list[str] = []
+    for phase in report.phases:
+        name = precision_of(phase.report.argument_dump) or phase.name
+        if not names or names[-1] != name:
+            names.append(name)
+    return " then ".join(names) if len(names) > 1 else None
+
+
+def with_unset(runs: Sequence[RunData]) -> list[RunData]:
+    """Return the runs with `unset` for every variable that only others set, where a run states its environment."""
+    names = {name for run in runs for name in run.facts if name.startswith(SETTINGS)}
+    return [
+        replace(run, facts={**dict.fromkeys(names, UNSET), **run.facts}) if "script" in run.facts else run
+        for run in runs
+    ]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,128 @@
+"""Facts of a run, flat and by name, from its arguments and its manifest: what comparisons hold side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from fp8launch.engines.base import OWN_ENTRY_TITLE
+from fp8launch.hardware.quantization import QUANTIZATION, requested
+
+# Facts of these kinds are all known of a run that has a manifest.
+SETTINGS = ("env ", "config ")
+UNSET = "unset"
+# Megatron's dump calls these otherwise than its command line.
+_DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
+
+
+def precision_of(arguments: Mapping[str, object]) -> str | None:
+    """Name the precision as recipes do, with what departs from the plain recipe; None if unknown."""
+    kind, fp4 = arguments.get("fp8"), arguments.get("fp4")
+    if not kind and not fp4:
+        return _high_precision(arguments)
+    recipe = requested(arguments)
+    parts = [recipe]
+    quantization = QUANTIZATION.get(recipe)
+    usual = quantization.usual_format if quantization else None
+    if kind == "e4m3" and usual != "e4m3":
+        parts.append("e4m3")
+    history = arguments.get("fp8_amax_history_len", 1)
+    if recipe == "delayed" and not fp4 and history != 1024:
+        parts.append(f"history {history}")
+    if arguments.get("fp8_param_gather") or arguments.get("fp4_param_gather"):
+        parts.append("param gather")
+    if arguments.get("first_last_layers_bf16"):
+        start, end = (arguments.get(f"num_layers_at_{side}_in_bf16", 1) for side in ("start", "end"))
+        parts.append(f"bf16 {start}+{end}")
+    return " ".join(parts)
+
+
+def _high_precision(arguments: Mapping[str, object]) -> str | None:
+    for name in ("bf16", "fp16"):
+        if arguments.get(name):
+            return name
+    return "fp32" if "fp8" in arguments else None
+
+
+def stated_arguments(manifest: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a run was started with by Megatron's names, as its manifest has it.
+
+    Manifests of older versions have the argument list only.
+    """
+    stated = manifest.get("arguments")
+    if isinstance(stated, Mapping):
+        # A dump states the absence of both, too.
+        return {"fp8": None, "fp4": None, **stated}
+    return arguments_of(_mapping(manifest.get("megatron")).get("argv") or [])
+
+
+def arguments_of(argv: Sequence[object]) -> dict[str, object]:
+    """Read Megatron's command line under the names of its dump: one value as number or text, several as a list."""
+    found: dict[str, object] = {}
+    name = ""
+    for word in map(str, argv):
+        if word.startswith("--") and len(word) > 2:
+            flag, equals, value = word[2:].partition("=")
+            name = flag.replace("-", "_")
+            name = _DUMP_NAMES.get(name, name)
+            found[name] = _value(value) if equals else True
+        elif name:
+            before = found[name]
+            found[name] = _value(word) if before is True else [*_listed(before), _value(word)]
+    return found
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _value(word: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
+    recipe, image, git = (_mapping(manifest.get(name)) for name in ("recipe", "image", "git"))
+    facts: dict[str, object] = {
+        "nodes": _mapping(recipe.get("resources")).get("nodes"),
+        "image": image.get("digest") or image.get("image"),
+        "commit": git.get("commit"),
+        "uncommitted changes": git.get("dirty"),
+        "cluster": manifest.get("cluster"),
+        "fp8launch": _mapping(manifest.get("versions")).get("fp8launch"),
+        "recipe": manifest.get("name"),
+        "script": _entry_title(manifest),
+    }
+    environment = dict(_mapping(manifest.get("environment")))
+    with contextlib.suppress(ValueError):
+        settings = _mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
+        facts |= {f"config {name}": value for name, value in settings.items()}
+        del environment["FP8LAUNCH_CONFIG"]
+    # Paths into the run's own folder differ by nature.
+    facts |= {f"env {name}": value for name, value in environment.items() if str(folder) not in str(value)}
+    # What somebody wrote into a manifest by hand may be anything.
+    return {
+        name: value if isinstance(value, str | int | float) else str(value)
+        for name, value in facts.items()
+        if value is not None
+    }
+
+
+def _entry_title(manifest: Mapping[str, Any]) -> str:
+    """What the run trained with. Manifests of older versions have it in their recipe only."""
+    title = _mapping(manifest.get("engine")).get("entry")
+    if isinstance(title, str):
+        return title
+    script = _mapping(_mapping(manifest.get("recipe")).get("launch")).get("script")
+    return PurePath(script).name if isinstance(script, str) else OWN_ENTRY_TITLE
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,122 @@
+"""How a run came out: its status, and the failure that its logs show."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fp8launch.injob.supervisor.failure_patterns import EXCEPTION
+from fp8launch.logs import Ending, Failure, ParsedLog, Process
+from fp8launch.logs.file_slices import line_number
+from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
+from fp8launch.report.steady_state import Line, SteadyState
+from fp8launch.report.verify import NOT_RUNNING, Verification
+from fp8launch.rundir.last_failure import last_failure
+from fp8launch.rundir.run_dir import RunFolder
+
+Attempts = Sequence[tuple[ParsedLog, Process]]
+
+
+def status_of(attempts: Attempts, steady: SteadyState, verification: Verification) -> tuple[Status, Failure | None]:
+    """Return the status of a run, and what failed.
+
+    ok: it ended as planned; failed: the log shows why it died, or that it did not run in FP8 as asked; incomplete:
+    neither; no_data: nothing at all.
+    """
+    status, failure = _training_status(attempts, steady)
+    if status in ("ok", "incomplete") and verification.refuted:
+        return "failed", _not_running([log for log, _ in attempts], verification)
+    return status, failure
+
+
+def status_of_phases(
+    attempts: Attempts, steady: SteadyState, phases: Sequence[PhaseReport], last_planned: str | None
+) -> tuple[Status, Failure | None]:
+    """Return the status of a run in phases; `last_planned` is the name of its last phase, None where unknown."""
+    status, failure = _training_status(attempts, steady)
+    if status in ("ok", "incomplete"):
+        for phase in phases:
+            refuted = phase.report.failure
+            if refuted and refuted.code == NOT_RUNNING:
+                return "failed", refuted
+    if status == "ok" and last_planned is not None and phases[-1].name != last_planned:
+        return "incomplete", failure  # it left at the end of a phase, as planned, and others are to come
+    return status, failure
+
+
+def _training_status(attempts: Attempts, steady: SteadyState) -> tuple[Status, Failure | None]:
+    """The last process decides, among those with any sign of training: some ranks' logs have none."""
+    endings = [p.ending for _, p in attempts if p.rows or p.head.arguments or p.ending.failure or p.ending.finished]
+    if not endings:
+        return "no_data", None
+    ending = endings[-1]
+    if ending.failure:
+        return "failed", ending.failure
+    if not steady.lines:
+        return "no_data", None
+    diverged = _diverged(steady.lines)
+    if diverged:
+        return "failed", diverged
+    last = steady.lines[-1].record()
+    if last.number >= last.planned or _ended_as_planned(ending):
+        return "ok", None
+    return "incomplete", None
+
+
+def _ended_as_planned(ending: Ending) -> bool:
+    if ending.exit_line is None:
+        return ending.finished
+    return not re.search("SIGTERM|signal", ending.exit_line)
+
+
+def _diverged(lines: Sequence[Line]) -> Failure | None:
+    """A run whose last line is NaN trained nothing since the first NaN that it did not recover from."""
+
+    def is_nan(line: Line) -> bool:
+        values = line.record().values
+        # Megatron leaves a NaN loss out of its line; forks print it.
+        return values.get("nan_iterations", 0) > 0 or any(math.isnan(v) for v in values.values())
+
+    bad = None
+    for line in reversed(lines):
+        if not is_nan(line):
+            break
+        bad = line
+    if bad is None:
+        return None
+    text = f"loss or gradient is NaN from iteration {bad.number} to the end"
+    advice = "lower the learning rate, lengthen the warm-up, or use a finer FP8 recipe"
+    offset = int(bad.value("offset"))
+    return Failure("nan", text, advice, depth=0, offset=offset, line=line_number(bad.log.path, offset))
+
+
+def _not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
+    finding = found.strongest
+    text = f"{found.recipe} was requested but did not run: {finding.text if finding else ''}"
+    advice = "the speed is that of bf16; see `fp8launch verify`. Only Transformer Engine's layers run in FP8"
+    for log in logs:
+        for evidence in log.evidence:
+            if finding and evidence.offset == finding.offset:
+                line = line_number(log.path, evidence.offset)
+                return Failure(NOT_RUNNING, text, advice, depth=0, offset=evidence.offset, line=line)
+    return Failure(NOT_RUNNING, text, advice, depth=0, offset=0)
+
+
+def attempt_of(log: ParsedLog, process: Process) -> AttemptReport:
+    """Report on one process: its first and last iteration, and its end."""
+    numbers = log.iterations.column("number")
+    first_last = sorted({int(numbers[r]) for r in (process.rows[:1] + process.rows[-1:])})
+    span = "-".join(map(str, first_last))
+    return AttemptReport(log.path.name, span, process.ending.finished, process.ending.exit_line, process.ending.failure)
+
+
+def with_batch_output(report: RunReport, run: RunFolder) -> RunReport:
+    """Add the cause that srun reports: its own lines are in the batch script's output, not in the log."""
+    if report.status in ("ok", "no_data") or (report.failure is not None and report.failure.depth < EXCEPTION):
+        return report
+    failure = last_failure(run)
+    if failure is None or (report.failure is not None and failure.code == report.failure.code):
+        return report
+    return replace(report, status="failed", failure=failure)

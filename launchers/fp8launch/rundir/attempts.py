@@ -1,0 +1,124 @@
+"""The attempts of a run as its supervisor wrote them down, read from any shell."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.rundir.atomic_io import read_json
+from fp8launch.rundir.run_dir import RunFolder, write_atomically
+
+SURVIVE = PLAN  # how the run continues; written when it is submitted
+LOCAL_JOB = "local"  # the name of every job of a run on this machine
+_JOB = re.compile(rf"[0-9]+(_[0-9]+)?|{LOCAL_JOB}")
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
+CANCELLED = "cancelled"  # a file that keeps every further attempt from beginning
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """`jobs` that have begun, oldest first; `waiting` is the job that follows the newest; `used` attempts count.
+
+    `stopped` says why the run does not continue by itself, `then` what followed the newest attempt that has ended,
+    `phase` which phase the newest attempt is in.
+    """
+
+    jobs: tuple[str, ...] = ()
+    waiting: str | None = None
+    used: int = 0
+    excluded: tuple[str, ...] = ()
+    stopped: str | None = None
+    finished: bool = False
+    then: str | None = None
+    phase: str | None = None
+
+    @property
+    def words(self) -> str:
+        """In a few words for a table; empty for a run of a single attempt that says nothing else."""
+        words = []
+        if self.phase and not self.finished:
+            words.append(f"phase {self.phase}")
+        if self.used > 1:
+            words.append(f"{self.used} attempts")
+        if self.stopped and not self.finished:
+            words.append(f"stopped: {self.stopped}")
+        if self.excluded:
+            words.append(f"without {', '.join(self.excluded)}")
+        return "; ".join(words)
+
+
+def attempts_of(run: RunFolder) -> Attempts:
+    """What is known of a run's attempts; empty for a run without a supervisor, or whose first job has not begun."""
+    state = read_attempt_log(run)
+    attempts = state.get("attempts", [])
+    outcomes = [str(attempt["then"]) for attempt in attempts if attempt.get("then")]
+    return Attempts(
+        jobs=tuple(dict.fromkeys(str(attempt["job"]) for attempt in attempts)),
+        waiting=state.get("waiting"),
+        used=sum(1 for attempt in attempts if attempt.get("counts")),
+        excluded=tuple(state.get("excluded", [])),
+        stopped=state.get("stopped"),
+        finished=bool(state.get("finished")),
+        then=outcomes[-1] if outcomes else None,
+        phase=attempts[-1].get("phase") if attempts else None,
+    )
+
+
+def read_attempt_log(run: RunFolder) -> dict[str, Any]:
+    """The supervisor's attempts.json; empty when there is none, or when it holds what no supervisor writes."""
+    try:
+        state = read_json(run.path / ATTEMPTS)
+    except (OSError, ValueError):
+        return {}
+    return state if _is_attempt_log(state) else {}
+
+
+def _is_attempt_log(state: object) -> bool:
+    """Its words become arguments of Slurm's commands: jobs are numbers, and nodes are names."""
+    if not isinstance(state, dict):
+        return False
+    attempts, excluded = state.get("attempts", []), state.get("excluded", [])
+    if not isinstance(attempts, list) or not all(_is_attempt(attempt) for attempt in attempts):
+        return False
+    if not isinstance(excluded, list) or not all(_is_node(node) for node in excluded):
+        return False
+    waiting = state.get("waiting")
+    return (waiting is None or _is_job(waiting)) and _is_text_or_null(state, "stopped", "owner")
+
+
+def _is_attempt(attempt: object) -> bool:
+    return isinstance(attempt, dict) and _is_job(attempt.get("job")) and _is_text_or_null(attempt, "then", "phase")
+
+
+def _is_job(value: object) -> bool:
+    return isinstance(value, str) and _JOB.fullmatch(value) is not None
+
+
+def _is_node(value: object) -> bool:
+    return isinstance(value, str) and _NODE.fullmatch(value) is not None
+
+
+def _is_text_or_null(mapping: dict[str, Any], *keys: str) -> bool:
+    return all(isinstance(mapping.get(key), (str, type(None))) for key in keys)
+
+
+def write_attempt_log(run: RunFolder, state: dict[str, Any]) -> None:
+    """Write attempts.json whole or not at all; an empty state is that of a run without one."""
+    if not state:
+        (run.path / ATTEMPTS).unlink(missing_ok=True)
+        return
+    write_atomically(run.path / ATTEMPTS, json.dumps(state, indent=2) + "\n")
+
+
+def forbid_more(run: RunFolder) -> None:
+    """Keep further attempts from beginning, before the job that runs is ended."""
+    if not (run.path / SURVIVE).is_file():
+        return
+    write_atomically(run.path / CANCELLED, "by fp8launch cancel\n")
+
+
+def allow_more(run: RunFolder) -> None:
+    (run.path / CANCELLED).unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""List runs from any shell: the user's state folder remembers the run roots that were used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
+from fp8launch.recipe.yaml_source import is_file
+from fp8launch.rundir.atomic_io import make_folders
+from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
+from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_folders
+from fp8launch.rundir.study import StudyFolder, study_folders
+from fp8launch.rundir.trust import why_not_own_run
+
+
+def default_root() -> Path:
+    """Return `FP8LAUNCH_RUNS`, else `~/fp8launch-runs`, because most clusters share the home folder between nodes."""
+    return Path(os.environ.get("FP8LAUNCH_RUNS") or "~/fp8launch-runs").expanduser().absolute()
+
+
+def known_roots() -> list[Path]:
+    """Return the run roots that were used and still exist, the default one first."""
+    try:
+        lines = _roots_file().read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    roots = [default_root(), *(Path(line) for line in lines if line)]
+    return [root for root in dict.fromkeys(roots) if root.is_dir()]
+
+
+def remember_root(root: Path) -> None:
+    """Add a run root to those that `runs` searches. A failure is ignored, so that it does not stop a submission."""
+    if root in known_roots() and root != default_root():
+        return
+    file = _roots_file()
+    with contextlib.suppress(OSError):
+        make_folders(file.parent)
+        # A line is added in one go: of two launchers neither loses the other's.
+        with file.open("a", encoding="utf-8", errors="surrogateescape") as lines:
+            lines.write(f"{root}\n")
+
+
+def all_runs() -> list[RunFolder]:
+    """Return all runs of all known roots, oldest first, except those whose manifest cannot be read (see `damaged`)."""
+    dated: list[tuple[float, str, RunFolder]] = []
+    for root in known_roots():
+        for run in run_folders(root):
+            created = _created(run)
+            if created is not None:
+                dated.append((created, run.run_id, run))
+    dated.sort(key=lambda entry: entry[:2])
+    return [run for _, _, run in dated]
+
+
+def _created(run: RunFolder) -> float | None:
+    """Return the creation time in seconds, which sorts across time zones; None without a manifest."""
+    try:
+        return datetime.fromisoformat(str(run.manifest().get("created"))).timestamp()
+    except UserError:
+        return None
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def damaged() -> list[Problem]:
+    """Return the problems of the known roots: unreadable manifests, and folders that were never finished."""
+    found: list[Problem] = []
+    for root in known_roots():
+        for run in run_folders(root):
+            try:
+                run.manifest()
+            except UserError as exc:
+                found += exc.problems
+        unfinished = [*half_made(root)]
+        for study in study_folders(root):
+            unfinished += half_made(study.path)
+        for folder in unfinished:
+            message = "a launcher was stopped while it created this folder; nothing was submitted from it"
+            fix = f"rm -r {shlex.quote(str(folder))}, or repeat the same submit command"
+            found.append(Problem("warning", "half-made", message, str(folder), fix))
+    return found
+
+
+def find_run(name: str) -> RunFolder:
+    """Return the run that a name selects: a folder, a run id, a unique start of one, a job id, or `latest`."""
+    if is_file(Path(name) / MANIFEST):
+        return RunFolder(Path(name).absolute())
+    runs = all_runs()
+    if name == "latest" and (own := [run for run in runs if run.is_mine]):
+        return own[-1]
+    matches = [r for r in runs if r.run_id == name] or [r for r in runs if r.run_id.startswith(name)]
+    if not matches and name.isdigit():
+        matches = [r for r in runs if name in job_ids(r)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        message = f"'{name}' matches {len(matches)} runs: {', '.join(r.run_id for r in matches[-5:])}"
+        raise error("ambiguous-run", message, fix="use the full run id, or `latest`")
+    near = nearest(name, [r.run_id for r in runs])
+    raise error(
+        "unknown-run",
+        f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
+        fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
+    )
+
+
+def all_studies() -> list[StudyFolder]:
+    """Return all studies of all known roots."""
+    return [study for root in known_roots() for study in study_folders(root)]
+
+
+def find_study(name: str) -> StudyFolder | None:
+    """Return the study that a folder, an id or the start of one selects; None if there is none.
+
+    Raises UserError for the start of several studies.
+    """
+    if is_file(Path(name) / STUDY):
+        return StudyFolder(Path(name).absolute())
+    studies = all_studies()
+    matches = [s for s in studies if s.study_id == name] or [s for s in studies if name and s.study_id.startswith(name)]
+    if len(matches) > 1 and not any(run.run_id == name for run in all_runs()):
+        message = f"'{name}' matches {len(matches)} studies: {', '.join(s.study_id for s in matches[-5:])}"
+        raise error("ambiguous-study", message, fix="use the full id")
+    return matches[0] if len(matches) == 1 else None
+
+
+def find_runs(name: str) -> list[RunFolder]:
+    """Return the run that a name selects, or the runs of the study."""
+    study = find_study(name)
+    return study.runs() if study else [find_run(name)]
+
+
+def need_mine(*folders: RunFolder | StudyFolder) -> None:
+    """Raises UserError (exit code 1) for what another user made or can change: it is read, and never acted upon."""
+    for folder in folders:
+        if reason := why_not_own_run(folder.path):
+            message = f"fp8launch only reads this folder, because other users could change it: {reason}"
+            fix = "submit a new run from its recipe.yaml"
+            raise error("not-yours", message, str(folder.path), fix, ANSWER_IS_NO)
+
+
+def job_ids(run: RunFolder) -> list[str]:
+    """The ids of the jobs that were submitted for a run, by us and by its own jobs, in order."""
+    submitted = [str(job["id"]) for job in run.manifest().get("jobs", [])]
+    own = [job for job in attempts_of(run).jobs if job not in submitted and job != LOCAL_JOB]
+    return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0])) if own else submitted
+
+
+def _roots_file() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "fp8launch" / "run_roots"

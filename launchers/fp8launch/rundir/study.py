@@ -1,0 +1,153 @@
+"""A study: the runs of one grid, in one folder.
+
+study.json     the points and the names of their runs
+RUN/           a run folder for each point
+arrays/        job arrays: a batch script each, and the run folders of its tasks in order
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import error
+from fp8launch.rundir.atomic_io import Busy, held, make_folders, read_json
+from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, marked, write_atomically
+from fp8launch.rundir.trust import why_not_own_run
+
+# A study or one of its runs is a folder in its place, and nothing that leads elsewhere.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    path: Path
+
+    @property
+    def study_id(self) -> str:
+        return self.path.name
+
+    def record(self) -> dict[str, Any]:
+        """What `study.json` says. Raises UserError when it is missing or damaged."""
+        file = self.path / STUDY
+        try:
+            found = read_json(file)
+        except (OSError, ValueError) as exc:
+            raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
+        record: dict[str, Any] = found if isinstance(found, dict) else {}
+        points, left_out = record.get("points"), record.get("left_out", [])
+        # Points that were left out have no folder; what stands for its name is a label.
+        folders = isinstance(points, list) and all(_is_point(p) and _plain_name(p.get("run")) for p in points)
+        if not (folders and isinstance(left_out, list) and all(_is_point(p) for p in left_out)):
+            raise error("bad-study", "does not contain the points of a study", str(file))
+        return record
+
+    @property
+    def is_mine(self) -> bool:
+        """This user made it, and nobody else can change it: only then its runs may be ended or submitted again."""
+        return why_not_own_run(self.path) is None
+
+    def missing(self) -> list[str]:
+        """The points that have no run folder yet: their submission was cut off."""
+        return [p["run"] for p in self.record()["points"] if not (self.path / p["run"] / MANIFEST).is_file()]
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.path / name)
+
+    def runs(self) -> list[RunFolder]:
+        """The runs that have been made so far, in the order of the points."""
+        found = [self.run(str(point["run"])) for point in self.record()["points"]]
+        return [run for run in found if (run.path / MANIFEST).is_file()]
+
+
+def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
+    """Make or find the study's folder. Exit code 3 when the disk refuses, or when it is not safely this user's own.
+
+    Anybody can compute a study's id, and make a folder of that name where everybody makes folders.
+    """
+    if not _plain_name(study):
+        fix = "letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise error("bad-study-name", f"'{study}' is not a valid name for a study", "--study", fix)
+    folder = StudyFolder(root / study)
+    if os.path.lexists(folder.path):
+        need_own_study(folder)
+    try:
+        make_folders(folder.path / "arrays")
+        make_folders(folder.path / "logs")
+        if not (folder.path / STUDY).is_file():
+            write_atomically(folder.path / STUDY, json.dumps(record, indent=2) + "\n")
+    except OSError as exc:
+        place = str(folder.path)
+        raise error(
+            "run-root", f"cannot write the study: {exc.strerror}", place, "choose another --run-root", 3
+        ) from None
+    need_own_study(folder)  # also where somebody else made it in between
+    return folder
+
+
+def need_own_study(study: StudyFolder) -> None:
+    """Raises UserError (exit code 3) for a study's folder that is not safely this user's own."""
+    if reason := why_not_own_run(study.path):
+        message = f"the folder of this study already exists, and other users could change it: {reason}"
+        fix = "choose another --study or --run-root; fp8launch never submits files that others could have written"
+        raise error("not-yours", message, str(study.path), fix, 3)
+
+
+@contextlib.contextmanager
+def locked(study: StudyFolder, wait: float = 0.0) -> Iterator[None]:
+    """Hold the study, so that two submissions of it cannot both find a point missing.
+
+    Where a file system has no locks, keys and comments still find what was submitted before.
+    """
+    try:
+        with held(study.path, wait):
+            yield
+    except Busy:
+        raise error(
+            "study-busy",
+            f"another submission of {study.study_id} is running",
+            str(study.path),
+            "repeat the command when it is done; it submits only what is missing",
+            3,
+        ) from None
+
+
+def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> None:
+    """Add points that a study of this name did not have when it was made, and those that the check left out of it."""
+    before = study.record()
+    known = {point["run"] for point in before["points"]}
+    every = [*before["points"], *(point for point in points if point["run"] not in known)]
+    # One that passes the check by now is a point like all others; of one left out again the last reason holds.
+    bad = {_place(point): point for point in [*before.get("left_out", []), *left_out]}
+    good = set(map(_place, every))
+    record = {**before, "points": every, "left_out": [point for place, point in bad.items() if place not in good]}
+    if record != before:
+        write_atomically(study.path / STUDY, json.dumps(record, indent=2) + "\n")
+
+
+def _place(point: dict[str, Any]) -> str:
+    """Where a point stands in its grid."""
+    return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
+
+
+def _is_point(point: object) -> bool:
+    if not isinstance(point, dict) or not isinstance(point.get("run"), str):
+        return False
+    shapes = {"nodes": int, "repeat": int, "recipe": str, "values": dict}
+    return all(isinstance(point.get(key), (shape, type(None))) for key, shape in shapes.items())
+
+
+def _plain_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def study_folders(root: Path) -> Iterator[StudyFolder]:
+    """The studies below a run root."""
+    for file in sorted(marked(root, STUDY)):
+        yield StudyFolder(file.parent)

@@ -1,0 +1,53 @@
+"""The environment that a submission gets: this shell's, without the variables of a job that surrounds it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+# A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
+_OF_A_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
+# Marks of a run on this machine: what it starts elsewhere is no part of it.
+LOCAL_RUN, LOCAL_KEY = "FP8LAUNCH_LOCAL_RUN", "FP8LAUNCH_SUBMISSION"
+_OF_A_RANK = {
+    LOCAL_RUN,
+    LOCAL_KEY,
+    "FP8LAUNCH_START",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+# The user chooses which cluster to talk to; these are not left over from a job.
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
+
+
+def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment (default: this process's) without the variables that belong to a surrounding job."""
+    source = os.environ if environment is None else environment
+    return {name: value for name, value in source.items() if not _belongs_to_a_job(name)}
+
+
+def _belongs_to_a_job(name: str) -> bool:
+    if name in _KEPT:
+        return False
+    return name in _OF_A_RANK or _OF_A_JOB.fullmatch(name) is not None
+
+
+@contextlib.contextmanager
+def cleaned_process_environment() -> Iterator[None]:
+    """Take a surrounding job's variables out of this process, for libraries that call sbatch with its environment."""
+    before = dict(os.environ)
+    clean = clean_environment()
+    for name in set(before) - set(clean):
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

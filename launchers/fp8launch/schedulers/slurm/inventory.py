@@ -1,0 +1,160 @@
+"""What a Slurm cluster has, read from the text of its commands: the fields used are the same from 22.05 to 25.11."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8launch.recipe.slurm_time import slurm_seconds
+from fp8launch.schedulers.slurm import slurm_cli
+
+# A controller that is busy takes seconds; one that is gone must not hold up a check for long.
+TIMEOUT = 15.0
+# States of a node that take it out of service for now; sinfo's marks (*, ~, #, $, @, ...) are cut off before.
+OUT_OF_SERVICE = ("down", "drain", "fail", "error", "unknown", "future")
+
+
+@dataclass(frozen=True)
+class Node:
+    """`gpus` are its GPU types with their counts; a site that names no types has one called ''."""
+
+    name: str
+    state: str
+    gpus: Mapping[str, int]
+    cpus: int
+    features: frozenset[str]
+
+    @property
+    def in_service(self) -> bool:
+        return not self.state.startswith(OUT_OF_SERVICE)
+
+    def gpus_of(self, kind: str | None) -> int:
+        """How many GPUs a job can ask for on this node, of one type or of any."""
+        return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`max_minutes` and `max_nodes` are None without a limit."""
+
+    name: str
+    state: str
+    default: bool
+    max_minutes: int | None
+    max_nodes: int | None
+    min_nodes: int
+    total_nodes: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def in_service(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.in_service)
+
+
+@dataclass(frozen=True)
+class Site:
+    partitions: Mapping[str, Partition]
+
+
+@dataclass(frozen=True)
+class Silent:
+    """No controller answers; `words` are Slurm's own."""
+
+    words: str
+
+
+@functools.lru_cache(maxsize=1)
+def read_site(slurm_conf: str | None) -> Site | Silent | None:
+    """The partitions and nodes of the cluster that answers here, asked once by a process; None where there is none.
+
+    `slurm_conf` is the environment's SLURM_CONF, which selects the cluster.
+    """
+    if slurm_conf and not Path(slurm_conf).is_file():
+        # Slurm's commands would look for it for a minute.
+        return Silent(f"SLURM_CONF is {slurm_conf}, which is not a file")
+    # Other commands wait and try again for a minute and more when nobody is there; ping comes back sooner.
+    ping = slurm_cli.call("scontrol", "ping", timeout=TIMEOUT)
+    if ping.returncode == 127 or "Could not establish a configuration source" in ping.stderr:
+        return None  # Slurm's packages, and no cluster that they belong to
+    if " UP" not in ping.stdout:
+        return Silent(_words(ping.stderr or ping.stdout) or f"scontrol ping ended with {ping.returncode}")
+    partitions = slurm_cli.call("scontrol", "--oneliner", "show", "partition", timeout=TIMEOUT)
+    nodes = slurm_cli.call("sinfo", "-h", "-a", "-N", "-o", "%R|%N|%T|%G|%c|%f", timeout=TIMEOUT)
+    for answer in (partitions, nodes):
+        if answer.returncode:
+            return Silent(_words(answer.stderr or answer.stdout))
+    return Site({p.name: p for p in parse_partitions(partitions.stdout, parse_nodes(nodes.stdout))})
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def parse_nodes(text: str) -> dict[str, list[Node]]:
+    """Lines of sinfo's `%R|%N|%T|%G|%c|%f`, by partition."""
+    found: dict[str, list[Node]] = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 6:
+            continue
+        partition, name, state, gres, cpus, features = fields
+        node = Node(
+            name,
+            re.sub(r"[^a-z_].*", "", state.lower()),
+            parse_gpus(gres),
+            number(cpus) or 0,
+            frozenset(re.findall(r"[\w.=:/-]+", features)) - {"null"},
+        )
+        found.setdefault(partition, []).append(node)
+    return found
+
+
+def parse_gpus(gres: str) -> dict[str, int]:
+    """The GPUs in a node's generic resources: `gpu:h200:8(S:0-1),gpu:8,shard:16` or `(null)`."""
+    gpus: dict[str, int] = {}
+    # What sockets and indices they are on is in parentheses, with commas of its own.
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
+        match = re.fullmatch(r"gpu(?::([^:]+))??(?::([0-9]{1,18})([kKmM]?))?", part.strip())
+        if match:
+            scale = {"": 1, "k": 1024, "m": 1024**2}[(match[3] or "").lower()]
+            kind = match[1] or ""
+            gpus[kind] = gpus.get(kind, 0) + int(match[2] or 1) * scale
+    return gpus
+
+
+def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partition]:
+    """Lines of `scontrol --oneliner show partition`: KEY=VALUE words."""
+    found = []
+    for line in text.splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = words.get("PartitionName")
+        if name is None:
+            continue
+        own = tuple(nodes.get(name, ()))
+        found.append(
+            Partition(
+                name,
+                words.get("State", "UP"),
+                words.get("Default") == "YES",
+                minutes(words.get("MaxTime", "")),
+                number(words.get("MaxNodes")),
+                number(words.get("MinNodes")) or 0,
+                number(words.get("TotalNodes")) or len(own),
+                own,
+            )
+        )
+    return found
+
+
+def number(text: str | None) -> int | None:
+    """A whole number that Slurm printed; None for anything else."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def minutes(text: str) -> int | None:
+    """A Slurm time in minutes, seconds rounded up; None for UNLIMITED and other text."""
+    seconds = slurm_seconds(text)
+    return None if seconds is None else -(-seconds // 60)

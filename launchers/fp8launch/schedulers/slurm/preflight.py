@@ -1,0 +1,318 @@
+"""What the Slurm cluster here would say to a job, asked without submitting it.
+
+Slurm's own words are often one sentence for ten reasons ("Requested node configuration is not available"), and some
+jobs it takes and never starts. So partitions and nodes are compared with the request first; `sbatch --test-only` has
+the last word on everything else.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fp8launch.diagnostics import Problem, Severity, nearest
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.injob.supervisor.slurm_cli import will_pass
+from fp8launch.job.batch_script import batch_script
+from fp8launch.job.job import Job
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.schedulers.slurm import slurm_cli
+from fp8launch.schedulers.slurm.inventory import TIMEOUT, Node, Partition, Silent, Site, minutes, number, read_site
+
+if TYPE_CHECKING:
+    pass
+
+PROFILE = "cluster profile"
+SUBMIT_TIMEOUT = 30.0
+CODES: Mapping[str, Severity] = {
+    **dict.fromkeys(("slurm-partition", "slurm-time-limit", "slurm-nodes", "slurm-constraint", "slurm-gpus"), "error"),
+    **dict.fromkeys(("slurm-account", "slurm-qos", "slurm-refuses"), "error"),
+    **dict.fromkeys(("slurm-silent", "slurm-partition-down", "slurm-nodes-down", "slurm-gpu-model"), "warning"),
+}
+
+
+def problems(job: Job, loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """What this machine's Slurm has against a job; nothing on a machine without Slurm. Submits nothing.
+
+    The job needs no run folder yet: Slurm does not look at it before the job starts. `loaded` is its recipe,
+    `environment` the submitting shell's. A controller that does not answer is a warning, `slurm-silent`.
+    """
+    site = read_site(environment.get("SLURM_CONF"))
+    if site is None:
+        return
+    if isinstance(site, Silent):
+        yield _silent(site.words)
+        return
+    found = list(_against(site, job, loaded))
+    yield from found
+    refusal = test_only(batch_script(job))
+    if refusal is not None and not any(_explains(problem, refusal) for problem in found):
+        yield _refused(refusal, dict(job.slurm), loaded)
+
+
+def test_only(script: str) -> str | None:
+    """Slurm's words against a batch script; None when it would take it. Nothing is submitted."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sbatch", encoding="utf-8") as file:
+        file.write(script)
+        file.flush()
+        done = slurm_cli.call("sbatch", "--test-only", file.name, timeout=SUBMIT_TIMEOUT)
+    if done.returncode == 0:
+        return None
+    lines = [re.sub(r"^(sbatch: )?(error: )?(allocation failure: )?", "", line) for line in done.stderr.splitlines()]
+    return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())) or "sbatch gave no reason"
+
+
+def _explains(problem: Problem, refusal: str) -> bool:
+    """Return whether a problem that was already reported is why Slurm refuses.
+
+    A refusal has one reason. `--test-only` also refuses for nodes that are down or drained, where sbatch would let the
+    job wait for them.
+    """
+    return problem.severity == "error" or (problem.code == "slurm-nodes-down" and "node configuration" in refusal)
+
+
+def _silent(words: str) -> Problem:
+    return Problem(
+        "warning",
+        "slurm-silent",
+        f"the Slurm controller cannot check the job now: {words}",
+        PROFILE,
+        "retry later; `scontrol ping` shows whether it answers",
+    )
+
+
+def _against(site: Site, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
+    """What the request asks of its partitions and they do not have: of one of several is enough."""
+    asked = dict(job.slurm).get("partition")
+    if asked is None:
+        chosen = [p for p in site.partitions.values() if p.default]
+        if not chosen:
+            names = ", ".join(site.partitions) or "none"
+            message = f"this cluster has no default partition, and none is set; partitions: {names}"
+            yield Problem("error", "slurm-partition", message, PROFILE, "set `partition:` in the cluster profile")
+            return
+    else:
+        chosen = [site.partitions[name] for name in asked.split(",") if name in site.partitions]
+        for name in asked.split(","):
+            if name not in site.partitions:
+                yield _no_partition(name, site)
+    verdicts = [list(_against_one(partition, job, loaded)) for partition in chosen]
+    # Slurm takes whichever of several partitions it can.
+    yield from min(verdicts, key=lambda found: (any(p.severity == "error" for p in found), len(found)), default=[])
+
+
+def _no_partition(name: str, site: Site) -> Problem:
+    near = nearest(name, site.partitions)
+    message = f"this cluster has no partition '{name}'; partitions: {', '.join(site.partitions)}"
+    fix = f"did you mean '{near}'?" if near else "set `partition:` in the cluster profile to one of them"
+    return Problem("error", "slurm-partition", message, f"{PROFILE}: partition", fix)
+
+
+def _against_one(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
+    if partition.state not in ("UP", "DOWN"):
+        message = f"partition {partition.name} is {partition.state} and does not accept jobs"
+        yield Problem("error", "slurm-partition", message, f"{PROFILE}: partition", "choose another partition")
+    elif partition.state == "DOWN":
+        message = f"partition {partition.name} is DOWN: it queues jobs and starts none"
+        yield Problem(
+            "warning", "slurm-partition-down", message, f"{PROFILE}: partition", "choose another partition, or wait"
+        )
+    yield from _time(partition, job, loaded)
+    yield from _nodes(partition, job, loaded)
+
+
+def _time(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
+    options = dict(job.slurm)
+    text = options.get("time") or ""
+    asked, limit = minutes(text), partition.max_minutes
+    if asked is None or limit is None or asked <= limit or _qos_lifts(options.get("qos"), "PartitionTimeLimit"):
+        return
+    # Most sites let such a job in (EnforcePartLimits=NO), where it waits for ever.
+    yield Problem(
+        "error",
+        "slurm-time-limit",
+        f"the time limit is {text}, but partition {partition.name} ends jobs after {_clock(limit)}",
+        loaded.where("resources", "time"),
+        f"set resources.time to {_clock(limit)} or less, or choose another partition",
+    )
+
+
+def _nodes(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
+    options, where = dict(job.slurm), loaded.where("resources", "nodes")
+    wanted, name = job.nodes, partition.name
+    if wanted > partition.total_nodes:
+        message = f"the job needs {wanted} nodes, but partition {name} has {partition.total_nodes}"
+        yield Problem("error", "slurm-nodes", message, where, f"use --nodes {partition.total_nodes} or less")
+        return
+    limit = partition.max_nodes
+    if limit is not None and wanted > limit and not _qos_lifts(options.get("qos"), "PartitionMaxNodes"):
+        message = f"the job needs {wanted} nodes, but partition {name} allows {limit} per job"
+        yield Problem("error", "slurm-nodes", message, where, f"use --nodes {limit} or less, or another partition")
+    if wanted < partition.min_nodes:
+        message = (
+            f"the job needs {wanted} nodes, but partition {name} accepts only jobs of {partition.min_nodes} or more"
+        )
+        yield Problem("error", "slurm-nodes", message, where, f"use --nodes {partition.min_nodes} or more")
+    fitting: Sequence[Node] = partition.nodes
+    if not fitting:
+        return
+    features = _features(options.get("constraint") or "")
+    known = frozenset[str]().union(*(node.features for node in fitting))
+    for feature in sorted(features - known):
+        near = nearest(feature, known)
+        message = f"no node of partition {name} has the feature '{feature}'; features: {_list(known)}"
+        fix = f"did you mean '{near}'?" if near else "correct `constraint:` in the cluster profile"
+        yield Problem("error", "slurm-constraint", message, f"{PROFILE}: constraint", fix)
+    problem, fitting = _gpus(partition, job, loaded)
+    if problem is not None:
+        yield problem
+        return
+    up = [node for node in fitting if node.in_service]
+    if wanted > len(up):
+        out = [node for node in fitting if not node.in_service]
+        states = ", ".join(f"{node.name} {node.state}" for node in out[:8]) + (", ..." if len(out) > 8 else "")
+        message = (
+            f"the job needs {wanted} nodes, but only {len(up)} of the {len(fitting)} suitable ones in partition "
+            f"{name} are in service: it will wait for the others ({states})"
+        )
+        yield Problem("warning", "slurm-nodes-down", message, where, f"use --nodes {len(up)} or less" if up else None)
+
+
+def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem | None, Sequence[Node]]:
+    """Whether enough nodes have the GPUs that the job asks for, and which."""
+    kind, count = _asked_gpus(dict(job.slurm))
+    if not count:
+        return None, partition.nodes
+    fitting = [node for node in partition.nodes if node.gpus_of(kind) >= count]
+    if len(fitting) >= job.nodes:
+        return _other_gpus(fitting, kind, loaded, partition), fitting
+    where, name = loaded.where("resources", "gpus_per_node"), partition.name
+    kinds = sorted({k for node in partition.nodes for k in node.gpus})
+    most = max((node.gpus_of(kind) for node in partition.nodes), default=0)
+    if not kinds:
+        message = f"the job needs {count} GPUs per node, but Slurm knows no GPUs in partition {name}"
+        fix = (
+            "choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set `gpus: none` in the  "
+        )
+        return Problem("error", "slurm-gpus", message, f"{PROFILE}: gpus", fix + "cluster profile"), fitting
+    if kind is not None and kind not in kinds:
+        have = _list(k or "some without a type" for k in kinds)
+        message = f"the job needs GPUs of type '{kind}', but partition {name} has {have}"
+        near = nearest(kind, kinds) or (kinds[0] if len(kinds) == 1 else None)
+        fix = "remove `gres_type:`"
+        if near:
+            fix = f"set `gres_type: {near}`"
+        elif any(kinds):
+            fix = "correct `gres_type:`"
+        return Problem(
+            "error", "slurm-gpus", message, f"{PROFILE}: gres_type", f"{fix} in the cluster profile"
+        ), fitting
+    of_kind = f"{kind} GPUs" if kind else "GPUs"
+    have = f"its nodes have {most}" if not fitting else f"{len(fitting)} of its nodes have as many"
+    message = f"the job needs {job.nodes} x {count} {of_kind}, but in partition {name} {have}"
+    fix = f"set resources.gpus_per_node to {most} or less" if not fitting else f"use --nodes {len(fitting)} or less"
+    return Problem("error", "slurm-gpus", message, where, fix), fitting
+
+
+def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, partition: Partition) -> Problem | None:
+    """The recipe is for one GPU, and by the names of their types the nodes have another."""
+    wanted = loaded.recipe.resources.gpu
+    types = {k for node in nodes for k in node.gpus if k and kind in (None, k)}
+    models = {model for t in types if (model := _model(t))}
+    if not models or wanted in models or len(models) < len(types):
+        return None
+    message = f"the recipe is for {wanted}, but the GPUs of partition {partition.name} are {_list(types)}"
+    where = loaded.where("resources", "gpu")
+    return Problem("warning", "slurm-gpu-model", message, where, f"set resources.gpu to {sorted(models)[0]}")
+
+
+def _model(gres_type: str) -> str | None:
+    """The GPU that a type such as `nvidia_h100_80gb_hbm3` means; the longest name wins, for gb200 holds b200."""
+    return max((name for name in GPUS if name in gres_type.lower()), key=len, default=None)
+
+
+def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
+    """The GPU type and count for each node that a job's options ask for."""
+    text = options.get("gpus-per-node") or next(
+        (part.removeprefix("gpu:") for part in (options.get("gres") or "").split(",") if part.startswith("gpu:")), ""
+    )
+    kind, _, count = text.rpartition(":")
+    return kind or None, number(count) or 0
+
+
+def _features(constraint: str) -> set[str]:
+    """The names in a constraint such as `[rack1|rack2]&ib*4`; those of counts and operators are none."""
+    return {word for word in re.findall(r"[\w.:/=-]+", re.sub(r"\*\d+", "", constraint)) if not word.isdigit()}
+
+
+def _qos_lifts(qos: str | None, flag: str) -> bool:
+    """A QOS can lift the limits of a partition."""
+    if qos is None:
+        return False
+    shown = slurm_cli.call("sacctmgr", "-n", "-P", "show", "qos", qos, "format=flags", timeout=TIMEOUT)
+    return shown.returncode == 0 and flag in shown.stdout
+
+
+def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe) -> Problem:
+    """Slurm's refusal, with what this user may use where that is the reason."""
+    low = words.lower()
+    if will_pass(words):
+        return _silent(words)
+    if slurm_cli.waits_for_nodes(words):
+        message = (
+            f"the Slurm controller has just started and waits for its nodes, so it rejects the job for now: {words}"
+        )
+        return Problem("warning", "slurm-silent", message, PROFILE, "run the check again in a minute")
+    account, qos = options.get("account"), options.get("qos")
+    if "account" in low and "combination" in low:
+        accounts = _associations(0)
+        said = (
+            f"you cannot use account '{account}'" if account else "no account is set, and you have no default account"
+        )
+        have = f"; your accounts: {_list(accounts)}" if accounts else ""
+        near = nearest(account, accounts) if account else None
+        fix = f"did you mean '{near}'?" if near else "set `account:` in the cluster profile"
+        return Problem("error", "slurm-account", f"{said}{have}", f"{PROFILE}: account", fix)
+    if "qos" in low and "invalid" in low:
+        allowed = _associations(1)
+        have = f"; you may use: {_list(allowed)}" if allowed else ""
+        near = nearest(qos, allowed) if qos else None
+        fix = f"did you mean '{near}'?" if near else "set `qos:` in the cluster profile to one that you may use"
+        return Problem("error", "slurm-qos", f"Slurm does not let you use QOS '{qos}'{have}", f"{PROFILE}: qos", fix)
+    fixes = {
+        "policy": "lower resources.time or nodes, or choose another `qos:`; `sacctmgr show qos` shows the limits",
+        "reservation": "correct `reservation:` in the cluster profile; `scontrol show reservation` lists them",
+        "node name": "correct `nodelist:` or `exclude:` in the cluster profile",
+        "node configuration": "lower cpus_per_task, gpus_per_node or `memory:`, or choose another partition",
+        "unrecognized option": "this Slurm does not have the option; correct `options:` in the cluster profile",
+    }
+    fix = next(
+        (text for key, text in fixes.items() if key in low),
+        "run `sbatch --test-only` on the rendered script for details",
+    )
+    return Problem("error", "slurm-refuses", f"Slurm would reject the job: {words}", loaded.where("resources"), fix)
+
+
+def _associations(field: int) -> list[str]:
+    """The accounts (field 0) or QOS (field 1) of this user; none where the site does not tell."""
+    who = getpass.getuser()
+    shown = slurm_cli.call(
+        "sacctmgr", "-n", "-P", "show", "assoc", f"user={who}", "format=account,qos", timeout=TIMEOUT
+    )
+    if shown.returncode:
+        return []
+    rows = [line.split("|") for line in shown.stdout.splitlines() if "|" in line]
+    return sorted({word for row in rows for word in row[field].split(",") if word})
+
+
+def _clock(minutes: int) -> str:
+    days, rest = divmod(minutes, 24 * 60)
+    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def _list(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:12]) + (", ..." if len(found) > 12 else "") or "none"

@@ -1,0 +1,87 @@
+"""Slurm's commands as processes. Their text has the same fields from 22.05 to 25.11; their JSON does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+
+from fp8launch.schedulers.environment import clean_environment
+
+# The exit status of a command that was given up because it did not answer.
+NO_ANSWER = 124
+# So long after its start a controller may not have heard from all nodes, and refuses jobs for them.
+RESTART_SECONDS = 180.0
+
+
+def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command in a clean environment; one that does not answer in time has exit status 124."""
+    env = clean_environment()
+    submits = command[0] == "sbatch"
+    if not submits:  # an sbatch's environment becomes the job's
+        env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=env,
+            timeout=timeout,
+            check=False,
+            # A submission continues when somebody presses Ctrl-C, and holds the run until it is done.
+            start_new_session=submits,
+            close_fds=not submits,
+        )
+    except subprocess.TimeoutExpired:
+        words = f"{command[0]} did not answer within {timeout:.0f} s"
+        return subprocess.CompletedProcess(command, NO_ANSWER, "", words)
+    except OSError as exc:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {exc.strerror}")
+
+
+def one_line(text: str, length: int = 200) -> str:
+    """Return what a command printed as one line of at most `length` characters."""
+    return " ".join(text.split())[:length]
+
+
+def version() -> str | None:
+    """Return Slurm's version as sbatch prints it; None without Slurm."""
+    shown = call("sbatch", "--version")
+    return shown.stdout.split()[-1] if shown.returncode == 0 and shown.stdout else None
+
+
+def array_limit() -> int:
+    """Return how many tasks an array may have here: MaxArraySize, or 1 when the controller does not answer."""
+    shown = call("scontrol", "show", "config")
+    match = re.search(r"^MaxArraySize\s*=\s*(\d{1,18})\b", shown.stdout, re.M)
+    return max(1, int(match[1])) if match else 1
+
+
+def seconds_since_restart() -> float | None:
+    """Return how long ago the controller started; None where it does not say."""
+    shown = call("scontrol", "show", "config", timeout=10)
+    match = re.search(r"^BOOT_TIME\s*=\s*(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown.stdout, re.M)
+    if match is None:
+        return None
+    try:
+        return time.time() - time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def waits_for_nodes(refusal: str) -> bool:
+    """Return whether a refusal may be due to nodes that have not reported back to a controller that just started."""
+    if "node configuration" not in refusal.lower():
+        return False
+    seconds = seconds_since_restart()
+    return seconds is not None and -60 < seconds < RESTART_SECONDS and not _every_node_responds()
+
+
+def _every_node_responds() -> bool:
+    """Return whether all nodes have reported to the controller; False where sinfo does not say."""
+    shown = call("sinfo", "-h", "-N", "-o", "%T", timeout=10)
+    states = shown.stdout.split()
+    # A trailing * marks a node that does not respond.
+    return bool(states) and not any(state.endswith("*") or state.startswith("unk") for state in states)

@@ -1,0 +1,142 @@
+"""A cluster's login node through the system's ssh, which brings the user's keys, agents, jump hosts and known hosts.
+
+ssh gives one line to the login shell there, whichever that is: `_words` makes it. Values that must not be seen in a
+list of processes go through stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fp8launch.cluster.profile import Login
+from fp8launch.diagnostics import UserError, error
+
+# ssh's own exit status for a connection that could not be made or was lost.
+FAILED = 255
+NOT_FOUND = 127
+
+# Prints the folder where the files of the tar on stdin are, under a name made from their content.
+_RECEIVE = """umask 077
+folder=${XDG_CACHE_HOME:-$HOME/.cache}/fp8launch/at/$1
+mkdir -p "$folder" && tar -xf - -C "$folder" && printf '%s\\n' "$folder"
+"""
+# What a login prints (greetings, module systems) goes to stderr: stdout is for the command's data.
+_LOGIN = 'exec 3>&1 >&2; exec bash -lc "$0" "$@"'
+# Variables come as NAME=value, each ended by a NUL byte; `export` takes them as they are.
+_WITH_SECRETS = 'while IFS= read -r -d "" pair; do export "$pair"; done; exec -- "$@" < /dev/null'
+_PLAIN = 'exec -- "$@"'
+
+
+def run_there(login: Login, command: Sequence[str], secrets: Mapping[str, str] | None = None) -> int:
+    """Run a command on the login node with this terminal, or this process's stdout and stderr; its exit status.
+
+    `secrets` are variables that it gets through stdin, which then is all that it has there.
+    """
+    if secrets:
+        text = "".join(f"{name}={value}\0" for name, value in secrets.items()).encode()
+        return subprocess.run([*_ssh(login), _words(_WITH_SECRETS, *command)], input=text, check=False).returncode
+    # With a terminal of its own the command there ends by Ctrl-C here, and draws bars.
+    terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    quiet = None if terminal else subprocess.DEVNULL
+    return subprocess.run([*_ssh(login, *terminal), _words(_PLAIN, *command)], stdin=quiet, check=False).returncode
+
+
+def put(login: Login, files: Mapping[str, str]) -> Path:
+    """Put text files into a folder of the login node's user; the folder there. Raises UserError (exit code 3)."""
+    packed = io.BytesIO()
+    digest = hashlib.sha256()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, text in sorted(files.items()):
+            content = text.encode()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    words = _words(_RECEIVE, digest.hexdigest()[:16])
+    # A file, not a pipe: the connection that stays open for the next command would keep a pipe open too.
+    with tempfile.TemporaryFile() as complaints:
+        done = subprocess.run(
+            [*_ssh(login), words], input=packed.getvalue(), stdout=subprocess.PIPE, stderr=complaints, check=False
+        )
+        complaints.seek(0)
+        complaint = complaints.read().decode(errors="replace")
+    folder = done.stdout.decode(errors="replace").rstrip("\n")
+    if done.returncode or not folder.startswith("/"):
+        raise failed(login, complaint)
+    return Path(folder)
+
+
+def failed(login: Login, words: str, fix: str | None = None) -> UserError:
+    """Return the error for an ssh that failed, in its own words; `fix` where they do not suggest one."""
+    message = " ".join(words.split())
+    low = message.lower()
+    advice = {
+        "host key verification failed": f"compare the host's key with the site's, then `ssh {login.host}` by hand once",
+        "permission denied": f"make `ssh {login.host}` work without a question: a key, an agent, or `identity:`",
+        "could not resolve": "correct `ssh.host` in the cluster profile, or connect to the site's network",
+    }
+    found = next((text for key, text in advice.items() if key in low), fix)
+    return error(
+        "ssh-failed", f"ssh to {login.host}: {message or 'it printed no reason'}", "cluster profile: ssh", found, 3
+    )
+
+
+def _ssh(login: Login, *options: str) -> list[str]:
+    """ssh and its options up to the command."""
+    stated = {
+        "ConnectTimeout": "20",
+        "ServerAliveInterval": "15",
+        "ServerAliveCountMax": "4",
+        # Where nobody can answer, a question is a failure and not a silence.
+        "BatchMode": "no" if sys.stdin.isatty() else "yes",
+    }
+    sockets = _sockets()
+    if sockets is not None:
+        # A second connection within a minute costs nothing.
+        stated |= {"ControlMaster": "auto", "ControlPath": f"{sockets}/%C", "ControlPersist": "60"}
+    command = ["ssh", *options]
+    if login.config:
+        command += ["-F", str(Path(login.config).expanduser())]
+    if login.identity:
+        command += ["-i", str(Path(login.identity).expanduser())]
+    if login.port:
+        command += ["-p", str(login.port)]
+    if login.user:
+        command += ["-l", login.user]
+    command += [word for name, value in stated.items() for word in ("-o", f"{name}={value}")]
+    return [*command, "--", login.host]
+
+
+def _sockets() -> Path | None:
+    """A folder of this user alone for ssh's sockets, whose whole path must stay below 104 characters."""
+    folder = Path("/tmp") / f"fp8launch-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if mine else None
+
+
+def _words(script: str, *arguments: str) -> str:
+    """A bash script with arguments as any login shell reads it; `-l` sets PATH as at a login.
+
+    Every shell has quotes of its own (csh ends them at a line end, fish reads backslashes in them), and none has
+    anything to read in base64.
+    """
+    line = shlex.join(["bash", "-c", _LOGIN, f"exec >&3 3>&-\n{script}", "fp8launch", *arguments])
+    return (
+        f"exec bash -c 'eval \"$(base64 -d <<< {base64.b64encode(line.encode(errors='surrogateescape')).decode()})\"'"
+    )

@@ -1,0 +1,121 @@
+"""A grid of points: recipes x node counts x values x repeats, each with a key that names what it would run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8launch.diagnostics import error
+from fp8launch.engines.base import Entry
+from fp8launch.job.prepared import Prepared
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.yaml_source import parse_yaml
+
+MAX_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a grid. `values` are the axes' values by dotted key; `repeat` counts from 1."""
+
+    recipe: str
+    nodes: int | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    repeat: int = 1
+
+    @property
+    def overrides(self) -> list[str]:
+        # JSON is YAML: text that looks like a number stays text.
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.values.items()]
+
+    @property
+    def label(self) -> str:
+        """The point in words, such as `2 nodes, recipe=delayed, repeat 2`."""
+        parts = [f"{self.nodes} node{'s' * (self.nodes > 1)}"] if self.nodes else []
+        parts += [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
+        return ", ".join([*parts, f"repeat {self.repeat}"])
+
+
+def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequence[Any]], repeat: int) -> list[Point]:
+    """Every point, repeats outermost: a study that is cut short has measured everything once before anything twice."""
+    counts: Sequence[int | None] = nodes or [None]
+    size = len(recipes) * len(counts) * repeat
+    for values in axes.values():
+        size *= len(values)
+    if size > MAX_POINTS:
+        raise error("too-many-points", f"the grid has {size} points, more than {MAX_POINTS}", "--sweep", "split it")
+    return [
+        Point(recipe, count, dict(zip(axes, values, strict=True)), number)
+        for number in range(1, repeat + 1)
+        for recipe in recipes
+        for count in counts
+        for values in itertools.product(*axes.values())
+    ]
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """`section.key=a,b,c` to the key and its values, each read as YAML. Raises UserError for anything else."""
+    key, sign, listed = text.partition("=")
+    place = f"--sweep {text}"
+    values = parse_yaml(f"[{listed}]", place, numbered=False).plain() if sign else []
+    if not re.fullmatch(r"\w+(\.\w+)+", key.strip()) or not values:
+        raise error("bad-axis", "must look like section.key=value,value", place)
+    if len({json.dumps(v, sort_keys=True) for v in values}) != len(values):
+        raise error("bad-axis", "names a value twice", place, "use --repeat to measure a point several times")
+    return key.strip(), values
+
+
+def parse_nodes(text: str) -> list[int]:
+    """`1,2,4` to node counts. Raises UserError for anything but different numbers above zero."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
+        raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
+    return [int(part) for part in parts]
+
+
+def point_key(point: Point, prepared: Prepared) -> str:
+    """What a point would run, as 12 hex digits: two points with one key are the same run."""
+    recipe = prepared.loaded.recipe
+    content = [
+        prepared.args.version,
+        [one.args.argv for one in prepared.parts] if prepared.phases else prepared.args.argv,
+        [one.loaded.recipe.environment for one in prepared.parts] if prepared.phases else recipe.environment,
+        recipe.resources.model_dump(),
+        recipe.container.model_dump(),
+        _launch(recipe),
+        point.repeat,
+        *_entry(prepared),
+    ]
+    return _digest(content, 12)
+
+
+def _launch(recipe: Recipe) -> dict[str, Any]:
+    """The launch section for a key. A field that came later counts where it is set, so that older studies are found."""
+    return recipe.launch.model_dump(exclude=None if recipe.launch.arguments else {"arguments"})
+
+
+def _entry(prepared: Prepared) -> list[Any]:
+    """What an engine with a program of its own starts; nothing for others, so that older studies are found."""
+    entry = prepared.engine.entry(prepared.loaded, in_container=True, check_paths=False)
+    return [] if entry.program == Entry.program else [entry.program, entry.options]
+
+
+def study_id(name: str, keys: Sequence[str]) -> str:
+    """The same grid of the same recipes has the same id, so that a second submission finds the first."""
+    return f"{name}-study-{_digest(sorted(keys), 6)}"
+
+
+def run_name(point: Point, name: str, key: str) -> str:
+    """The id of a point's run: readable, unique by its key, safe as a folder."""
+    values = [str(value) for value in point.values.values()]
+    slug = "-".join([name, *([f"n{point.nodes}"] if point.nodes else []), *values, f"r{point.repeat}"])
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', slug)[:90]}-{key[:6]}"
+
+
+def _digest(content: Any, digits: int) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]

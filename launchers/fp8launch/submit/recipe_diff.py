@@ -1,0 +1,144 @@
+"""What differs between two resolved recipes, and what a difference touches.
+
+numerics   the values that are computed: another model, another precision, another schedule, other data
+speed      how fast they are computed, up to the order of sums
+neutral    neither: what is logged, saved, named or asked of the queue
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from fp8launch.cluster.images import software_in
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.build_job import plan
+from fp8launch.job.prepared import Prepared
+
+Effect = Literal["numerics", "speed", "neutral"]
+
+# The first pattern that fits a flag decides; a flag that none fits is taken to change what is computed.
+_FLAGS: tuple[tuple[str, Effect], ...] = (
+    (r"(log|tensorboard|wandb|timing|one_logger|profile|straggler|config_logger)_?.*", "neutral"),
+    (r"(save|load|ckpt|exit|eval|distributed_timeout|data_cache_path|async_save|no_save|dist_ckpt).*", "neutral"),
+    (r"(rerun_mode|no_check_for_nan.*|check_weight_hash.*)", "neutral"),
+    (r"(tensor|pipeline|context|expert|virtual|num_virtual|num_layers_per_virtual)_?.*parallel.*", "speed"),
+    (r"(num_virtual_stages|sequence_parallel|use_tp_pp_dp|account_for_|decoder_(first|last)_pipeline).*", "speed"),
+    (r"(micro_batch_size|num_workers|manual_gc.*|recompute.*|.*offload.*|ddp_(bucket|num|pad).*|use_nccl_ub)", "speed"),
+    (r"(overlap|tp_comm|no_overlap|disable_tp_comm|no_align|defer_|delay_|cuda_graph|te_rng|high_priority).*", "speed"),
+    (r"(.*fusion.*|.*fused.*|attention_backend|use_transformer_engine_op_fuser|nccl.*|use_flash_attn)", "speed"),
+    (r"(use_distributed_optimizer|use_megatron_fsdp|use_torch_fsdp2|data_parallel_sharding.*|fsdp.*)", "speed"),
+    (
+        r"(keep_fp8_transpose_cache|reuse_grad_buf.*|suggested_communication.*|moe_.*dispatcher.*|moe_permute.*)",
+        "speed",
+    ),
+    (
+        r"(moe_grouped_gemm|init_model_with_meta.*|no_create_attention_mask.*|use_cpu_init.*|distributed_backend)",
+        "speed",
+    ),
+)
+_NUMERIC_ENV = re.compile(
+    r"NVTE_(DPA_FP8|FP8|ALLOW_NONDET|USE_FAST_MATH|FLASH|FUSED|UNFUSED).*|CUBLAS_WORKSPACE_CONFIG"
+)
+_NEUTRAL_ENV = re.compile(r"(NCCL_DEBUG.*|PYTHON.*|HF_.*|WANDB_.*|TOKENIZERS_.*)")
+_NEUTRAL_SLURM = {"job-name", "time", "account", "qos", "output", "comment", "reservation", "open-mode", "partition"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One line: `a` or `b` is None where that recipe does not state it."""
+
+    part: Literal["arguments", "topology", "environment", "image", "software", "slurm"]
+    name: str
+    a: Any
+    b: Any
+    effect: Effect
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
+    """Everything in which two recipes differ once they are resolved, on one cluster.
+
+    Phases are compared by name, with the other recipe as a whole where it has no such phase; what is not the same in
+    all of them says in which it holds.
+    """
+    names = list(dict.fromkeys(one.name for recipe in (a, b) for one in recipe.phases))
+    if not names:
+        return _differences(a, b, cluster)
+    each = {name: _differences(_part(a, name), _part(b, name), cluster) for name in names}
+    found: list[Difference] = []
+    for one in (one for differing in each.values() for one in differing):
+        those = [name for name in names if one in each[name]]
+        said = one if len(those) == len(names) else replace(one, name=f"{one.name} ({', '.join(those)})")
+        if said not in found:
+            found.append(said)
+    return found
+
+
+def _part(recipe: Prepared, phase: str) -> Prepared:
+    """A phase of a recipe; the first where it has others, the recipe where it has none."""
+    names = [one.name for one in recipe.phases]
+    return recipe.parts[names.index(phase) if phase in names else 0]
+
+
+def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
+    found = [Difference("arguments", name, x, y, _of_flag(name)) for name, x, y in _unequal(*_arguments(a, b))]
+    found += [Difference("topology", name, x, y, _of_size(name)) for name, x, y in _unequal(_sizes(a), _sizes(b))]
+    env_a, env_b = a.loaded.recipe.environment, b.loaded.recipe.environment
+    found += [Difference("environment", name, x, y, _of_variable(name)) for name, x, y in _unequal(env_a, env_b)]
+    image_a, image_b = a.loaded.recipe.container.image, b.loaded.recipe.container.image
+    if image_a != image_b:
+        found.append(Difference("image", "image", image_a, image_b, "numerics"))
+    found += [Difference("software", n, x, y, "numerics") for n, x, y in _unequal(_software(a), _software(b))]
+    slurm_a, slurm_b = _slurm(a, cluster), _slurm(b, cluster)
+    for name, x, y in _unequal(slurm_a, slurm_b):
+        found.append(Difference("slurm", name, x, y, "neutral" if name in _NEUTRAL_SLURM else "speed"))
+    return found
+
+
+def _arguments(a: Prepared, b: Prepared) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What the recipes state by flag; of two engines, which name flags differently, everything by Megatron's names."""
+    if a.engine is b.engine:
+        return {**a.args.values, **a.args.own_values}, {**b.args.values, **b.args.own_values}
+    resolved = [{**one.engine.defaults(one.args), **one.args.recorded} for one in (a, b)]
+    return resolved[0], resolved[1]
+
+
+def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in dict.fromkeys([*a, *b]):
+        if a.get(name) != b.get(name):
+            yield name, a.get(name), b.get(name)
+
+
+def _of_flag(name: str) -> Effect:
+    return next((effect for pattern, effect in _FLAGS if re.fullmatch(pattern, name)), "numerics")
+
+
+def _of_variable(name: str) -> Effect:
+    if _NUMERIC_ENV.fullmatch(name):
+        return "numerics"
+    return "neutral" if _NEUTRAL_ENV.fullmatch(name) else "speed"
+
+
+def _of_size(name: str) -> Effect:
+    return "numerics" if name == "global_batch" else "speed"
+
+
+def _sizes(one: Prepared) -> dict[str, Any]:
+    need = one.loaded.recipe.resources
+    return {**asdict(one.layout), "nodes": need.nodes, "gpus_per_node": need.gpus_per_node, "gpu": need.gpu}
+
+
+def _software(one: Prepared) -> dict[str, Any]:
+    recipe = one.loaded.recipe
+    stated = {k: v for k, v in recipe.software.model_dump().items() if v is not None}
+    return {**software_in(recipe.container.image), **stated, "megatron": one.args.version}
+
+
+def _slurm(one: Prepared, cluster: Cluster) -> dict[str, Any]:
+    job = plan(one.loaded, one.args, cluster, None, check_paths=False)
+    return {**dict(job.slurm), "processes": job.mode}

@@ -1,0 +1,161 @@
+"""A further attempt at a run that has stopped: the same folder, the same script, from the newest whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor.continuation import is_impossible
+from fp8launch.rundir.atomic_io import read_json, uninterrupted
+from fp8launch.rundir.attempts import (
+    CANCELLED,
+    SURVIVE,
+    allow_more,
+    attempts_of,
+    forbid_more,
+    read_attempt_log,
+    write_attempt_log,
+)
+from fp8launch.rundir.run_dir import RunFolder, write_atomically
+from fp8launch.schedulers.base import JobState, Scheduler
+from fp8launch.submit.submission import record_job
+
+
+def resume(
+    run: RunFolder, scheduler: Scheduler, attempts: int = 1, report: Callable[[str], None] = lambda words: None
+) -> tuple[str, int]:
+    """Submit up to `attempts` further attempts; return the job id and the iteration that the first starts from.
+
+    `report` gets messages for the user about the way there. Raises UserError for a run that is not over, is done, or
+    leaves no checkpoints.
+    """
+    state = scheduler.state(run)
+    _refuse(run, scheduler, state)
+    plan = _plan(run)
+    folder = Path(plan["checkpoint"])
+    for words in checkpoints.repair(folder):
+        run.update(repaired=words)
+    start = checkpoints.latest(folder)
+    if plan["iterations"] is not None and start >= plan["iterations"]:
+        raise error(
+            "run-done", f"{run.run_id} has completed its {plan['iterations']} iterations", exit_code=ANSWER_IS_NO,
+            fix="to train further, submit a new recipe with checkpoint.load",
+        )  # fmt: skip
+    before, was_cancelled = read_attempt_log(run), (run.path / CANCELLED).exists()
+    # A key of its own, so that an answer that is lost finds this job and not the run's first.
+    key = f"{run.run_id}.r{len(before.get('attempts', []))}"
+    # Written first: the job may begin before its submission has returned.
+    write_attempt_log(run, _reopened(before, state, start))
+    write_atomically(run.path / SURVIVE, json.dumps({**plan, "attempts": attempts}, indent=1) + "\n")
+    allow_more(run)
+    try:
+        with uninterrupted():
+            job = scheduler.find([key]).get(key) or _submit(run, scheduler, key, report)
+            record_job(run, job)
+    except UserError as problem:
+        if not _is_refusal(problem):
+            raise  # Slurm may have taken the job all the same
+        # Nothing follows: the run still stopped for the reason for which it had stopped.
+        write_attempt_log(run, before)
+        write_atomically(run.path / SURVIVE, json.dumps(plan, indent=1) + "\n")
+        if was_cancelled:
+            forbid_more(run)
+        raise
+    return job, start
+
+
+def _is_refusal(problem: UserError) -> bool:
+    return any(one.code.endswith("-refused") for one in problem.problems)
+
+
+def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, Any]:
+    """The attempt log with which another attempt may begin."""
+    attempts = [dict(attempt) for attempt in before.get("attempts", [])]
+    for attempt in attempts:
+        if "ended" not in attempt:
+            # It ended without a record, and no attempt has begun since that could have written one.
+            attempt.update(
+                ended=time.time(), after=start, cause="interrupted", counts=True, then=f"{state.status}: resumed"
+            )
+    return {
+        **before,
+        "attempts": attempts,
+        "stopped": None,
+        "owner": None,
+        "waiting": None,
+        "finished": bool(before.get("finished")),
+        "excluded": before.get("excluded", []),
+        # The count starts again: attempts that were used up belong to the earlier limit.
+        "from": len(attempts),
+    }
+
+
+def _submit(run: RunFolder, scheduler: Scheduler, key: str, report: Callable[[str], None]) -> str:
+    """Submit the next attempt without the nodes that failed, or with them where no others are left."""
+    log = read_attempt_log(run)
+    excluded = log["excluded"]
+    try:
+        return scheduler.resume(run, key, excluded)
+    except UserError as problem:
+        if not (excluded and _is_refusal(problem) and is_impossible(str(problem))):
+            raise
+    report(f"{', '.join(excluded)} may be used again, because too few other nodes are left")
+    write_attempt_log(run, {**log, "excluded": []})
+    return scheduler.resume(run, key)
+
+
+def resumable_from(run: RunFolder) -> int | None:
+    """Return the iteration of the checkpoint from which another attempt would continue; None where there is none."""
+    if not (run.path / SURVIVE).is_file() or attempts_of(run).finished:
+        return None
+    try:
+        plan = _plan(run)
+    except UserError:
+        return None
+    start = checkpoints.latest(Path(plan["checkpoint"]))
+    done = plan["iterations"] is not None and start >= plan["iterations"]
+    return None if done or start == 0 else start
+
+
+def _plan(run: RunFolder) -> dict[str, Any]:
+    """What `survive.json` says. Raises UserError for what no submission writes."""
+    file = run.path / SURVIVE
+    try:
+        plan = read_json(file)
+    except (OSError, ValueError) as exc:
+        raise error("bad-survive", f"cannot be read: {exc}", str(file)) from None
+    found = plan if isinstance(plan, dict) else {}
+    iterations = found.get("iterations")
+    if not isinstance(found.get("checkpoint"), str) or not (iterations is None or isinstance(iterations, int)):
+        raise error("bad-survive", "does not contain the plan of a run", str(file))
+    return found
+
+
+def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
+    """Raise UserError unless the run is over, not done, and leaves checkpoints."""
+    known = attempts_of(run)
+    if not scheduler.capabilities.resumes:
+        message = f"the {scheduler.name} backend starts each run only once"
+        raise error(f"{scheduler.name}-resume", message, fix="submit the run to Slurm", exit_code=2)
+    if not (run.path / SURVIVE).is_file():
+        raise error(
+            "no-checkpoints", f"{run.run_id} writes no checkpoints to continue from",
+            "checkpoint", "submit it with checkpoint.dir and checkpoint.interval", ANSWER_IS_NO,
+        )  # fmt: skip
+    if state.status == "unknown":
+        raise error(
+            "state-unknown", f"cannot determine whether {run.run_id} still runs: {state.detail}",
+            fix="retry when the scheduler answers", exit_code=3,
+        )  # fmt: skip
+    if not state.final or known.waiting:
+        raise error(
+            "still-running", f"{run.run_id} is {state.status}", exit_code=ANSWER_IS_NO,
+            fix="it continues automatically; `fp8launch cancel` ends it",
+        )  # fmt: skip
+    if known.finished:
+        raise error("run-done", f"{run.run_id} has finished its training", exit_code=ANSWER_IS_NO)

@@ -1,0 +1,97 @@
+"""The plan of a run's supervisor (`injob/supervisor`), which it reads on the compute node from `survive.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import error, nearest
+from fp8launch.engines.base import EngineArguments
+from fp8launch.injob.supervisor.attempt_log import PLAN
+from fp8launch.injob.supervisor.retry_policy import RULES, with_overrides
+from fp8launch.job.build_job import continue_by, stop_before
+from fp8launch.job.job import Job
+from fp8launch.job.job_comment import text_in
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+from fp8launch.schedulers.base import Capabilities, ContinueBy
+
+SURVIVE = PLAN
+HANG_AFTER = 1800
+
+
+def survival_text(
+    loaded: LoadedRecipe, args: EngineArguments, cluster: Cluster, job: Job, capabilities: Capabilities
+) -> str | None:
+    """Return the content of `survive.json`; None where no attempt can follow: no checkpoints, or no way to start one.
+
+    `capabilities` are the scheduler's. Raises UserError for a rule about a cause that does not exist.
+    """
+    if job.survival is None or not capabilities.resumes:
+        return None
+    recipe = loaded.recipe
+    _refuse_unknown_causes(cluster.rules, "cluster profile: rules")
+    _refuse_unknown_causes(recipe.survive.rules, loaded.where("survive", "rules"))
+    iterations = args.attributes.get("train_iters")
+    plan: dict[str, Any] = {
+        "format": 1,
+        "checkpoint": job.survival.checkpoint,
+        "iterations": iterations if isinstance(iterations, int) else None,
+        "phases": [{"name": one.name, "end": one.end} for one in job.phases],
+        "attempts": recipe.survive.attempts,
+        "stuck": recipe.survive.stuck,
+        "stop_before": stop_before(recipe),
+        # The step of a Slurm job is what the hang watchdog ends.
+        "hang": None if capabilities.on_this_machine else hang_plan(recipe, args),
+        "keep": recipe.checkpoint.keep,
+        "comment": text_in(dict(job.slurm).get("comment")),
+        "continue_by": _way(cluster, capabilities),
+        "rules": with_overrides({**cluster.rules, **recipe.survive.rules}),
+    }
+    if capabilities.time_limits:
+        plan["limit"] = int(recipe.resources.hours * 3600)
+    return json.dumps(plan, indent=1) + "\n"
+
+
+def _way(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
+    """How another attempt comes about: as the profile says, where the scheduler can."""
+    preferred = continue_by(cluster)
+    for way in capabilities.continue_by:
+        if way == preferred:
+            return way
+    return capabilities.continue_by[0]
+
+
+def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
+    """How long a log may stay silent before the hang watchdog acts, in seconds; None for a run that is not watched.
+
+    Where the user states no number: longer than the time-out of Megatron's collectives, which names the one that
+    hangs and ends the training by itself, and as long as from one line to the next with an evaluation between them.
+    """
+    stated = recipe.survive.hang_after
+    if stated == 0 or (stated is None and args.attributes.get("full_validation")):
+        return None  # how long the whole validation set takes, nobody can say
+    between = _number(args, "log_interval", 100)
+    after = stated or max(HANG_AFTER, 2 * 60 * _number(args, "distributed_timeout_minutes", 10))
+    quiet = between + 2 * _number(args, "eval_iters", 100)  # validation, and at the end the test
+    return {
+        "after": after,
+        "stated": stated is not None,
+        "quiet": quiet,
+        "start": 2 * max(after, HANG_AFTER) + 60 * between,
+    }
+
+
+def _number(args: EngineArguments, name: str, default: int) -> int:
+    value = args.attributes.get(name)
+    return value if isinstance(value, int) else default
+
+
+def _refuse_unknown_causes(rules: Mapping[str, str], where: str) -> None:
+    for cause in rules:
+        if cause not in RULES:
+            near = nearest(cause, RULES)
+            hint = f"did you mean '{near}'?" if near else f"valid causes: {', '.join(RULES)}"
+            raise error("unknown-cause", f"'{cause}' is not a known cause for the end of an attempt", where, hint)

@@ -1,0 +1,138 @@
+"""The index of Megatron-Bridge's performance recipes, and the published figures that belong to them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from support import only, refused
+
+from fp8launch.cli import run
+from fp8launch.engines.bridge.index import BridgeRecipe, find, recipes_of, releases, select
+from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattributed
+
+
+def test_each_release_has_its_recipes() -> None:
+    assert releases() == ("0.4.0", "0.5.0", "0.6.0")
+    assert [len(recipes_of(release)) for release in releases()] == [270, 320, 422]
+
+
+def test_a_name_says_what_its_recipe_is() -> None:
+    for release in releases():
+        for name, recipe in recipes_of(release).items():
+            assert f"{recipe.model}_{recipe.task}_{recipe.gpus}gpu_{recipe.gpu}_{recipe.precision}" in name
+
+
+def divides(recipe: BridgeRecipe) -> bool:
+    shard = math.prod(recipe.layout.get(axis) or 1 for axis in ("tp", "pp", "cp"))
+    return recipe.gpus % shard == 0 and recipe.global_batch % (recipe.micro_batch * (recipe.gpus // shard)) == 0
+
+
+def test_layout_and_batch_divide_the_gpus() -> None:
+    """Two recipes of 0.6.0 take over the batch of one for 64 GPUs, 192, which 128 replicas cannot share."""
+    odd = [name for release in releases() for name, one in recipes_of(release).items() if not divides(one)]
+    assert odd == ["nemotronh_56b_pretrain_256gpu_b200_bf16_config", "nemotronh_56b_pretrain_256gpu_gb300_bf16_config"]
+
+
+def test_a_recipe_has_what_its_function_sets() -> None:
+    """Read in megatron/bridge/perf_recipes/llama/h100/llama3.py of 0.6.0."""
+    recipe = find("llama3_8b_pretrain_8gpu_h100_fp8cs_config")
+    assert (recipe.release, recipe.module) == ("0.6.0", "megatron.bridge.perf_recipes.llama.h100.llama3")
+    assert recipe.hub == ("meta-llama/Meta-Llama-3-8B",)
+    assert (recipe.micro_batch, recipe.global_batch, recipe.sequence) == (1, 128, 8192)
+    assert recipe.settings["recompute_num_layers"] == 5
+    assert recipe.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert recipe.sections["mixed_precision"]["fp8_param_gather"] is True
+    assert find("llama3_8b_pretrain_8gpu_h100_bf16_config").layout["cp"] == 2
+
+
+def test_an_older_recipe_says_how_its_function_is_called() -> None:
+    recipe = find("llama3_70b_pretrain_64gpu_gb300_fp8mx_v1_config", "0.5.0")
+    assert recipe.function == "llama3_70b_pretrain_config_gb300"
+    assert recipe.arguments == {"precision": "fp8_mx", "config_variant": "v1"}
+    assert (recipe.layout["pp"], recipe.layout["vp"]) == (4, 5)
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
+    problem = only(refused(find, "llama3_8b_pretrain_8gpu_h100_fp8c_config"))
+    assert problem.fix is not None and "llama3_8b_pretrain_8gpu_h100_fp8cs_config" in problem.fix
+    assert "0.4.0, 0.5.0, 0.6.0" in only(refused(recipes_of, "0.7.0")).fix  # type: ignore[operator]
+
+
+def test_a_published_figure_belongs_to_the_recipe_that_ran() -> None:
+    shown = {
+        row.container: row.tokens_per_s_per_gpu
+        for row in rows_of(find("qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config"))
+    }
+    assert shown == {"26.08": 39936}
+    for row in rows():
+        recipe = recipe_of(row)
+        if recipe is not None:
+            assert (recipe.gpus, recipe.micro_batch, recipe.global_batch) == (
+                row.gpus,
+                row.micro_batch,
+                row.global_batch,
+            )
+
+
+def test_almost_every_figure_of_the_releases_is_attributed() -> None:
+    """What is left ran with a batch or layout that no recipe of its release has, or has no recipe there."""
+    left = [(row.container, row.model, row.gpu, row.global_batch) for row in unattributed() if row.release]
+    assert left == [
+        ("26.06", "DeepSeekV3", "gb300", 15360),
+        ("26.06", "Kimi_K2", "gb300", 4096),
+        ("26.04.01", "DeepSeekV3", "b300", 4096),
+        ("26.04.01", "DeepSeekV3", "b200", 4096),
+        ("26.04.01", "Kimi_K2", "gb300", 4096),
+        ("26.04", "Kimi_K2", "gb300", 4096),
+    ]
+    assert sum(recipe_of(row) is not None for row in rows()) == 158
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"), [({"gpu": "GB200", "model": "qwen3-30b"}, 8), ({"precision": "FP8-CS", "gpu": "r100"}, 1)]
+)
+def test_filters(filters: dict[str, str], count: int) -> None:
+    found = select(**filters)
+    assert len(found) == count
+    assert {one.gpu for one in found} == {filters["gpu"].lower()}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["recipes", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_lists_and_explains(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    listed = printed(capsys, "--engine", "bridge", "--gpu", "gb200", "--model", "qwen3_30b")
+    assert "qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config" in listed and "39,936" in listed
+    name = "bridge:qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config"
+    explained = printed(capsys, name)
+    assert "Qwen/Qwen3-30B-A3B" in explained and "published, 26.08" in explained
+    record = json.loads(printed(capsys, name, "--json"))
+    assert record["layout"]["ep"] == 8 and record["published"][0]["tokens_per_s_per_gpu"] == 39936
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engine", "bridge", "--gpu", "gb20"], "did you mean 'gb200'?"),
+        (["--engine", "bridge", "--model", "llama3_8b", "--gpu", "h100", "--precision", "nvfp4"], "leave out one"),
+        (["--engine", "bridge", "--release", "9"], "use one of 0.4.0, 0.5.0, 0.6.0"),
+        (["bridge:llama"], "fp8launch recipes --engine bridge"),
+        (["--release", "0.6.0"], "--release needs --engine bridge"),
+    ],
+)
+def test_the_command_refuses_what_is_not_there(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], home: object
+) -> None:
+    assert run(["recipes", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_pack_is_filtered_too(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    shown = printed(capsys, "--gpu", "gb200", "--precision", "mxfp8")
+    assert "deepseek_v3_mxfp8_gb200" in shown and "llama8b" not in shown
+    assert run(["recipes", "--gpu", "gb200", "--model", "nothing"]) == 0
+    assert "fits these filters" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Which checkpoint a start may read: real ones of Megatron, broken in the ways in which a power cut breaks them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fp8launch.injob.supervisor import checkpoints
+
+pytestmark = pytest.mark.train
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints 2, 4 and 6 of the tiny recipe, written by Megatron."""
+    root = tmp_path_factory.mktemp("real")
+    checkpoint = [f"checkpoint.dir={root}/ckpt", "checkpoint.interval=2", "train.iterations=6"]
+    sets = [word for one in checkpoint for word in ("--set", one)]
+    command = [sys.executable, "-m", "fp8launch", "submit", "tiny_cpu", "--backend", "local", "--wait", *sets]
+    env = {**os.environ, "HOME": str(root), "FP8LAUNCH_RUNS": str(root / "runs")}
+    subprocess.run(command, env=env, check=True, timeout=120, capture_output=True)
+    return root / "ckpt"
+
+
+@pytest.fixture
+def folder(real: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(real, tmp_path / "ckpt"))
+
+
+def test_whole_checkpoints_are_left_alone(folder: Path) -> None:
+    assert checkpoints.iterations(folder) == [2, 4, 6]
+    assert [checkpoints.torn(checkpoints.place(folder, i)) for i in (2, 4, 6)] == [None, None, None]
+    assert checkpoints.repair(folder) == []
+    assert checkpoints.latest(folder) == 6
+
+
+@pytest.mark.parametrize("victim", [".metadata", "metadata.json", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "short"])
+def test_a_torn_checkpoint_is_never_the_one_to_start_from(folder: Path, victim: str, damage: str) -> None:
+    file = checkpoints.place(folder, 6) / victim
+    if damage == "missing":
+        file.unlink()
+    elif damage == "empty":
+        file.write_bytes(b"")
+    else:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+    told = checkpoints.repair(folder)
+    assert checkpoints.latest(folder) == 4, told
+    assert "checkpoint 6 is torn" in told[0]
+    assert "continuing from 4" in told[1]
+
+
+def test_a_tracker_that_is_garbage_is_set_right(folder: Path) -> None:
+    (folder / checkpoints.TRACKER).write_text("")
+    checkpoints.repair(folder)
+    assert checkpoints.latest(folder) == 6
+
+
+def test_a_tracker_that_is_missing_is_written_again(folder: Path) -> None:
+    (folder / checkpoints.TRACKER).unlink()
+    for part in checkpoints.place(folder, 6).glob("*.distcp"):
+        part.write_bytes(b"")
+    told = checkpoints.repair(folder)
+    assert checkpoints.latest(folder) == 4
+    assert told == [f"{checkpoints.TRACKER} is missing", "continuing from 4, the newest complete checkpoint"]
+
+
+def test_a_first_save_that_was_cut_off_is_no_checkpoint(folder: Path) -> None:
+    (folder / checkpoints.TRACKER).unlink()
+    for iteration in (2, 4, 6):
+        (checkpoints.place(folder, iteration) / ".metadata").unlink()
+    assert checkpoints.repair(folder) == []
+    assert checkpoints.latest(folder) == 0
+
+
+def test_without_a_whole_one_the_run_starts_over(folder: Path) -> None:
+    for iteration in (2, 4, 6):
+        (checkpoints.place(folder, iteration) / ".metadata").unlink()
+    assert "starting over" in checkpoints.repair(folder)[-1]
+    assert not (folder / checkpoints.TRACKER).exists()
+
+
+def test_a_newer_folder_that_the_tracker_does_not_name_is_not_taken(folder: Path) -> None:
+    """A save that was cut off: Megatron writes the tracker last."""
+    checkpoints.point_at(folder, 4)
+    (checkpoints.place(folder, 6) / ".metadata").unlink()
+    assert checkpoints.repair(folder) == []
+    assert checkpoints.latest(folder) == 4
+
+
+def test_older_ones_go_only_once_a_newer_one_is_whole(folder: Path) -> None:
+    (checkpoints.place(folder, 6) / ".metadata").unlink()
+    assert checkpoints.prune(folder, 1) == []
+    checkpoints.repair(folder)
+    assert checkpoints.prune(folder, 1) == [2]
+    assert checkpoints.iterations(folder) == [4, 6]
+    assert checkpoints.prune(folder, 1) == []
+
+
+def test_metadata_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    text = f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()
+    (checkpoints.place(folder, 6) / ".metadata").write_bytes(text)
+    assert checkpoints.torn(checkpoints.place(folder, 6)) is not None
+    assert not canary.exists()

@@ -1,0 +1,134 @@
+"""Which process am I: from Slurm, from torchrun, alone. Nothing is started here."""
+
+from __future__ import annotations
+
+import pytest
+from train_jobs import CODE
+
+from fp8launch.injob.rank import node, ranks
+
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NODEID": "1",
+    "SLURM_NNODES": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+
+
+def without(env: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in names}
+
+
+def test_srun_task_gets_torch_names() -> None:
+    assert ranks.rank_environment(SRUN) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "local"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "4"),
+        ({"SLURM_TASKS_PER_NODE": "6,2"}, "2"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,5", "SLURM_TASKS_PER_NODE": "1(x2)"}, "5"),
+        ({}, "4"),
+    ],
+)
+def test_local_size_without_ntasks_per_node(counts: dict[str, str], local: str) -> None:
+    env = without(SRUN, "SLURM_NTASKS_PER_NODE") | counts
+    assert ranks.rank_environment(env)["LOCAL_WORLD_SIZE"] == local
+
+
+@pytest.mark.parametrize(("text", "counts"), [("8", [8]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2),3", [1, 2, 2, 3])])
+def test_compressed_task_counts(text: str, counts: list[int]) -> None:
+    assert ranks.tasks_per_node(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "2(x", "2,,1", "-1"])
+def test_unreadable_task_counts_are_refused(text: str) -> None:
+    with pytest.raises(ranks.EnvironmentProblem):
+        ranks.tasks_per_node(text)
+
+
+def test_torchrun_is_left_alone_even_inside_slurm() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert ranks.rank_environment(SRUN | torchrun) == {}
+
+
+def test_a_process_alone_needs_nothing() -> None:
+    found = ranks.rank_environment({}, port=lambda: 4242)
+    assert found == {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4242",
+    }
+
+
+def test_one_task_of_srun_needs_no_address() -> None:
+    one = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
+    assert ranks.rank_environment(one, port=lambda: 4242)["MASTER_PORT"] == "4242"
+
+
+def test_an_address_that_nobody_knows_is_reported_at_once() -> None:
+    said = ranks.unresolved_address({"MASTER_ADDR": "no-such-node.invalid"}, patience=0)
+    assert said is not None and "no-such-node.invalid" in said and "/etc/hosts" in said
+    assert ranks.unresolved_address({"MASTER_ADDR": "a" * 80}, patience=0) is not None
+    assert ranks.unresolved_address({"MASTER_ADDR": "127.0.0.1"}) is None is ranks.unresolved_address({})
+
+
+def test_free_port_is_free() -> None:
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", ranks.free_port()))
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        (without(SRUN, "MASTER_ADDR"), "MASTER_ADDR"),
+        (without(SRUN, "MASTER_PORT"), "MASTER_PORT"),
+        (without(SRUN, "SLURM_LOCALID"), "SLURM_LOCALID"),
+        (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID"),
+        (SRUN | {"SLURM_NTASKS": "many"}, "SLURM_NTASKS"),
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a"}, "MASTER_PORT"),
+    ],
+)
+def test_incomplete_environment_names_the_variable(env: dict[str, str], named: str) -> None:
+    with pytest.raises(ranks.EnvironmentProblem, match=named):
+        ranks.rank_environment(env)
+
+
+def test_torchrun_arguments_of_the_second_node() -> None:
+    arguments = node.launch_arguments(SRUN, 4, CODE / "worker.py", ["--script", "/m/pretrain_gpt.py"], ["--bf16"])
+    assert arguments[:6] == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=4",
+        "--rdzv-backend=static",
+        "--master-addr=node1",
+        "--master-port=29500",
+    ]
+    assert arguments[-5:] == [str(CODE / "worker.py"), "--script", "/m/pretrain_gpt.py", "--", "--bf16"]
+
+
+def test_one_node_finds_its_own_port() -> None:
+    arguments = node.launch_arguments({}, 2, CODE / "worker.py", [], [])
+    assert "--nnodes=1" in arguments
+    assert "--master-addr=127.0.0.1" in arguments
+
+
+def test_several_nodes_need_an_address() -> None:
+    with pytest.raises(ranks.EnvironmentProblem, match="MASTER_ADDR"):
+        node.launch_arguments(without(SRUN, "MASTER_ADDR"), 4, CODE / "worker.py", [], [])

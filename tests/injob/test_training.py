@@ -1,0 +1,158 @@
+"""The tiny model really trains, and every way to split the work gives the losses of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from train_jobs import MOCK, OLDER, Run, from_weights, srun, torchrun, worker
+
+from fp8launch.injob.rank import ranks
+
+pytestmark = pytest.mark.train
+
+TENSOR = ["--tensor-model-parallel-size", "2"]
+PIPELINE = ["--pipeline-model-parallel-size", "2"]
+EXPERTS = ["--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2"]
+EXPERTS += ["--moe-token-dispatcher-type", "alltoall"]
+SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+
+
+def same_course(run: Run, alone: Run, tolerance: float = 1e-6) -> None:
+    """Every iteration's loss agrees; printed losses have seven digits."""
+    run.succeeded()
+    assert run.losses.keys() == alone.losses.keys()
+    for iteration, loss in alone.losses.items():
+        assert run.losses[iteration] == pytest.approx(loss, rel=tolerance), f"iteration {iteration}"
+
+
+def falls(run: Run, iterations: int = 10) -> None:
+    losses = run.succeeded().losses
+    assert list(losses) == list(range(1, iterations + 1))
+    assert losses[iterations] < losses[1] - 0.3
+
+
+def test_one_process_learns(alone: Run) -> None:
+    falls(alone)
+    assert "throughput per GPU (TFLOP/s/GPU)" in alone.output
+    assert "[after training is done]" in alone.output
+
+
+def test_tensor_parallel_under_torchrun(weights: Path, alone: Run) -> None:
+    """A sum over ranks is rounded to bf16 elsewhere than within one rank, hence the wider tolerance."""
+    same_course(torchrun(2, [*MOCK, *TENSOR, *from_weights(weights)]), alone, tolerance=5e-5)
+
+
+def test_pipeline_parallel_under_srun(weights: Path, alone: Run) -> None:
+    same_course(srun(2, [*MOCK, *PIPELINE, *from_weights(weights)]), alone)
+
+
+def test_data_parallel_with_sharded_optimizer_under_srun(weights: Path, alone: Run) -> None:
+    same_course(srun(2, [*MOCK, *SHARDED, *from_weights(weights)]), alone)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_under_srun(weights: Path, alone: Run) -> None:
+    same_course(srun(2, [*MOCK, *TENSOR, *from_weights(weights)]), alone, tolerance=5e-5)
+
+
+@pytest.mark.slow
+def test_pipeline_parallel_under_torchrun(weights: Path, alone: Run) -> None:
+    same_course(torchrun(2, [*MOCK, *PIPELINE, *from_weights(weights)]), alone)
+
+
+@pytest.mark.slow
+def test_data_parallel_under_torchrun(weights: Path, alone: Run) -> None:
+    same_course(torchrun(2, [*MOCK, *from_weights(weights)]), alone)
+
+
+def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
+    """Two launchers, as two nodes would have, meet by address and node number alone."""
+    from train_jobs import finish, start
+
+    nodes = {"SLURM_NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+    argv = ["--nproc-per-node", "1", "--", *MOCK, *from_weights(weights)]
+    run = finish([start("node.py", argv, **nodes, SLURM_NODEID=str(number)) for number in (1, 0)])
+    same_course(run, alone)
+
+
+@pytest.mark.parametrize("version", ["installed", pytest.param("0.18.2", marks=pytest.mark.slow), "0.17.1"])
+def test_a_config_field_without_a_flag_reaches_the_model(version: str) -> None:
+    plain, sharp = (
+        worker(MOCK, **older(version), FP8LAUNCH_CONFIG=config).succeeded().losses
+        for config in ("", '{"softmax_scale": 2.0}')
+    )
+    assert plain[10] != sharp[10]
+
+
+@pytest.mark.slow
+def test_virtual_pipeline_stages() -> None:
+    layers = ["--num-layers", "4", "--num-virtual-stages-per-pipeline-rank", "2"]
+    falls(torchrun(2, [*MOCK, *PIPELINE, *layers]))
+
+
+@pytest.mark.slow
+def test_experts_on_two_processes(megatron: None) -> None:
+    run = torchrun(2, [*MOCK, *EXPERTS])
+    falls(run)
+    assert "load_balancing_loss" in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(["--qk-layernorm"], id="qk-layernorm"),
+        pytest.param(
+            ["--num-experts", "4", "--moe-layer-freq", "[0,1]", "--moe-router-topk", "2"], id="every-second-moe"
+        ),
+        pytest.param(["--mtp-num-layers", "1"], id="multi-token-prediction"),
+    ],
+)
+@pytest.mark.parametrize("version", ["installed", "0.18.2", "0.17.1"])
+def test_model_variants(megatron: None, variant: list[str], version: str) -> None:
+    falls(worker([*MOCK, *variant], **older(version)))
+
+
+def older(version: str) -> dict[str, str]:
+    """The environment that puts an older Megatron in front of the installed one."""
+    if version == "installed":
+        return {}
+    if not (OLDER / version / "megatron").is_dir():
+        pytest.skip(f"megatron-core {version} is not unpacked in {OLDER}")
+    return {"PYTHONPATH": str(OLDER / version)}
+
+
+@pytest.mark.parametrize("version", [pytest.param("0.17.1"), pytest.param("0.18.2", marks=pytest.mark.slow)])
+def test_older_megatron(megatron: None, version: str) -> None:
+    falls(worker(MOCK, **older(version)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.17.1", "0.18.2"])
+@pytest.mark.parametrize(
+    "split", [TENSOR, PIPELINE, EXPERTS, SHARDED], ids=["tensor", "pipeline", "experts", "sharded"]
+)
+def test_older_megatron_in_parallel(megatron: None, version: str, split: list[str]) -> None:
+    falls(torchrun(2, [*MOCK, *split], **older(version)))
+
+
+@pytest.mark.slow
+def test_data_loader_processes(weights: Path, alone: Run) -> None:
+    same_course(worker([*MOCK, "--num-workers", "2", *from_weights(weights)]), alone)
+
+
+def test_a_rank_that_stays_after_its_training_ends_as_a_success(megatron: None, tmp_path: Path) -> None:
+    """The entry trains to its end; then an exit handler waits for ever."""
+    script = tmp_path / "stays.py"
+    script.write_text(
+        "import atexit, time\n"
+        "from fp8launch.injob.rank import pretrain\n"
+        "atexit.register(time.sleep, 3600)\n"
+        "if __name__ == '__main__':\n"
+        "    pretrain.main(time.time())\n"
+    )
+    run = worker(MOCK, ("--script", str(script)), FP8LAUNCH_LEAVE_WITHIN="2")
+    assert run.codes == [0]
+    assert "has not ended 2 s after its training" in run.output
+    assert "everything is written" in run.output

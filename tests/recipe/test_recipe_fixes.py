@@ -1,0 +1,53 @@
+"""Every problem of a recipe says what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8launch.diagnostics import UserError
+from fp8launch.recipe.load import load_recipe
+
+
+def refused(name: str, *overrides: str) -> list[str | None]:
+    with pytest.raises(UserError) as caught:
+        load_recipe(name, overrides)
+    return [problem.fix for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("parallel.tp=two", "write a value such as tp: 8, or remove it"),
+        ("train.iterations=0", "write iterations: 1 or more, or remove it"),
+        ("train.warmup=-1", "write warmup: 0 or more, or remove it"),
+        ("precision.recipe=tensorwize", "write recipe: tensorwise"),
+        ("precision.recipe=xyz", "write one of bf16, delayed, tensorwise, blockwise, mxfp8, nvfp4"),
+        ("train.lr=fast", "write a value such as lr: 1.0e-4, or remove it"),
+        ("resources.time=soon", 'write for example time: "01:30:00"'),
+        ("software.megatron=0.19", 'quote it: megatron: "0.19"'),
+        ("batch.micro=2.5", "write micro: 2"),
+        ("nodes=[]", "add an entry, or remove the list"),
+    ],
+)
+def test_a_bad_value_says_what_to_write(override: str, fix: str) -> None:
+    assert refused("llama8b_fp8", override) == [fix]
+
+
+def test_text_that_is_not_yaml_says_where_to_look(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("name: x\n  parallel: {tp: 1\n", encoding="utf-8")
+    [fix] = refused(str(tmp_path / "broken.yaml"))
+    assert fix is not None
+    assert "indentation" in fix
+
+
+def test_a_recipe_that_is_not_there_has_a_near_name(tmp_path: Path) -> None:
+    [fix] = refused("llama8b_fb8")
+    assert fix is not None
+    assert fix.startswith("did you mean llama8b_fp8?")
+    (tmp_path / "mine_tensorwise.yaml").write_text("name: x\n", encoding="utf-8")
+    [fix] = refused(str(tmp_path / "mine_tensorwize.yaml"))
+    assert fix is not None
+    assert "mine_tensorwise.yaml?" in fix
+    assert all(f"{'x' * 5000}" not in str(f) for f in refused("x" * 5000 + "/y"))

@@ -1,0 +1,158 @@
+"""The stand-in for Transformer Engine's compiled extension against Transformer Engine's own Python code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from fp8launch.check.megatron_validation import ASSUMED_TE
+from fp8launch.cluster.images import catalogue
+from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+
+# The releases of the image catalogue, and the one that is assumed where neither recipe nor image says.
+RELEASES = sorted({entry["transformer_engine"] for entry in catalogue().values()} | {ASSUMED_TE})
+
+# Called by Transformer Engine's Python code and not answered: a rehearsal that gets there ends without a verdict.
+NOT_ANSWERED = {
+    "ONNX export": {"LayerNorm"},
+    "inference": {"copy_to_kv_cache"},
+    "packed sequences": {
+        "convert_bshd_to_thd", "convert_thd_to_bshd", "thd_copy_valid_tokens_from_per_split_to_rank_local",
+        "thd_cp_rank_order_to_sequence_order", "thd_get_partitioned_indices", "thd_grad_correction",
+        "thd_out_correction", "thd_read_half_tensor", "thd_read_second_half_lse", "thd_second_half_lse_correction",
+        "thd_sequence_order_to_cp_rank_order",
+    },
+    "fused experts of transformer_engine.pytorch.ops": {
+        "bgrad_group_quantize", "convert_host_pointers_to_tensor", "copy_data_ptrs_to_device",
+        "get_device_pointer_for_data_and_scales", "group_quantize", "group_requantize_inplace",
+        "grouped_swizzle_for_gemm", "nvfp4_group_quantize_with_amax", "nvfp4_quantize_with_amax",
+        "splits_to_offsets_multi",
+    },
+    "NCCL's expert parallelism": {
+        "ep_combine", "ep_combine_bwd", "ep_dispatch", "ep_dispatch_bwd", "ep_finalize", "ep_get_zero_copy",
+        "ep_handle_mem_size", "ep_initialize", "ep_prepare", "ep_prepare_and_dispatch", "ep_zero_copy_supported",
+    },
+    "Newton-Schulz by cuSOLVERMp": {"cusolvermp_ctx_create", "cusolvermp_ctx_destroy", "newton_schulz"},
+    "quantile-balanced routing": {"fused_topk_with_score_function_qb_fwd"},
+}  # fmt: skip
+
+
+@functools.cache
+def calls(site: Path) -> list[tuple[str, ast.Call]]:
+    """Every call of a function of the extension: its file and line, and the call."""
+    return list(_calls(site))
+
+
+def _calls(site: Path) -> Iterator[tuple[str, ast.Call]]:
+    for path in sorted((site / "transformer_engine" / "pytorch").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if isinstance(node.func.value, ast.Name) and node.func.value.id in ("tex", "transformer_engine_torch"):
+                yield f"{path.relative_to(site)}:{node.lineno}", node
+
+
+@pytest.fixture(params=RELEASES)
+def site(request: pytest.FixtureRequest) -> Path:
+    try:
+        return transformer_engine_for(Version(request.param))
+    except NoTransformerEngine as exc:
+        pytest.skip(str(exc))
+
+
+def test_what_transformer_engine_calls_is_answered(site: Path) -> None:
+    from fp8launch.rehearsal.compiled_te import functions_by_name
+
+    answered = functions_by_name()
+    excused = set().union(*NOT_ANSWERED.values())
+    missing = {node.func.attr: where for where, node in calls(site) if node.func.attr not in answered}  # type: ignore[attr-defined]
+    assert {name: where for name, where in missing.items() if name not in excused} == {}
+
+
+def test_every_call_fits_the_stand_in(site: Path) -> None:
+    from fp8launch.rehearsal.compiled_te import functions_by_name
+
+    answered = functions_by_name()
+    unfit = []
+    for where, node in calls(site):
+        name = node.func.attr  # type: ignore[attr-defined]
+        spread = any(isinstance(each, ast.Starred) for each in node.args)
+        if name not in answered or spread or any(each.arg is None for each in node.keywords):
+            continue
+        try:
+            named = {each.arg: None for each in node.keywords if each.arg}
+            inspect.signature(answered[name]).bind(*[None] * len(node.args), **named)
+        except TypeError as exc:
+            unfit.append(f"{where}: {name}: {exc}")
+    assert unfit == []
+
+
+def test_no_function_is_excused_that_is_answered() -> None:
+    from fp8launch.rehearsal.compiled_te import functions_by_name
+
+    assert set().union(*NOT_ANSWERED.values()) & set(functions_by_name()) == set()
+
+
+HOPPER, BLACKWELL = 90, 100
+CAUSAL = {"attn_mask_type": "NVTE_CAUSAL_MASK", "bias_type": "NVTE_NO_BIAS", "is_training": True, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("question", "arch", "backend"),
+    [
+        ({"head_dim_qk": 128, "head_dim_v": 128}, HOPPER, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_dim_qk": 192, "head_dim_v": 128}, HOPPER, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_dim_qk": 192, "head_dim_v": 128}, BLACKWELL, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_dim_qk": 256, "head_dim_v": 256}, HOPPER, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_dim_qk": 256, "head_dim_v": 192}, HOPPER, "NVTE_No_Backend"),
+        ({"head_dim_qk": 320, "head_dim_v": 320}, HOPPER, "NVTE_No_Backend"),
+        ({"head_dim_qk": 160, "head_dim_v": 160}, BLACKWELL, "NVTE_No_Backend"),
+        ({"head_dim_qk": 100, "head_dim_v": 100}, HOPPER, "NVTE_No_Backend"),
+        ({"head_dim_qk": 128, "head_dim_v": 128, "window_size_left": 1024, "dropout": 0.1}, HOPPER, "NVTE_No_Backend"),
+        ({"head_dim_qk": 128, "head_dim_v": 128, "window_size_left": 1024}, HOPPER, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_dim_qk": 128, "head_dim_v": 128, "q_dtype": "kFloat8E4M3"}, HOPPER, "NVTE_FP8"),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "q_dtype": "kFloat8E4M3"}, HOPPER, "NVTE_No_Backend"),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "q_dtype": "kFloat8E4M3"}, BLACKWELL, "NVTE_FP8"),
+        # As a run on H200 with cuDNN 9.19 ended.
+        ({"head_dim_qk": 128, "head_dim_v": 128, "return_max_logit": True}, HOPPER, "NVTE_No_Backend"),
+    ],
+)
+def test_attention_that_cudnn_has_a_kernel_for(question: dict[str, object], arch: int, backend: str) -> None:
+    from fp8launch.rehearsal.compiled_te.attention import answer
+
+    assert answer({**CAUSAL, **question}, arch)[0] == backend
+
+
+def test_adam_on_fp8_weights_takes_fp32_states_only() -> None:
+    """As a run on H200 ended: delayed scaling, parameters gathered in FP8, moments in bf16."""
+    import torch
+
+    from fp8launch.rehearsal.compiled_te.adam import multi_tensor_adam, multi_tensor_adam_fp8
+
+    lists = [[torch.zeros(2)] for _ in range(8)]
+    multi_tensor_adam_fp8(0, None, lists)
+    lists[2] = [torch.zeros(2, dtype=torch.bfloat16)]
+    with pytest.raises(RuntimeError, match=r"First moment tensor 0 has dtype=torch\.bfloat16"):
+        multi_tensor_adam_fp8(0, None, lists)
+    with pytest.raises(RuntimeError, match="both be Float32 or both be BFloat16"):
+        multi_tensor_adam(0, None, lists[:5])
+
+
+def test_no_image_is_refused_for_a_cudnn_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fp8launch.rehearsal.compiled_te import attention
+
+    monkeypatch.setattr(attention.Assumed, "cudnn", attention.Assumed.cudnn)
+    question = {**CAUSAL, "head_dim_qk": 128, "head_dim_v": 128, "return_max_logit": True}
+    attention.assume_cudnn("2.16.1")
+    assert attention.answer(question, HOPPER)[0] == "NVTE_F16_arbitrary_seqlen"
+    attention.assume_cudnn("2.20.2")
+    assert attention.answer(question, HOPPER)[0] == "NVTE_No_Backend"

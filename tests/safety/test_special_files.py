@@ -1,0 +1,101 @@
+"""Pipes and devices where a file is expected: they hold nobody up, and are named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor.checkpoints import TRACKER
+from fp8launch.job.phase_script import one_by_one
+
+PIPE_OR_DEVICE = pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+Make = Callable[[Path], object]
+
+
+def in_time(code: str) -> str:
+    """What Python code prints; a hang fails, and so does an endless read."""
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n{code}"
+    done = subprocess.run([sys.executable, "-c", limited], timeout=300, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@PIPE_OR_DEVICE
+def test_the_supervisor_sets_a_tracker_right_that_is_no_file(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / TRACKER)
+    whole = checkpoints.place(tmp_path, 4)
+    (whole / "mp_rank_00").mkdir(parents=True)
+    with zipfile.ZipFile(whole / "mp_rank_00/model.pt", "w") as archive:
+        archive.writestr("x", "x")
+    code = "from pathlib import Path; from fp8launch.injob.supervisor.checkpoints import *; folder = Path({!r})\n"
+    said = in_time(code.format(str(tmp_path)) + "print(latest(folder), repair(folder), latest(folder))")
+    assert said.startswith("0 [") and said.strip().endswith("4")
+    assert "not a regular file" in said
+    assert (tmp_path / TRACKER).is_file() and not (tmp_path / TRACKER).is_symlink()
+
+
+@PIPE_OR_DEVICE
+def test_a_checkpoint_whose_part_is_no_file_is_torn(tmp_path: Path, make: Make) -> None:
+    part = tmp_path / "mp_rank_00" / "model_optim_rng.pt"
+    part.parent.mkdir()
+    make(part)
+    code = "from pathlib import Path; from fp8launch.injob.supervisor.checkpoints import torn; print(torn(Path({!r})))"
+    assert "model_optim_rng.pt is cut short" in in_time(code.format(str(tmp_path)))
+
+
+def test_the_tracker_is_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".{TRACKER}.new").symlink_to(victim)
+    checkpoints.point_at(tmp_path, 7)
+    assert victim.read_text() == "mine"
+    assert (tmp_path / TRACKER).read_text() == "7"
+
+
+@PIPE_OR_DEVICE
+def test_check_names_a_tracker_that_is_no_file(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "ckpt" / "iter_0000004").mkdir(parents=True)
+    make(tmp_path / "ckpt" / TRACKER)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"extends: tiny_cpu\nname: r\ncheckpoint: {{load: {tmp_path}/ckpt}}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "fp8launch", "check", str(recipe)],
+        timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{TRACKER} that cannot be read: it is not a regular file" in done.stderr
+
+
+@PIPE_OR_DEVICE
+def test_phases_on_this_machine_do_not_wait_for_a_pipe(tmp_path: Path, make: Make) -> None:
+    from fp8launch.cluster.profile import Cluster
+    from fp8launch.job.build_job import plan
+    from fp8launch.job.prepared import prepare
+
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"extends: tiny_cpu\nname: r\ncheckpoint: {{dir: {tmp_path}, interval: 5}}\n"
+        "phases: {a: {iterations: 10}, b: {}}\n"
+    )
+    prepared = prepare(str(recipe))
+    job = plan(
+        prepared.loaded, prepared.args, Cluster(), tmp_path / "run", phases=prepared.phases, runtime="none",
+        check_paths=False,
+    )  # fmt: skip
+    lines = one_by_one(job)
+    begin = next(at for at, line in enumerate(lines) if line.startswith("reached()"))
+    function = "\n".join(lines[begin : begin + 3])
+    make(tmp_path / TRACKER)
+    done = subprocess.run(
+        ["bash", "-c", f"{function}\nreached"], timeout=300, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"

@@ -1,0 +1,66 @@
+"""A job over its --mem, which Slurm ends in two ways: by control groups, or by watching what its processes use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, Settings, why_not
+from cluster.processes import until
+from launching import Site, sets
+
+WATCHED = ("JobAcctGatherFrequency=task=1", "JobAcctGatherParams=OverMemoryKill")
+GROUPS = ("TaskPlugin=task/cgroup",)
+# One group for the memory of processes, in the first version of control groups; the second has all in one tree.
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture(params=[GROUPS, WATCHED], ids=["control groups", "watched"])
+def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    settings = Settings(nodes=1, conf=("SelectTypeParameters=CR_CPU_Memory", "DefMemPerNode=8000", *request.param))
+    if reason := why_not(settings):
+        pytest.skip(reason)
+    if request.param == GROUPS and not _may_make_groups():
+        pytest.skip("needs control groups (version 1) for memory, in which this user may make groups")
+    with Cluster.up(settings) as cluster:
+        yield Site(cluster, tmp_path)
+    for left in MEMORY_GROUPS.glob("slurm_node1"):  # slurmd makes it and leaves it
+        left.rmdir()
+
+
+def _may_make_groups() -> bool:
+    probe = MEMORY_GROUPS / "fp8launch-test"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("mode", ["srun", "torchrun"])
+def test_a_job_over_its_memory_is_out_of_memory_and_continues_as_the_policy_says(
+    limited: Site, mode: str, tmp_path: Path
+) -> None:
+    profile = tmp_path / "site.yaml"
+    profile.write_text("memory: 250M\n")  # less than PyTorch alone
+    save = sets("checkpoint.dir=ckpt", "checkpoint.interval=20", "survive.attempts=2", f"launch.mode={mode}")
+    run = limited.submit("--backend", "sbatch", "--cluster", str(profile), *save)
+    log = limited.runs / run / "attempts.json"
+
+    def attempts() -> list[dict[str, Any]]:
+        if not log.is_file():
+            return []
+        found: list[dict[str, Any]] = json.loads(log.read_text())["attempts"]
+        return [one for one in found if "cause" in one]
+
+    assert until(lambda: len(attempts()) == 2, 240, 0.5), attempts()
+    assert [one["cause"] for one in attempts()] == ["host-out-of-memory"] * 2
+    assert [one["counts"] for one in attempts()] == [True, True]
+    assert until(lambda: limited.state(run)["state"] in ("failed", "out_of_memory"), 60, 0.5), limited.state(run)
+    assert "host-out-of-memory" in limited.state(run)["survival"]["stopped"]
+    assert limited.json("parse", run)["failure"]["code"] == "host-out-of-memory"

@@ -1,0 +1,104 @@
+"""fp8launch on any scheduler: the same commands on this machine's processes, and on a dictionary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memory_scheduler import NAME, Memory, MemoryScheduler
+
+from fp8launch import cli, schedulers
+from fp8launch.rundir.registry import find_run
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.submit import submission
+
+
+@dataclass
+class Said:
+    """What a command printed."""
+
+    out: str
+    err: str
+
+    @property
+    def name(self) -> str:
+        """The run or study that it names last."""
+        return self.out.split()[-1]
+
+
+@dataclass
+class Site:
+    """fp8launch as a user has it, with one scheduler. `end` ends the newest job of a run."""
+
+    backend: str
+    capsys: pytest.CaptureFixture[str]
+    home: Path
+    options: tuple[str, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+
+    def __call__(self, *arguments: str, expect: int = 0) -> Said:
+        self.capsys.readouterr()
+        status = cli.run(list(arguments))
+        done = Said(*self.capsys.readouterr())
+        assert status == expect, done.out + done.err
+        return done
+
+    def submit(self, *arguments: str, recipe: str = "tiny_cpu", expect: int = 0) -> Said:
+        return self("submit", recipe, "--backend", self.backend, *self.options, *arguments, expect=expect)
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json").out)
+
+    def state(self, run: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.json("runs", run)[0]
+        return answer
+
+    def wait(self, run: str, *states: str, seconds: float = 20) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while (found := self.state(run))["state"] not in states:
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+        return found
+
+    def end(self, run: str, status: int = 0) -> None:
+        folder = find_run(run)
+        if self.backend == NAME:
+            self.memory.end(folder, status)
+        else:
+            (folder.path / "end").write_text(f"{status}\n")
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    """The in-memory scheduler, registered as any scheduler is."""
+    monkeypatch.setattr(submission, "SETTLE_SECONDS", 0.0)
+    known: dict[str, Callable[[], Any]] = {}
+    monkeypatch.setattr(schedulers, "_registered", known)
+    memory = Memory()
+    schedulers.register(NAME, lambda: MemoryScheduler(memory))
+    yield memory
+
+
+@pytest.fixture
+def in_memory(home: Path, memory: Memory, capsys: pytest.CaptureFixture[str]) -> Site:
+    return Site(NAME, capsys, home, memory=memory)
+
+
+@pytest.fixture(params=["memory", "local"])
+def site(request: pytest.FixtureRequest, in_memory: Site, tmp_path: Path) -> Iterator[Site]:
+    """Every scheduler that needs no daemon. Its jobs run until the test ends them."""
+    if request.param == "memory":
+        yield in_memory
+        return
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nwhile [ ! -e end ]; do sleep 0.02; done\nexit $(cat end)\n")
+    python.chmod(0o755)
+    local = Site("local", in_memory.capsys, in_memory.home, ("--set", f"launch.python={python}"))
+    yield local
+    for file in local.home.rglob("manifest.json"):
+        schedulers.of_run(RunFolder(file.parent)).cancel([RunFolder(file.parent)])

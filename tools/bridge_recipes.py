@@ -1,0 +1,219 @@
+"""Write the index of Megatron-Bridge's performance recipes, one release after the other.
+
+    python tools/bridge_recipes.py RELEASE=CHECKOUT...
+
+A CHECKOUT is a folder with the source of that release (`src/` and `scripts/performance/`). Each recipe function is
+called, with Bridge's own code, and what it sets is recorded: GPUs, layout, batch, precision, environment and the
+Hugging Face models that it reads. Nothing is trained and no network is used. Needs torch, megatron-core, transformers,
+omegaconf and hydra-core.
+
+Up to 0.5 a recipe is a function of `scripts/performance/configs` that takes a precision and a variant; since 0.6 each
+recipe is a function of `megatron.bridge.perf_recipes` without arguments. Both get names of the newer form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+import inspect
+import json
+import logging
+import lzma
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "launchers" / "fp8launch" / "engines" / "bridge" / "recipes.json.xz"
+NAME = re.compile(
+    r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft|lora)_(?P<gpus>\d+)gpu_(?P<gpu>[a-z]+\d+)_"
+    r"(?P<precision>bf16|fp8cs|fp8mx|fp8sc|fp8ds|nvfp4)(?:_(?P<variant>\w+))?_config"
+)
+CONSTANT = re.compile(
+    r"(?P<model>\w+?)_(?P<task>PRETRAIN|SFT|PEFT|LORA)_CONFIG_(?P<gpu>[A-Z]+\d+)_(?P<precision>\w+?)_(?P<variant>V\d+)$"
+)
+LAYOUT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A recipe function and how it is called."""
+
+    name: str
+    module: str
+    function: str
+    arguments: dict[str, str]
+    build: Callable[[], Any]
+
+
+def index(checkout: Path) -> dict[str, Any]:
+    """Call every recipe function of a checkout; a recipe that cannot be read is named on standard error."""
+    sys.path[:0] = [
+        str(ROOT / "tools"),
+        str(ROOT / "launchers"),
+        str(checkout / "src"),
+        str(checkout / "scripts/performance"),
+    ]
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    stubs = importlib.import_module("bridge_stubs")
+    stubs.install()
+    found = stubs.settled(lambda: list(sources(checkout, stubs.load)))
+    bridge = stubs.load("megatron.bridge.models.conversion.auto_bridge").AutoBridge
+    bridge.from_hf_pretrained = stubs.HubModels.from_hf_pretrained
+    recipes = {}
+    for source in found:
+        stubs.HubModels.read.clear()
+        parts = NAME.fullmatch(source.name)
+        assert parts is not None
+        stubs.answer_as(parts["gpu"])
+        try:
+            config = source.build()
+        except Exception as failure:
+            print(f"{source.name}: not read: {type(failure).__name__}: {str(failure)[:200]}", file=sys.stderr)
+            continue
+        recipes[source.name] = record(source, config, sorted(set(stubs.HubModels.read)))
+    return {"recipes": recipes}
+
+
+def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
+    """Find the recipe functions of either form."""
+    flat = checkout / "src/megatron/bridge/perf_recipes"
+    if flat.is_dir():
+        for file in sorted(flat.rglob("*.py")):
+            if file.name == "__init__.py":
+                continue
+            module = "megatron.bridge.perf_recipes." + ".".join(file.relative_to(flat).with_suffix("").parts)
+            for name, function in inspect.getmembers(load(module), inspect.isfunction):
+                if function.__module__ == module and NAME.fullmatch(name):
+                    yield Source(name, module, name, {}, function)
+        return
+    for file in sorted((checkout / "scripts/performance/configs").rglob("*_workload_base_configs.py")):
+        yield from older_sources(file, load)
+
+
+def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
+    """Find the recipes of a file of `scripts/performance/configs`: constants state the layouts."""
+    package = f"configs.{file.parent.name}"
+    constants = load(f"{package}.{file.stem}")
+    functions: dict[str, tuple[str, Callable[..., Any]]] = {}
+    for sibling in sorted(file.parent.glob("*.py")):
+        if sibling.name == "__init__.py" or sibling == file:
+            continue
+        module = f"{package}.{sibling.stem}"
+        for name, found in inspect.getmembers(load(module), inspect.isfunction):
+            functions[name] = (module, found)
+    for constant, workload in sorted(vars(constants).items()):
+        parts = CONSTANT.fullmatch(constant)
+        if not parts:
+            continue
+        model, task, gpu, variant = (parts[part].lower() for part in ("model", "task", "gpu", "variant"))
+        function_name = f"{model}_{task}_config_{gpu}"
+        if function_name not in functions:
+            print(f"{constant}: no function {function_name}", file=sys.stderr)
+            continue
+        module, function = functions[function_name]
+        precision = parts["precision"].lower()
+        arguments = {"precision": precision, "config_variant": variant}
+        name = f"{model}_{task}_{workload.num_gpus}gpu_{gpu}_{precision.replace('_', '')}_{variant}_config"
+        if NAME.fullmatch(name):
+            yield Source(name, module, function_name, arguments, functools.partial(function, **arguments))
+
+
+def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
+    """What the index keeps of one recipe."""
+    parts = NAME.fullmatch(source.name)
+    assert parts is not None
+    # Nemotron's recipes build a model configuration of Bridge's own: of that, too, what differs from the defaults.
+    settings = config.model.settings() if hasattr(config.model, "settings") else dict(changed(config.model))
+    layout = {short: settings.pop(name) for short, name in LAYOUT.items() if settings.get(name) is not None}
+    entry: dict[str, Any] = {
+        "module": source.module,
+        "function": source.function,
+        **({"arguments": source.arguments} if source.arguments else {}),
+        "model": parts["model"],
+        "task": parts["task"],
+        "gpus": int(parts["gpus"]),
+        "gpu": parts["gpu"],
+        "precision": parts["precision"],
+        **({"variant": parts["variant"]} if parts["variant"] else {}),
+        "hub": hub,
+        "layout": layout,
+        "fsdp": bool(config.ddp.use_megatron_fsdp),
+        "micro_batch": config.train.micro_batch_size,
+        "global_batch": config.train.global_batch_size,
+        "sequence": settings.get("seq_length") or getattr(config.dataset, "seq_length", None),
+        "iterations": config.train.train_iters,
+        "environment": {name: str(value) for name, value in (getattr(config, "env_vars", None) or {}).items()},
+        "settings": {name: plain(value) for name, value in sorted(settings.items()) if plain(value) is not None},
+    }
+    for section in SECTIONS:
+        entry[section] = changed(getattr(config, section, None))
+    return entry
+
+
+def changed(section: Any) -> Any:
+    """The fields of a dataclass that differ from its defaults; a string (the name of a preset) as it is."""
+    if section is None or isinstance(section, str):
+        return section
+    result = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if value != field.default and plain(value) not in (None, [], {}):
+            result[field.name] = plain(value)
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it; None for what it cannot."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, list | tuple | set):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    text = str(value)
+    return text if text.startswith("torch.") else None
+
+
+def main() -> None:
+    if os.environ.get("BRIDGE_RELEASE_ONLY"):
+        json.dump(index(Path(sys.argv[1]).resolve()), sys.stdout)
+        return
+    result: dict[str, Any] = {}
+    for argument in sys.argv[1:]:
+        release, _, folder = argument.partition("=")
+        # Two releases of one package need a process each.
+        environment = {**os.environ, "BRIDGE_RELEASE_ONLY": "1", "HF_HUB_OFFLINE": "1", "NO_VCS_VERSION": "1"}
+        command = [sys.executable, __file__, folder]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        result[release] = json.loads(done.stdout[done.stdout.index('{"recipes"') :])
+        print(f"{release}: {len(result[release]['recipes'])} recipes", file=sys.stderr)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_bytes(
+        lzma.compress(
+            json.dumps(result, sort_keys=True, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME
+        )
+    )
+    print(f"{OUT.relative_to(ROOT)}: {OUT.stat().st_size} bytes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
