@@ -55,15 +55,30 @@ def _may_make_groups() -> bool:
     return True
 
 
+# Takes memory of its own until it is killed. Under a limit that torch's files alone exceed, nothing may be killed: the
+# kernel can drop their pages and read them again, at the disk's speed.
+GROW = """
+import time
+
+taken = []
+while len(taken) < 40:
+    taken.append(bytearray(100_000_000))
+    time.sleep(0.05)
+time.sleep(600)
+"""
+
+
 @pytest.mark.train
 @pytest.mark.parametrize("mode", ["srun", "torchrun"])
 def test_a_job_over_its_memory_is_out_of_memory_and_continues_as_the_policy_says(
     limited: Site, mode: str, tmp_path: Path
 ) -> None:
     profile = tmp_path / "site.yaml"
-    profile.write_text("memory: 250M\n")  # less than PyTorch alone
+    profile.write_text("memory: 1500M\n")
+    script = tmp_path / "grow.py"
+    script.write_text(GROW)
     save = sets("checkpoint.dir=ckpt", "checkpoint.interval=20", "survive.attempts=2", f"launch.mode={mode}")
-    run = limited.submit("--backend", "sbatch", "--cluster", str(profile), *save)
+    run = limited.submit("--backend", "sbatch", "--cluster", str(profile), *save, *sets(f"launch.script={script}"))
     log = limited.runs / run / "attempts.json"
 
     def attempts() -> list[dict[str, Any]]:
@@ -72,7 +87,7 @@ def test_a_job_over_its_memory_is_out_of_memory_and_continues_as_the_policy_says
         found: list[dict[str, Any]] = json.loads(log.read_text())["attempts"]
         return [one for one in found if "cause" in one]
 
-    assert until(lambda: len(attempts()) == 2, 240, 0.5), attempts()
+    assert until(lambda: len(attempts()) == 2, 240, 0.5), (attempts(), limited.state(run))
     assert [one["cause"] for one in attempts()] == ["host-out-of-memory"] * 2
     assert [one["counts"] for one in attempts()] == [True, True]
     assert until(lambda: limited.state(run)["state"] in ("failed", "out_of_memory"), 60, 0.5), limited.state(run)
