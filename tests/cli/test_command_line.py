@@ -212,6 +212,19 @@ def test_an_unknown_run_names_the_nearest(fp8launch: Callable[..., Done]) -> Non
     assert "fp8launch runs" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["parse", "logs", "cancel", "resume", "verify", "compare", "runs"])
+def test_a_path_that_does_not_exist_is_named(fp8launch: Callable[..., Done], verb: str) -> None:
+    done = fp8launch(verb, "/nope/run")
+    assert done.returncode == 2
+    assert "/nope/run: error: this path does not exist" in done.stderr
+
+
+def test_a_folder_that_is_no_run_is_named(fp8launch: Callable[..., Done]) -> None:
+    done = fp8launch("logs", "./docs")
+    assert done.returncode == 2
+    assert "is not a run folder" in done.stderr
+
+
 def test_a_closed_pipe_is_no_error(home: Path) -> None:
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m fp8launch render tiny_cpu --as json | head -n 1"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -551,3 +552,20 @@ def test_a_job_that_no_node_can_take_is_refused_also_by_a_new_controller(
     fake_slurm.program("sbatch", status=1, complaint=NOT_YET)
     problem = only(refused(SbatchScheduler().submit, a_job, a_run(job_sbatch=""), "k", exit_code=3))
     assert "resources.nodes" in str(problem.fix)
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("squeue: error: Invalid user: nobody9\n", "squeue: Invalid user: nobody9"),
+        (SILENT, f"squeue: {SILENT}"),
+        ("", "squeue: ended with status 1"),
+    ],
+)
+def test_a_command_that_fails_is_named_once(printed: str, told: str) -> None:
+    assert slurm_cli.trouble(subprocess.CompletedProcess(("squeue", "-h"), 1, "", printed)) == told
+
+
+def test_a_command_that_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_cli.trouble(slurm_cli.call("squeue")) == "squeue: No such file or directory"

@@ -35,6 +35,7 @@ VERBS = {
     "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
     "import": ("import_", "turn an argument list or launch script into a recipe"),
     "data": ("data", "build datasets from text; inspect, split and blend them"),
+    "init": ("init", "write a first cluster profile or recipe"),
     "images": ("images", "list container images, or import one as a file"),
     "clusters": ("clusters", "list your cluster profiles"),
     "doctor": ("doctor", "report what this machine and cluster provide and lack"),

@@ -22,6 +22,7 @@ from fp8launch.cli.output import (
     with_bar,
     with_options,
 )
+from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, time_override, with_slurm_options
 from fp8launch.cluster.profile import Cluster, load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
@@ -79,6 +80,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option(
     "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
 )
+@with_options(*slurm_options)
 @click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share.")
 @click.option("--dry-run", is_flag=True, help="Check, and print the script or the points; submit nothing.")
 @click.option("--wait", is_flag=True, help="Follow the runs to their end; exit code 1 if one fails.")
@@ -104,6 +106,7 @@ def submit(
     wait: bool,
     yes: bool,
     as_json: bool,
+    **slurm: Any,
 ) -> int:
     """Check recipes, then submit one run for each point; several points make a study.
 
@@ -111,17 +114,20 @@ def submit(
     """
     if attempts is not None:
         overrides = (*overrides, f"survive.attempts={attempts}")
+    overrides = (*overrides, *time_override(slurm))
     counts = parse_nodes(nodes) if nodes else []
     sources = {name: read_recipe(name) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
-    profile = load_cluster(cluster)
+    profile = with_slurm_options(load_cluster(cluster), slurm)
     if profile.ssh is not None:
         fix = f"fp8launch --remote {cluster or profile.name} submit ..."
         raise error(
             "needs-at", f"jobs for the cluster '{profile.name}' are submitted from its login node", "--cluster", fix
         )
     scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
+    if scheduler.capabilities.on_this_machine:
+        refuse_without_slurm(slurm, scheduler.name)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
 

@@ -35,6 +35,11 @@ def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] 
     return "\n".join(lines) + "\n"
 
 
+def inline(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    return _flow(value)
+
+
 def _comment(texts: Iterable[str]) -> list[str]:
     return [f"# {line}".rstrip() for text in texts for line in _visible(text).split("\n")]
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
-from fp8launch.recipe.yaml_source import is_file
+from fp8launch.recipe.yaml_source import is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
 from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_folders
@@ -89,6 +89,8 @@ def find_run(name: str) -> RunFolder:
     """Return the run that a name selects: a folder, a run id, a unique start of one, a job id, or `latest`."""
     if is_file(Path(name) / MANIFEST):
         return RunFolder(Path(name).absolute())
+    if "/" in name:
+        _refuse_path(name)
     runs = all_runs()
     if name == "latest" and (own := [run for run in runs if run.is_mine]):
         return own[-1]
@@ -106,6 +108,14 @@ def find_run(name: str) -> RunFolder:
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
         fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
     )
+
+
+def _refuse_path(name: str) -> None:
+    """Raises UserError for a path, which is never the id of a run."""
+    if not is_there(Path(name)):
+        raise error("path-not-found", "this path does not exist", name, "`fp8launch runs` lists runs and their ids")
+    message = f"is not a run folder or a study: it has neither {MANIFEST} nor {STUDY}"
+    raise error("not-a-run", message, name, "`fp8launch runs` lists runs and their ids")
 
 
 def all_studies() -> list[StudyFolder]:

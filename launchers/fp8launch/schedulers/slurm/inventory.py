@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.slurm_time import slurm_seconds
 from fp8launch.schedulers.slurm import slurm_cli
 
@@ -123,6 +124,11 @@ def parse_gpus(gres: str) -> dict[str, int]:
             kind = match[1] or ""
             gpus[kind] = gpus.get(kind, 0) + int(match[2] or 1) * scale
     return gpus
+
+
+def gpu_model(gres_type: str) -> str | None:
+    """The GPU that a type such as `nvidia_h100_80gb_hbm3` means; the longest name wins, for gb200 holds b200."""
+    return max((name for name in GPUS if name in gres_type.lower()), key=len, default=None)
 
 
 def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partition]:

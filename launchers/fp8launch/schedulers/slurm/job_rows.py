@@ -85,7 +85,7 @@ def queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
     # -r shows each task of an array that waits.
     shown = slurm_cli.call("squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j|%k|%o", "-u", _users(runs))
     if shown.returncode:
-        return [], f"squeue: {slurm_cli.one_line(shown.stderr)}"
+        return [], slurm_cli.trouble(shown)
     rows = []
     for line in shown.stdout.splitlines():
         job, word, reason, name, comment, command = [*line.split("|", 5), "", "", "", "", ""][:6]
@@ -106,7 +106,7 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
     shown = slurm_cli.call("sacct", "-X", "-n", "-P", "-D", "-u", users, "-o", fields, "-j", numbers)
     if shown.returncode:
         off = shown.returncode == 127 or "accounting storage is disabled" in shown.stderr.lower()
-        return Answer(trouble="" if off else f"sacct: {slurm_cli.one_line(shown.stderr)}")
+        return Answer(trouble="" if off else slurm_cli.trouble(shown))
     asked = {job for job, _ in jobs}
     rows = []
     for line in shown.stdout.splitlines():

@@ -7,20 +7,29 @@ the last word on everything else.
 
 from __future__ import annotations
 
-import getpass
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fp8launch.diagnostics import Problem, Severity, nearest
-from fp8launch.hardware.gpus import GPUS
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.slurm import slurm_cli
-from fp8launch.schedulers.slurm.inventory import TIMEOUT, Node, Partition, Silent, Site, minutes, number, read_site
+from fp8launch.schedulers.slurm.accounts import account_names, qos_names
+from fp8launch.schedulers.slurm.inventory import (
+    TIMEOUT,
+    Node,
+    Partition,
+    Silent,
+    Site,
+    gpu_model,
+    minutes,
+    number,
+    read_site,
+)
 
 if TYPE_CHECKING:
     pass
@@ -221,17 +230,12 @@ def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, p
     """The recipe is for one GPU, and by the names of their types the nodes have another."""
     wanted = loaded.recipe.resources.gpu
     types = {k for node in nodes for k in node.gpus if k and kind in (None, k)}
-    models = {model for t in types if (model := _model(t))}
+    models = {model for t in types if (model := gpu_model(t))}
     if not models or wanted in models or len(models) < len(types):
         return None
     message = f"the recipe is for {wanted}, but the GPUs of partition {partition.name} are {_list(types)}"
     where = loaded.where("resources", "gpu")
     return Problem("warning", "slurm-gpu-model", message, where, f"set resources.gpu to {sorted(models)[0]}")
-
-
-def _model(gres_type: str) -> str | None:
-    """The GPU that a type such as `nvidia_h100_80gb_hbm3` means; the longest name wins, for gb200 holds b200."""
-    return max((name for name in GPUS if name in gres_type.lower()), key=len, default=None)
 
 
 def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
@@ -268,7 +272,7 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         return Problem("warning", "slurm-silent", message, PROFILE, "run the check again in a minute")
     account, qos = options.get("account"), options.get("qos")
     if "account" in low and "combination" in low:
-        accounts = _associations(0)
+        accounts = account_names()
         said = (
             f"you cannot use account '{account}'" if account else "no account is set, and you have no default account"
         )
@@ -277,7 +281,7 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         fix = f"did you mean '{near}'?" if near else "set `account:` in the cluster profile"
         return Problem("error", "slurm-account", f"{said}{have}", f"{PROFILE}: account", fix)
     if "qos" in low and "invalid" in low:
-        allowed = _associations(1)
+        allowed = qos_names()
         have = f"; you may use: {_list(allowed)}" if allowed else ""
         near = nearest(qos, allowed) if qos else None
         fix = f"did you mean '{near}'?" if near else "set `qos:` in the cluster profile to one that you may use"
@@ -294,18 +298,6 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         "run `sbatch --test-only` on the rendered script for details",
     )
     return Problem("error", "slurm-refuses", f"Slurm would reject the job: {words}", loaded.where("resources"), fix)
-
-
-def _associations(field: int) -> list[str]:
-    """The accounts (field 0) or QOS (field 1) of this user; none where the site does not tell."""
-    who = getpass.getuser()
-    shown = slurm_cli.call(
-        "sacctmgr", "-n", "-P", "show", "assoc", f"user={who}", "format=account,qos", timeout=TIMEOUT
-    )
-    if shown.returncode:
-        return []
-    rows = [line.split("|") for line in shown.stdout.splitlines() if "|" in line]
-    return sorted({word for row in rows for word in row[field].split(",") if word})
 
 
 def _clock(minutes: int) -> str:

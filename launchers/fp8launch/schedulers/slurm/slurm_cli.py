@@ -46,6 +46,13 @@ def one_line(text: str, length: int = 200) -> str:
     return " ".join(text.split())[:length]
 
 
+def trouble(shown: subprocess.CompletedProcess[str]) -> str:
+    """Return why a command failed, as `squeue: reason`; its own `squeue: error:` is not repeated."""
+    command = str(shown.args[0])
+    reason = re.sub(rf"^(?:{re.escape(command)}: )?(?:error: )?", "", one_line(shown.stderr))
+    return f"{command}: {reason or f'ended with status {shown.returncode}'}"
+
+
 def version() -> str | None:
     """Return Slurm's version as sbatch prints it; None without Slurm."""
     shown = call("sbatch", "--version")

@@ -51,8 +51,7 @@ class SlurmScheduler(Scheduler):
         # Not asked by number: squeue calls the number of a job that ended long ago an error.
         shown = slurm_cli.call("squeue", "-h", "-o", "%F", "-u", str(os.getuid()))
         if shown.returncode:
-            message = f"squeue: {slurm_cli.one_line(shown.stderr)}"
-            raise error("slurm-silent", message, None, "try again when Slurm answers", MACHINE_LACKS)
+            raise error("slurm-silent", slurm_cli.trouble(shown), None, "try again when Slurm answers", MACHINE_LACKS)
         known = shown.stdout.split()
         return [job for job in jobs if job in known]
 

@@ -1,0 +1,201 @@
+"""`fp8launch init cluster`: a cluster profile from what `sinfo`, `scontrol` and `sacctmgr` say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8launch.cli.asking import Asker
+from fp8launch.cli.output import echo, eprint, with_options
+from fp8launch.cluster.profile import Cluster, config_folder, load_cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, UserError, error
+from fp8launch.job.build_job import probe_runtime
+from fp8launch.recipe.write_yaml import write_yaml
+from fp8launch.rundir.atomic_io import make_folders, write_atomically
+from fp8launch.rundir.registry import default_root
+from fp8launch.schedulers.environment import clean_environment
+from fp8launch.schedulers.slurm.accounts import Association, associations, default_account
+from fp8launch.schedulers.slurm.first_profile import PartitionOffer, offers, qos_of, refusal
+from fp8launch.schedulers.slurm.inventory import Site, read_site
+
+RUNTIMES = ("pyxis", "apptainer", "charliecloud", "none")
+_options = (
+    click.option("--partition", metavar="NAME", help="Partition (proposed: the one with most GPU nodes)."),
+    click.option("--account", metavar="NAME", help="Account (proposed: your default account)."),
+    click.option("--qos", metavar="NAME", help="Quality of service (proposed: the account's default)."),
+    click.option("--gres-type", metavar="TYPE", help="Slurm's GPU type, where the partition has several."),
+    click.option("--runtime", type=click.Choice(RUNTIMES), help="Container runtime (proposed: the one found here)."),
+    click.option("--run-root", metavar="DIR", help="Folder for run folders, on a file system that all nodes share."),
+    click.option("--mount", "mounts", multiple=True, metavar="SRC[:DST[:ro]]", help="Container mount; repeatable."),
+    click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of every job; repeatable."),
+    click.option("--out", metavar="FILE|-", help="Write to this file or to stdout instead of your profiles."),
+    click.option("--force", is_flag=True, help="Replace a profile of that name."),
+    click.option("--yes", is_flag=True, help="Accept every proposal without asking."),
+)
+
+
+@click.command()
+@click.argument("name", default="default")
+@with_options(*_options)
+def cluster(
+    name: str,
+    partition: str | None,
+    account: str | None,
+    qos: str | None,
+    gres_type: str | None,
+    runtime: str | None,
+    run_root: str | None,
+    mounts: tuple[str, ...],
+    env: tuple[str, ...],
+    out: str | None,
+    force: bool,
+    yes: bool,
+) -> int:
+    """Write the cluster profile NAME (default: the one that all commands use) from what Slurm says.
+
+    On a terminal it asks about what can be chosen; every answer is also an option. Slurm is asked whether it would
+    accept a job of one node with these settings; exit code 1 if it would not.
+    """
+    target = None if out == "-" else Path(out) if out else config_folder() / f"{name}.yaml"
+    if target is not None and target.exists() and not force:
+        raise error("profile-exists", "already exists", str(target), "pass another NAME, or --force to replace it")
+    if target is not None and "/" in name:
+        raise error("bad-name", f"'{name}' is not a name for a profile", "NAME", "a word without '/', or --out FILE")
+    site = _site()
+    ask = Asker(yes)
+    where = _partition(site, ask, partition)
+    allowed = associations()
+    owner = _account(ask, allowed, account)
+    service = _qos(ask, qos_of(allowed, owner), qos)
+    kind = (
+        ask.choose("GPU type", "--gres-type", gres_type, where.typed, None)
+        if gres_type or len(where.gpus) > 1
+        else None
+    )
+    container = _runtime(ask, runtime)
+    root = ask.text("Folder for run folders, shared by all nodes", run_root, _shown(default_root()))
+    values = _values(where, owner, service, kind, container, root)
+    values |= {"mounts": list(mounts)} if mounts else {}
+    values |= {"env": dict(_pair(one) for one in env)} if env else {}
+    text = write_yaml(values, _comments(where, owner, service, container))
+    if target is None:
+        echo(text, nl=False)
+    else:
+        make_folders(target.parent)
+        write_atomically(target, text)
+        load_cluster(str(target))
+        eprint(f"wrote {target}")
+    return _tried(values, where, kind, name if out is None else str(target or "-"))
+
+
+def _site() -> Site:
+    site = read_site(os.environ.get("SLURM_CONF"))
+    if isinstance(site, Site):
+        return site
+    why = "this machine belongs to no Slurm cluster" if site is None else f"no Slurm controller answers: {site.words}"
+    fix = "run this on a login node of the cluster; `fp8launch clusters` lists examples to copy"
+    raise error("no-slurm", why, None, fix, MACHINE_LACKS)
+
+
+def _partition(site: Site, ask: Asker, stated: str | None) -> PartitionOffer:
+    found = offers(site)
+    if not found:
+        raise error("no-partition", "no partition of this cluster takes jobs now", None, "see `sinfo`", MACHINE_LACKS)
+    if stated is None:
+        for one in found:
+            ask.note(f"  {one.name}: {one.words}{' (default)' if one.default else ''}")
+    names = [one.name for one in found]
+    chosen = ask.choose("partition", "--partition", stated, names, names[0])
+    return next(one for one in found if one.name == chosen)
+
+
+def _account(ask: Asker, allowed: Sequence[Association], stated: str | None) -> str | None:
+    names = [one.account for one in allowed]
+    default = default_account()
+    return ask.choose("account", "--account", stated, names, default if default in names else None)
+
+
+def _qos(ask: Asker, association: Association | None, stated: str | None) -> str | None:
+    """The QOS to state; None leaves it to Slurm."""
+    if association is None:
+        return stated
+    default = association.default_qos or ("normal" if "normal" in association.qos else None)
+    return ask.choose("QOS", "--qos", stated, association.qos, default or (association.qos or (None,))[0])
+
+
+def _runtime(ask: Asker, stated: str | None) -> str:
+    found = "none"
+    try:
+        found = probe_runtime(Cluster(), clean_environment())
+    except UserError:
+        ask.note("  no container runtime was found on this machine: pyxis, Apptainer or Charliecloud")
+    return ask.choose("container runtime", "--runtime", stated, RUNTIMES, found) or "none"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise error("bad-variable", f"'{text}' must look like NAME=VALUE", "--env")
+    return name, value
+
+
+def _values(
+    where: PartitionOffer, account: str | None, qos: str | None, kind: str | None, runtime: str, root: str
+) -> dict[str, Any]:
+    values: dict[str, Any] = {"description": f"{where.name}: {where.words}"}
+    values |= {"account": account} if account else {}
+    values["partition"] = where.name
+    values |= {"qos": qos} if qos else {}
+    values["gpus"] = "gpus-per-node" if where.gpus else "none"
+    values |= {"gres_type": kind} if kind else {}
+    # "none" would switch containers off; without a line each command looks for a runtime.
+    values |= {"runtime": runtime} if runtime != "none" else {}
+    values["run_root"] = root
+    return values
+
+
+def _comments(where: PartitionOffer, account: str | None, qos: str | None, runtime: str) -> dict[str, list[str]]:
+    comments = {
+        "": ["Written by `fp8launch init cluster` from what Slurm said. Edit it freely: docs/cluster_reference.md has",
+             "every key. `fp8launch doctor` shows what the cluster provides."],
+        "gpus": ["Slurm knows no GPUs in this partition, so none are requested."] if not where.gpus else
+                ["How GPUs are requested: gpus-per-node, gres (--gres=gpu:8), or none."],
+        "run_root": ["Run folders. Every node must see this folder at the same path."],
+    }  # fmt: skip
+    if runtime == "none":
+        comments["run_root"] = [
+            "No container runtime was found here. Recipes with an image need pyxis, Apptainer or Charliecloud:",
+            "add `runtime:` when the cluster has one.",
+            "",
+            *comments["run_root"],
+        ]
+    if account:
+        comments["account"] = ["sacctmgr show assoc user=$USER lists your accounts and QOS."]
+    return comments
+
+
+def _tried(values: dict[str, Any], where: PartitionOffer, kind: str | None, name: str) -> int:
+    stated = ("account", "partition", "qos")
+    options: dict[str, str] = {key: str(values[key]) for key in stated if key in values}
+    if where.gpus:
+        count = where.gpus[kind] if kind else max(where.gpus.values())
+        options["gpus-per-node"] = f"{kind}:{count}" if kind else str(count)
+    words = refusal(options)
+    if words is not None:
+        eprint(f"Slurm would reject a job of one node with these settings: {words}")
+        return ANSWER_IS_NO
+    eprint("Slurm would accept a job of one node with these settings.")
+    suffix = "" if name in ("default", "-") else f" --cluster {name}"
+    gpu = where.gpu_of(kind)
+    eprint(f"Next: fp8launch doctor{suffix}; fp8launch init recipe llama3_8b{f' --gpu {gpu}' if gpu else ''}")
+    return 0
+
+
+def _shown(path: Path) -> str:
+    """A path as people write it in a profile: below the home folder with `~`."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -1,0 +1,60 @@
+"""The accounts and QOS that this user may submit under, as `sacctmgr` lists them."""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import dataclass
+
+from fp8launch.schedulers.slurm import slurm_cli
+from fp8launch.schedulers.slurm.inventory import TIMEOUT
+
+
+@dataclass(frozen=True)
+class Association:
+    """One account of a user, the QOS allowed with it, and the QOS of a job that names none."""
+
+    account: str
+    qos: tuple[str, ...]
+    default_qos: str | None
+
+
+def associations() -> list[Association]:
+    """Return this user's accounts by name; none where Slurm keeps no accounts or does not list them."""
+    shown = slurm_cli.call(
+        "sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=account,qos,defaultqos",
+        timeout=TIMEOUT,
+    )  # fmt: skip
+    return parse_associations(shown.stdout) if shown.returncode == 0 else []
+
+
+def parse_associations(text: str) -> list[Association]:
+    """Read lines of `account|qos,qos|default QOS`, of which there is one for each partition of an account."""
+    found: dict[str, Association] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) < 3 or not fields[0]:
+            continue
+        account, qos, default = fields[0], fields[1], fields[2]
+        before = found.get(account)
+        names = {*(before.qos if before else ()), *(name for name in qos.split(",") if name)}
+        found[account] = Association(account, tuple(sorted(names)), default or (before.default_qos if before else None))
+    return [found[account] for account in sorted(found)]
+
+
+def default_account() -> str | None:
+    """Return the account of a job that names none; None where Slurm does not say."""
+    shown = slurm_cli.call(
+        "sacctmgr", "-n", "-P", "show", "user", getpass.getuser(), "format=defaultaccount", timeout=TIMEOUT
+    )
+    words = shown.stdout.split()
+    return words[0] if shown.returncode == 0 and words else None
+
+
+def account_names() -> list[str]:
+    """Return the names of this user's accounts."""
+    return [one.account for one in associations()]
+
+
+def qos_names() -> list[str]:
+    """Return every QOS that this user may use with some account."""
+    return sorted({name for one in associations() for name in one.qos})
