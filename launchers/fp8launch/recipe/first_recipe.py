@@ -97,18 +97,18 @@ def _data(draft: Draft) -> Sequence[str]:
     if not draft.data:
         return [
             "# Generated tokens, for measuring. Your own: `fp8launch data build`, then",
-            "# data: {kind: indexed, blend: [/absolute/prefix], tokenizer: {type: NullTokenizer}, split: \"99,1,0\"}",
+            "# data: {kind: indexed, blend: [/absolute/prefix], tokenizer: {type: NullTokenizer}, split: \"100,0,0\"}",
             "data: {kind: mock}",
         ]  # fmt: skip
     tokenizer = {"type": "NullTokenizer"}
     if draft.tokenizer is not None:
         tokenizer = {"type": "HuggingFaceTokenizer", "model": draft.tokenizer}
     return [
-        "# Prefixes of indexed datasets, which every node sees; 1 % of the documents validate.",
+        "# Prefixes of indexed datasets, which every node sees. All documents train: nothing is evaluated.",
         "data:",
         "  kind: indexed",
         f"  blend: {inline(list(draft.data))}",
-        "  split: \"99,1,0\"",
+        "  split: \"100,0,0\"",
         f"  tokenizer: {inline(tokenizer)}",
         "  cache: cache",
     ]  # fmt: skip
