@@ -17,29 +17,42 @@ import click
 from fp8launch import __version__
 from fp8launch.diagnostics import MACHINE_LACKS, UserError
 
-# Verb, module in this package, and what it does: the order is that of a day's work.
-VERBS = {
-    "recipes": ("recipes", "list the recipes of the pack, or explain one"),
-    "check": ("check", "find what would stop or spoil a run, before it is submitted"),
-    "estimate": ("estimate", "estimate parameters, memory per GPU, FLOPs and GPU-hours"),
-    "render": ("render", "print what would run: arguments, batch script, resolved recipe"),
-    "diff": ("diff", "show what differs between two recipes, and what it affects"),
-    "submit": ("submit", "check, then submit a run or a study"),
-    "runs": ("runs", "list your runs and their state"),
-    "logs": ("logs", "print the log of a run; -f follows it"),
-    "cancel": ("cancel", "end runs"),
-    "resume": ("resume", "continue a run that has stopped"),
-    "parse": ("parse", "report the throughput of a run or a log"),
-    "verify": ("verify", "report whether FP8 ran, with the evidence"),
-    "compare": ("compare", "compare variants and node counts side by side"),
-    "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
-    "import": ("import_", "turn an argument list or launch script into a recipe"),
-    "data": ("data", "build datasets from text; inspect, split and blend them"),
-    "init": ("init", "write a first cluster profile or recipe"),
-    "images": ("images", "list container images, or import one as a file"),
-    "clusters": ("clusters", "list your cluster profiles"),
-    "doctor": ("doctor", "report what this machine and cluster provide and lack"),
+# Verb, module in this package, and what it does, in the groups of `--help`.
+GROUPS = {
+    "Prepare": {
+        "init": ("init", "write a first cluster profile or recipe"),
+        "recipes": ("recipes", "list the recipes of the pack, or explain one"),
+        "import": ("import_", "turn an argument list or launch script into a recipe"),
+        "data": ("data", "build datasets from text; inspect, split and blend them"),
+        "check": ("check", "find what would stop or spoil a run, before it is submitted"),
+        "estimate": ("estimate", "estimate parameters, memory per GPU, FLOPs and GPU-hours"),
+        "render": ("render", "print what would run: arguments, batch script, resolved recipe"),
+        "diff": ("diff", "show what differs between two recipes, and what it affects"),
+    },
+    "Run": {
+        "submit": ("submit", "check, then submit a run or a study"),
+        "runs": ("runs", "list your runs and their state"),
+        "logs": ("logs", "print the log of a run; -f follows it"),
+        "cancel": ("cancel", "end runs"),
+        "resume": ("resume", "continue a run that has stopped"),
+    },
+    "Read": {
+        "parse": ("parse", "report the throughput of a run or a log"),
+        "verify": ("verify", "report whether FP8 ran, with the evidence"),
+        "compare": ("compare", "compare variants and node counts side by side"),
+        "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
+    },
+    "Site": {
+        "clusters": ("clusters", "list your cluster profiles"),
+        "images": ("images", "list container images, or import one as a file"),
+        "doctor": ("doctor", "report what this machine and cluster provide and lack"),
+        "completion": ("completion", "print the completion script of your shell"),
+    },
 }
+VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
+
+
+_WIDEST = max(map(len, VERBS))
 
 
 class Verbs(click.Group):
@@ -65,8 +78,10 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                # Columns of the same width in every group.
+                formatter.write_dl([(f"{verb:<{_WIDEST}}", text) for verb, (_, text) in verbs.items()])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

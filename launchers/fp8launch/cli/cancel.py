@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fp8launch import schedulers
+from fp8launch.cli import complete
 from fp8launch.cli.output import eprint
 from fp8launch.rundir.registry import find_run, find_study, job_ids, need_mine
 from fp8launch.rundir.run_dir import RunFolder
@@ -14,7 +15,7 @@ from fp8launch.submit.submission import recover_cut_off
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete.runs_and_studies)
 def cancel(names: tuple[str, ...]) -> None:
     """End every job of these runs and studies. Their folders stay."""
     for name in names:

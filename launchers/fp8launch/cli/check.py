@@ -10,6 +10,7 @@ import click
 
 from fp8launch.check.checker import CheckResult, check_all, schema_result
 from fp8launch.check.rehearsal_report import RehearsalReport
+from fp8launch.cli import complete
 from fp8launch.cli.output import (
     counting_bar,
     eprint,
@@ -28,10 +29,10 @@ from fp8launch.schedulers.base import Scheduler
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Check for this GPU model instead of the recipe's.")
-@click.option("--cluster", help="Cluster profile: a name or a file.")
+@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
 # Hidden until every recipe of the pack has been rehearsed: docs/design.md says what is missing.
 @click.option(
     "--rehearse", is_flag=True, hidden=True, help="Also run a step of Megatron's own code, without a GPU (5 s a role)."

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
@@ -48,7 +49,7 @@ _options = (
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...", shell_complete=complete.runs_and_studies)
 @with_options(*_options)
 def compare(
     names: tuple[str, ...],

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.data.encoders import encoder_of
 from fp8launch.data.find_tokenizer import find_tokenizer
@@ -26,7 +27,7 @@ REQUEST = "FP8LAUNCH_GENERATE"  # of injob/rank/generate.py
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete.runs)
 @click.option("--prompt", required=True, help="Text to continue.")
 @click.option("--tokenizer", metavar="NAME", help="Default: that of the run's first dataset.")
 @click.option("--tokens", type=click.IntRange(1, 4096), default=60, help="Tokens to add (default: 60).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, recipe_options, show_json, show_table, with_options
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
@@ -13,10 +14,10 @@ EFFECTS = ("numerics", "speed", "neutral")
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete.recipes)
+@click.argument("b", shell_complete=complete.recipes)
 @with_options(*recipe_options)
-@click.option("--cluster", help="Cluster profile: a name or a file.")
+@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
 @json_option
 def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster: str | None, as_json: bool) -> None:
     """List the differences of two recipes, and whether each affects numerics, speed or neither.

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table, terminal_width
 from fp8launch.diagnostics import MACHINE_LACKS
 from fp8launch.schedulers.base import Finding
 
 
 @click.command()
-@click.option("--cluster", metavar="PROFILE", help="Cluster profile: a name or a file.")
+@click.option(
+    "--cluster", metavar="PROFILE", shell_complete=complete.clusters, help="Cluster profile: a name or a file."
+)
 @json_option
 def doctor(cluster: str | None, as_json: bool) -> int:
     """Show what this machine and its cluster offer and lack, and what to do about it.

@@ -9,6 +9,7 @@ import click
 
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.cli import complete
 from fp8launch.cli.output import (
     echo,
     eprint,
@@ -29,7 +30,7 @@ BAR = 30
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Estimate for this GPU instead of the recipe's.")
 @click.option(

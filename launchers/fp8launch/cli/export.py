@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.compare import read_runs
 from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
@@ -17,7 +18,7 @@ from fp8launch.report.trackers import export as hand_over
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...", shell_complete=complete.runs_and_studies)
 @click.option(
     "--to",
     type=click.Choice(list(TRACKERS)),

@@ -12,6 +12,7 @@ import click
 from fp8launch.check.checker import check
 from fp8launch.check.first_layout import FirstLayout, first_layout
 from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cli import complete
 from fp8launch.cli.asking import Asker
 from fp8launch.cli.output import echo, eprint, print_problems, with_options
 from fp8launch.cluster.profile import load_cluster
@@ -43,7 +44,7 @@ _options = (
     click.option("--time", default="04:00:00", show_default=True, help="Time limit of the job."),
     click.option("--image", default=IMAGE, show_default=True, help="Container image, or none."),
     click.option("--name", metavar="NAME", help="Name of the recipe (default: from the model and the GPU)."),
-    click.option("--cluster", help="Cluster profile that the recipe is checked for."),
+    click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile that the recipe is checked for."),
     click.option("--out", metavar="FILE|-", help="File to write, or - for stdout (default: NAME.yaml)."),
     click.option("--force", is_flag=True, help="Replace the file."),
     click.option("--yes", is_flag=True, help="Accept every proposal without asking."),
@@ -51,7 +52,7 @@ _options = (
 
 
 @click.command()
-@click.argument("model", metavar="MODEL|CONFIG.JSON")
+@click.argument("model", metavar="MODEL|CONFIG.JSON", shell_complete=complete.models)
 @with_options(*_options)
 def recipe(
     model: str,

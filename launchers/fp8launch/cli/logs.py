@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fp8launch import schedulers
+from fp8launch.cli import complete
 from fp8launch.cli.follow import GrowingFile, last_lines
 from fp8launch.cli.output import eprint, for_terminal
 from fp8launch.diagnostics import error
@@ -17,7 +18,7 @@ from fp8launch.rundir.run_dir import RunFolder
 
 
 @click.command()
-@click.argument("name", metavar="RUN")
+@click.argument("name", metavar="RUN", shell_complete=complete.runs)
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @click.option(

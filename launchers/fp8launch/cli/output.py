@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.diagnostics import Problem, printable
 
 if TYPE_CHECKING:
@@ -22,7 +24,12 @@ BAR_FROM = 12
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a recipe value; repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete.keys,
+    help="Override a recipe value; repeatable.",
 )
 recipe_options = (
     set_option,
@@ -41,6 +48,11 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def styled(text: str, **style: Any) -> str:
+    """Return a text in colour, unless NO_COLOR is set. `style` has click's names, such as `fg` and `bold`."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
 def eprint(message: str) -> None:
     """Print a message for people on stderr. It may quote logs and names, whose control characters are spelled out."""
     click.echo(printable(message), err=True)
@@ -52,7 +64,7 @@ def echo(text: object = "", nl: bool = True, **style: Any) -> None:
     `style` has click's names, such as `fg` and `bold`.
     """
     shown = printable(str(text)) if sys.stdout.isatty() else str(text)
-    click.echo(click.style(shown, **style) if style else shown, nl=nl)
+    click.echo(styled(shown, **style) if style else shown, nl=nl)
 
 
 # Every control character, C1 and those for the direction of writing included, but line ends, tabs and the escape
@@ -150,10 +162,10 @@ def print_problems(problems: Iterable[Problem]) -> None:
     for problem in problems:
         place = f"{problem.where}: " if problem.where else ""
         colour = "red" if problem.severity == "error" else "yellow"
-        label = click.style(problem.severity, fg=colour, bold=True)
-        click.echo(f"{place}{label}: {problem.message} {click.style(f'[{problem.code}]', dim=True)}", err=True)
+        label = styled(problem.severity, fg=colour, bold=True)
+        click.echo(f"{place}{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}", err=True)
         if problem.fix:
-            click.echo(f"    {click.style('fix:', fg='green')} {problem.fix}", err=True)
+            click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=True)
 
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import console, json_option, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
@@ -21,7 +22,7 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG|EVENTS...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG|EVENTS...", shell_complete=complete.runs)
 @click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, if the log does not contain it.")
 @click.option(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.catalog import Row, explained, pack_recipes, places
@@ -13,7 +14,7 @@ from fp8launch.resources import pack_folder
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete.recipes)
 @click.option("--engine", type=click.Choice(["megatron_lm", "bridge"]), default="megatron_lm", show_default=True,
               help="The pack's own recipes, or NVIDIA's performance recipes of Megatron-Bridge.")  # fmt: skip
 @click.option("--gpu", metavar="GPU", help="Only recipes for this GPU, such as h100.")

@@ -25,7 +25,7 @@ from fp8launch.secrets import refuse_secrets
 # Arguments of verbs that name recipes.
 RECIPE_ARGUMENTS = ("recipes", "recipe")
 # These work on files of this machine and ask no cluster.
-HERE = frozenset(("import", "recipes", "images", "clusters", "diff"))
+HERE = frozenset(("import", "recipes", "images", "clusters", "diff", "completion"))
 
 
 def run_remote(name: str, arguments: Sequence[str]) -> int:

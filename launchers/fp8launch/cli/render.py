@@ -8,6 +8,7 @@ from typing import get_args
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, json_option, recipe_options, show_json, with_options
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import error
@@ -18,7 +19,7 @@ from fp8launch.job.shell_quoting import flag_lines
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete.recipes)
 @click.option(
     "--as",
     "form",
@@ -28,7 +29,7 @@ from fp8launch.job.shell_quoting import flag_lines
     help="Output: Megatron's arguments, the batch script, the resolved recipe, or all (json).",
 )
 @with_options(*recipe_options)
-@click.option("--cluster", help="Cluster profile: a name or a file.")
+@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
 @click.option("--runtime", type=click.Choice(get_args(Runtime)), help="Container runtime of the batch script.")
 @click.option("--phase", help="Render only this phase of a recipe with phases.")
 @click.option("--portable", is_flag=True, help="Render a batch script for plain sbatch that needs no run folder.")

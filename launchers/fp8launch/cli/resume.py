@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fp8launch import schedulers
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.rundir.atomic_io import Busy, held
@@ -13,7 +14,7 @@ from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
 
 
 @click.command()
-@click.argument("name", metavar="RUN")
+@click.argument("name", metavar="RUN", shell_complete=complete.runs)
 @click.option(
     "--attempts", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N", help="At most N more."
 )

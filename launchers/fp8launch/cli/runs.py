@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from fp8launch import schedulers
+from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failures import Failure
@@ -22,7 +23,7 @@ from fp8launch.submit.submission import describe_without_job, recover_cut_off
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]")
+@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]", shell_complete=complete.runs_and_studies)
 @click.option(
     "-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs to show."
 )

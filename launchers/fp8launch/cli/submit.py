@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fp8launch import schedulers
+from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.output import (
     echo,
@@ -54,10 +55,17 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
 @with_options(set_option)
 @click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch.")
-@click.option("--sweep", "axes", multiple=True, metavar="KEY=A,B", help="Submit one run per value; repeatable.")
+@click.option(
+    "--sweep",
+    "axes",
+    multiple=True,
+    metavar="KEY=A,B",
+    shell_complete=complete.keys,
+    help="Submit one run per value; repeatable.",
+)
 @click.option("--over", "axes_over", multiple=True, hidden=True)
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Number of runs per point (default: 1).")
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from the recipe and the points).")
@@ -76,7 +84,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Also run a step of Megatron's own code first (default: as the cluster profile says).",
 )
 @click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
-@click.option("--cluster", help="Cluster profile: a name or a file.")
+@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
 @click.option(
     "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.cli.parse import logs_of
 from fp8launch.diagnostics import ANSWER_IS_NO, error
@@ -21,7 +22,7 @@ _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yell
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG...")
+@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG...", shell_complete=complete.runs)
 @json_option
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.

@@ -1,0 +1,87 @@
+"""Completion of names on the command line; each list is read when the shell asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import click
+from click.shell_completion import CompletionItem
+
+from fp8launch.diagnostics import UserError
+
+
+def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of the pack's recipes and studies, and files."""
+    from fp8launch.resources import pack_folder
+
+    folder = pack_folder("recipes")
+    names = [str(file.relative_to(folder).with_suffix("")) for file in folder.glob("*.yaml")]
+    names += [str(file.relative_to(folder).with_suffix("")) for file in (folder / "studies").rglob("*.yaml")]
+    return _items(names, incomplete, files=True)
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of the pack's models, and files."""
+    from fp8launch.resources import pack_folder
+
+    return _items((file.stem for file in (pack_folder("recipes") / "models").glob("*.yaml")), incomplete, files=True)
+
+
+def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete run ids, newest first, and folders."""
+    from fp8launch.rundir.registry import all_runs
+
+    return _items(["latest", *(run.run_id for run in reversed(all_runs()))], incomplete, files=True)
+
+
+def runs_and_studies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the ids of runs and studies, and folders."""
+    from fp8launch.rundir.registry import all_runs, all_studies
+
+    names = ["latest", *(study.study_id for study in all_studies()), *(run.run_id for run in reversed(all_runs()))]
+    return _items(names, incomplete, files=True)
+
+
+def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of the user's cluster profiles, and files."""
+    from fp8launch.cluster.profile import cluster_files
+
+    return _items(cluster_files(), incomplete, files=True)
+
+
+def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the keys of a recipe; after `megatron.` and `model.` the flags of the newest Megatron."""
+    if "=" in incomplete:
+        return []
+    return _items(_keys(incomplete), incomplete)
+
+
+def _keys(incomplete: str) -> Iterator[str]:
+    from fp8launch.recipe.schema import Recipe, Section
+
+    section = incomplete.partition(".")[0]
+    if section in ("megatron", "model") and "." in incomplete:
+        from fp8launch.megatron.schema import load_schema, supported_versions
+
+        yield from (f"{section}.{flag.dest}" for flag in load_schema(supported_versions()[-1]).flags())
+        return
+    for name, field in Recipe.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from (f"{name}.{part.alias or key}" for key, part in field.annotation.model_fields.items())
+        elif name == "precision":
+            yield from ("precision.recipe", "precision.format", "precision.param_gather", "precision.bf16_layers")
+        elif name == "data":
+            yield from ("data.kind", "data.blend", "data.split", "data.tokenizer", "data.cache")
+        elif name in ("megatron", "model", "env"):
+            yield f"{name}."
+
+
+def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[CompletionItem]:
+    """The names that begin so; where there are none, the shell completes files."""
+    found: list[str] = []
+    with contextlib.suppress(UserError, OSError):
+        found = [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    if files and not found:
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(name) for name in found]

@@ -1,0 +1,27 @@
+"""`fp8launch completion`: the script that a shell needs to complete commands, options and names."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from fp8launch.cli.output import echo
+
+VARIABLE = "_FP8LAUNCH_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: recipes, runs, studies, cluster profiles, keys, commands and options.
+
+    \b
+    bash: echo 'eval "$(fp8launch completion bash)"' >> ~/.bashrc
+    zsh:  echo 'eval "$(fp8launch completion zsh)"' >> ~/.zshrc
+    fish: fp8launch completion fish > ~/.config/fish/completions/fp8launch.fish
+    """
+    from fp8launch.cli import cli
+
+    found = get_completion_class(shell)
+    assert found is not None, "click has these three"
+    echo(found(cli, {}, "fp8launch", VARIABLE).source(), nl=False)
