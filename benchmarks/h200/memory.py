@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,14 +81,18 @@ def peaks() -> Iterator[Peak]:
             continue
         if not {"micro_batch_size", "data_parallel_size"} <= arguments.keys():
             continue
-        # The dump shows types as torch names them; the arguments were words.
-        args = {name: _TYPES.get(str(value), value) for name, value in arguments.items()}
+        args = argument_values(arguments)
         micro_batches = report.global_batch_size // (
             int(str(args["micro_batch_size"])) * int(str(args["data_parallel_size"]))
         )
         found = estimate(args, report.world_size, micro_batches, gpu("h200"))
         if found is not None:
             yield Peak(sitting, log_name(log), report.world_size, report.peak_memory_mib, found.peak / MIB)
+
+
+def argument_values(dumped: Mapping[str, object]) -> dict[str, object]:
+    """Arguments of a dump as they were given: it shows types as torch names them."""
+    return {name: _TYPES.get(str(value), value) for name, value in dumped.items()}
 
 
 _TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}

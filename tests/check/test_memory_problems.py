@@ -160,11 +160,24 @@ def test_gpu_hours_rest_on_what_is_stated(recipe: str, capsys: pytest.CaptureFix
     assert found["gpu_hours"] == pytest.approx(20 * 4.318 * 4 / 3600, rel=0.001)
 
 
-def test_an_assumption_is_called_one(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(output(capsys, recipe, "--json"))["throughput"]
-    assert not found["known"] and "assumed" in found["basis"]
-    # 37.6 % of the FP8 peak, as published: 744 TFLOP/s, 14 451 tokens/s.
-    assert found["tokens_per_s_per_gpu"] == pytest.approx(14451, rel=0.01)
+def test_a_prediction_is_called_one_and_its_terms_add_up(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, recipe, "--json"))
+    predicted, throughput = found["predicted"], found["throughput"]
+    assert not throughput["known"] and "predicted" in throughput["basis"]
+    assert throughput["tokens_per_s_per_gpu"] == predicted["tokens_per_s_per_gpu"]
+    assert found["step_time_ms"] == pytest.approx(predicted["step_time_ms"])
+    assert sum(term["ms"] for term in found["terms"]) == pytest.approx(predicted["step_time_ms"])
+    # The measured run took 4318 ms a step.
+    assert predicted["step_time_ms"] == pytest.approx(4318, rel=0.05)
+    assert predicted["tflops_per_gpu"] == pytest.approx(predicted["tokens_per_s_per_gpu"] * 5.147e10 / 1e12, rel=1e-3)
+    assert predicted["peak_memory_gib"] == pytest.approx(found["memory"]["peak_allocated_mib"] / 1024, rel=1e-4)
+
+
+def test_what_is_stated_leaves_the_prediction_as_it_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = json.loads(output(capsys, recipe, "--json"))
+    stated = json.loads(output(capsys, recipe, "--json", "--tokens-per-second-per-gpu", "100"))
+    assert stated["predicted"] == alone["predicted"] and stated["terms"] == alone["terms"]
+    assert stated["throughput"]["known"]
 
 
 def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +188,14 @@ def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[s
 
 def test_text_shows_parameters_memory_and_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, recipe, "--set", "parallel.pp=2")
-    for words in ("8,030,261,248", "stage 1", "activations", "2 micro batches in flight", "█", "GPU-hours"):
+    model = ("8,030,261,248", "stage 1", "activations", "2 micro batches in flight", "█", "GPU-hours")
+    for words in (
+        *model,
+        "GEMM fc1",
+        "tensorwise, 8192 x 28672 x 4096",
+        "pipeline bubble",
+        "PP communication (NVLink)",
+    ):
         assert words in text
 
 
@@ -190,3 +210,4 @@ def test_every_supported_gpu_can_be_asked(recipe: str, capsys: pytest.CaptureFix
         options = ("--set", "precision.recipe=bf16") if name in ("a100", "cpu") else ()
         found = json.loads(output(capsys, recipe, "--json", "--gpu", name, *options))
         assert (found["memory"] is None) == (name == "cpu")
+        assert (found["predicted"] is None) == (name == "cpu")

@@ -1,8 +1,9 @@
-"""`fp8launch estimate`: parameters, memory per GPU by term, FLOPs, GPU-hours."""
+"""`fp8launch estimate`: parameters, memory per GPU and time of a step by term, FLOPs, GPU-hours."""
 
 from __future__ import annotations
 
 from collections import ChainMap
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -20,11 +21,13 @@ from fp8launch.cli.output import (
     show_table,
     with_options,
 )
+from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.cost import Cost, Throughput, cost
 from fp8launch.megatron.memory import MIB, MemoryEstimate
 from fp8launch.megatron.parameters import Parameters, parameters
+from fp8launch.planning.step_time import StepTime, step_time
 
 BAR = 30
 
@@ -43,20 +46,20 @@ BAR = 30
 def estimate(
     recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
 ) -> int:
-    """Estimate parameters, memory of the fullest GPU, FLOPs, tokens and GPU-hours of a run.
+    """Estimate parameters, memory of the fullest GPU, time of a step, FLOPs, tokens and GPU-hours of a run.
 
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
     prepared = prepare(recipe, (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
-    estimated = [(part, *_estimated(part, steps, gpu, speed)) for part, steps in _parts(prepared)]
+    estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
     if as_json:
-        show_json(_all_as_json(prepared, [_as_json(*one) for one in estimated]))
+        show_json(_all_as_json(prepared, [_as_json(one) for one in estimated]))
         return 0
     for i, one in enumerate(estimated):
         if prepared.phases:
             phase = prepared.phases[i]
             echo(f"{chr(10) if i else ''}phase {phase.name}, iterations {phase.span}")
-        _show(*one)
+        _show(one)
     return 0
 
 
@@ -81,19 +84,28 @@ def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
     return [(part, one.end - one.begin) for part, one in zip(prepared.parts, prepared.phases, strict=True)]
 
 
-def _estimated(
-    prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None
-) -> tuple[ResolvedRun, Parameters | None, MemoryEstimate | None, Cost]:
+@dataclass(frozen=True)
+class _Estimated:
+    """What is known of a run, or of one of its phases, without running it."""
+
+    prepared: Prepared
+    run: ResolvedRun
+    parameters: Parameters | None
+    memory: MemoryEstimate | None
+    step: StepTime | None
+    cost: Cost
+
+
+def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None) -> _Estimated:
     run = resolve_run(prepared)
     args = ChainMap({"train_iters": steps} if steps else {}, dict(run.given), dict(run.defaults))
-    counted = parameters(args, run.layout.world)
+    world, batch = run.layout.world, run.layout.global_batch
     memory = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
-    return (
-        run,
-        counted,
-        memory,
-        cost(args, run.layout.world, run.layout.global_batch, run.gpu, _throughput(prepared, gpu, speed)),
-    )
+    step = step_time(args, world, batch, run.gpu) if run.uses_te else None
+    throughput = _throughput(prepared, gpu, speed)
+    if throughput is None and step is not None:
+        throughput = Throughput(step.tokens_per_s_per_gpu, f"predicted, ± {step.uncertainty:.0%}", known=False)
+    return _Estimated(prepared, run, parameters(args, world), memory, step, cost(args, world, batch, throughput))
 
 
 def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
@@ -110,9 +122,8 @@ def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
-def _as_json(
-    prepared: Prepared, run: ResolvedRun, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
-) -> dict[str, Any]:
+def _as_json(one: _Estimated) -> dict[str, Any]:
+    prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
     return {
         "recipe": prepared.loaded.recipe.name,
         "gpu": run.gpu.name,
@@ -138,6 +149,8 @@ def _as_json(
                 for t in memory.terms
             ],
         },
+        "predicted": one.step and predicted_as_json(one.step, memory),
+        "terms": one.step and terms_as_json(one.step),
         "flop_per_token": costs.flops_per_token,
         "tokens_per_step": costs.tokens_per_step,
         "steps": costs.steps,
@@ -157,15 +170,17 @@ def _as_json(
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def _show(
-    prepared: Prepared, run: ResolvedRun, counted: Parameters | None, memory: MemoryEstimate | None, costs: Cost
-) -> None:
+def _show(one: _Estimated) -> None:
+    prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
     if counted is None:
         eprint("parameters and memory cannot be computed for this kind of model or this division of its layers")
     else:
         _show_parameters(run, counted)
     if memory is not None:
         _show_memory(run, memory)
+    if one.step is not None:
+        show_step_time(one.step)
+        echo()
     _show_cost(prepared, run, costs)
     if memory is not None:
         from fp8launch.check.memory import problems

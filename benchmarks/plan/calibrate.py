@@ -1,0 +1,217 @@
+"""Calibrate the speed model's parameters on measured runs, from values that do not come from these runs.
+
+    python benchmarks/plan/calibrate.py             # prints the parameters: start, calibrated, as stated
+    python benchmarks/plan/calibrate.py --left-out  # prints the errors with each family and each GPU left out in turn
+
+One parameter is changed at a time by a factor, as long as the runs agree better; runs of one model on one GPU in one
+precision weigh as much together as those of any other. A parameter is held near its start by a small penalty, and
+the clock of a GPU without runs stays at the value that its power limit gives it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from measured_runs import measured_runs
+from pack_runs import pack_runs
+from published_runs import Run, published_runs
+
+from fp8launch.hardware.gpus import gpu
+from fp8launch.hardware.quantization import requested
+from fp8launch.planning.speeds import BLACKWELL, DEVICES, HOPPER, POWER_CLOCK, Fractions, Software, Speeds
+from fp8launch.planning.step_time import step_time_at
+
+Parameters = dict[str, float]
+PENALTY = 0.004
+# An outlier counts no more than a run that is off by 40 %.
+MOST = math.log(1.4)
+STEPS = (1.5, 1 / 1.5, 1.12, 1 / 1.12, 1.03, 1 / 1.03)
+ROUNDS = 5
+# Measured by themselves: not calibrated again.
+HELD = {
+    "software.ring",
+    "software.load_spread",
+    "software.tp_overlapped",
+    "hopper.memory",
+    "hopper.gemm.blockwise",
+    "blackwell.gemm.bf16",
+}
+
+
+# Where every calibration starts, from knowledge that does not come from the published rows: kernels measured alone on
+# H200 for both architectures (benchmarks/h200/NOTES.md), 60 % of NVLink and 80 % of the network, passes counted in
+# Megatron's source, launches of 12 layers of Qwen3 30B-A3B on H200, clocks by power limit.
+PRIOR: Parameters = {
+    **{f"{name}.attention": 0.45 for name in ("hopper", "blackwell")},
+    **{f"{name}.memory": 0.75 for name in ("hopper", "blackwell")},
+    **{f"{name}.nvlink": 0.6 for name in ("hopper", "blackwell")},
+    **{f"{name}.network": 0.8 for name in ("hopper", "blackwell")},
+    **{f"{name}.contention": 0.25 for name in ("hopper", "blackwell")},
+    "hopper.gemm.bf16": 0.76,
+    "hopper.gemm.tensorwise": 0.75,
+    "hopper.gemm.delayed": 0.75,
+    "blackwell.gemm.bf16": 0.70,
+    "blackwell.gemm.tensorwise": 0.65,
+    "blackwell.gemm.delayed": 0.65,
+    "blackwell.gemm.mxfp8": 0.62,
+    "blackwell.gemm.nvfp4": 0.60,
+    "software.permutation": 4.0,
+    "software.biased_activation": 20.0,
+    "software.launch": 1.0e-3,
+    "software.launch_quantized": 0.8e-3,
+    "software.launch_routing": 2.5e-3,
+    "software.launch_expert": 0.19e-3,
+    "software.launch_expert_quantized": 0.35e-3,
+    **{f"clock.{name}": clock for name, clock in POWER_CLOCK.items()},
+}
+
+
+def stated() -> Parameters:
+    """The parameters as `fp8launch.planning.speeds` has them."""
+    found: Parameters = {}
+    for name, fractions in (("hopper", HOPPER), ("blackwell", BLACKWELL)):
+        found |= {f"{name}.gemm.{recipe}": value for recipe, value in fractions.gemm.items()}
+        for part in fields(Fractions):
+            if part.name != "gemm":
+                found[f"{name}.{part.name}"] = getattr(fractions, part.name)
+    found |= {f"software.{part.name}": getattr(Software(), part.name) for part in fields(Software)}
+    return found | {f"clock.{name}": device.clock for name, device in DEVICES.items()}
+
+
+def speeds_of(name: str, parameters: Parameters) -> Speeds:
+    """The speeds of a GPU type at these parameters."""
+    device = gpu(name)
+    architecture = "blackwell" if device.capability >= (10, 0) else "hopper"
+    own = {key.removeprefix(f"{architecture}."): v for key, v in parameters.items() if key.startswith(architecture)}
+    gemm = {key.removeprefix("gemm."): value for key, value in own.items() if key.startswith("gemm.")}
+    rest = {key: value for key, value in own.items() if not key.startswith("gemm.")}
+    software = {k.removeprefix("software."): v for k, v in parameters.items() if k.startswith("software.")}
+    return Speeds(
+        device,
+        replace(DEVICES[name], clock=parameters[f"clock.{name}"]),
+        Fractions(gemm=gemm, **rest),
+        Software(**software),
+    )
+
+
+def errors(runs: Sequence[Run], parameters: Parameters) -> list[float]:
+    """Predicted over measured tokens/s/GPU, less one, of each run."""
+    known = {name: speeds_of(name, parameters) for name in {run.gpu for run in runs}}
+    found = []
+    for run in runs:
+        predicted = step_time_at(run.args, run.gpus, run.global_batch, known[run.gpu])
+        assert predicted is not None, run.name
+        found.append(predicted.tokens_per_s_per_gpu / run.measured - 1)
+    return found
+
+
+def calibrated(runs: Sequence[Run], start: Parameters) -> Parameters:
+    """The parameters with which the runs agree best."""
+    kinds = Counter(_kind(run) for run in runs)
+    weights = [1 / kinds[_kind(run)] for run in runs]
+    same = _same(runs)
+    seen = {f"clock.{run.gpu}" for run in runs} - {"clock.h200", "clock.gb200"}
+
+    def loss(off: Sequence[float], parameters: Parameters) -> float:
+        sizes = (min(abs(math.log1p(error)), MOST) for error in off)
+        moved = sum(abs(math.log(parameters[name] / start[name])) for name in start)
+        return sum(w * size for w, size in zip(weights, sizes, strict=True)) / sum(weights) + PENALTY * moved
+
+    best, off = dict(start), errors(runs, start)
+    least = loss(off, best)
+    free = [name for name in start if name not in HELD and (not name.startswith("clock.") or name in seen)]
+    for _ in range(ROUNDS):
+        before = least
+        for name in free:
+            touched = [alike for alike in same if _reads(runs[alike[0]], name)]
+            for factor in STEPS if touched else ():
+                tried = {**best, name: best[name] * factor}
+                again = list(off)
+                for alike, error in zip(touched, errors([runs[group[0]] for group in touched], tried), strict=True):
+                    for i in alike:
+                        again[i] = (1 + error) * runs[alike[0]].measured / runs[i].measured - 1
+                if (found := loss(again, tried)) < least - 1e-6:
+                    best, least, off = tried, found, again
+        if before - least < 1e-4:
+            break
+    return best
+
+
+def _same(runs: Sequence[Run]) -> list[list[int]]:
+    """Runs that are predicted alike, by their positions."""
+    found: list[list[int]] = []
+    for i, run in enumerate(runs):
+        for alike in found:
+            first = runs[alike[0]]
+            if (first.gpu, first.gpus, first.global_batch, first.args) == (
+                run.gpu,
+                run.gpus,
+                run.global_batch,
+                run.args,
+            ):
+                alike.append(i)
+                break
+        else:
+            found.append([i])
+    return found
+
+
+def _reads(run: Run, name: str) -> bool:
+    """Whether a parameter can change the prediction of a run."""
+    kind, _, rest = name.partition(".")
+    if kind == "clock":
+        return run.gpu == rest
+    if kind == "software":
+        return True
+    if kind != ("blackwell" if gpu(run.gpu).capability >= (10, 0) else "hopper"):
+        return False
+    return not rest.startswith("gemm.") or rest[5:] in ("bf16", _kind(run)[2])
+
+
+def _kind(run: Run) -> tuple[str, str, str]:
+    return run.family, run.gpu, requested(run.args)
+
+
+def left_out(runs: Sequence[Run], start: Parameters) -> None:
+    """Print the errors of each family and each GPU with parameters calibrated without it."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[f"family {run.family}"].append(run)
+        groups[f"GPU {run.gpu}"].append(run)
+    for name, own in groups.items():
+        others = [run for run in runs if run not in own]
+        print(f"{name:26s} {summary(errors(own, calibrated(others, start)))}", flush=True)
+
+
+def summary(off: Sequence[float]) -> str:
+    """Median and ninth decile of absolute errors, and the median with its sign."""
+    sizes = sorted(map(abs, off))
+    tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
+    return (
+        f"{len(sizes):3d} runs  median {statistics.median(sizes):5.1%}  nine in ten within {tenth:5.1%}"
+        f"  signed median {statistics.median(off):+.1%}"
+    )
+
+
+def main() -> int:
+    runs = [*published_runs(), *pack_runs(), *measured_runs()]
+    start = {**stated(), **PRIOR}
+    print(f"not calibrated             {summary(errors(runs, start))}")
+    print(f"as stated in speeds.py     {summary(errors(runs, stated()))}", flush=True)
+    if "--left-out" in sys.argv[1:]:
+        left_out(runs, start)
+        return 0
+    best = calibrated(runs, start)
+    print(f"calibrated                 {summary(errors(runs, best))}")
+    for name, value in best.items():
+        print(f"{name:36s} {start[name]:10.4g} {value:10.4g} {stated()[name]:10.4g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""Time of one transformer layer and micro batch on one rank, forward and backward, by term.
+
+Matrix products take their FLOPs at the achieved rate and the traffic of operands and results at the memory's;
+everything that is not a matrix product or attention takes its traffic. Passes over memory are those of Transformer
+Engine 2.20 and Megatron-Core 0.19 as a kernel profile of Llama-3 8B on H200 shows them (benchmarks/h200,
+`2026-11-20-profile` and `2026-11-21-tune`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TypeAlias
+
+from fp8launch.megatron.architecture import Experts
+from fp8launch.megatron.dtype_sizes import recomputed_modules
+from fp8launch.megatron.model_arithmetic import Arguments
+from fp8launch.planning.collectives import Group, exchange, gather, send
+from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
+
+# Bytes read and written per element of an input or gradient that is quantized in both orientations. Tensorwise reads
+# each twice, once for its largest value; NVFP4 transforms its columns as well.
+QUANTIZING = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 7.0, "mxfp8": 4.1, "nvfp4": 7.0, "custom": 7.0}
+# Megatron's own fused SwiGLU in FP8 over Transformer Engine's: 53 ms of an 8B step on H200 (benchmarks/h200/NOTES.md).
+SLOWER_ACTIVATION = 1.15
+FP32 = 4
+# FLOPs of attention's backward pass over those of its forward pass: five products for two.
+ATTENTION_BACKWARD = 2.5
+
+
+Seconds: TypeAlias = "defaultdict[str, float]"
+
+
+def seconds() -> Seconds:
+    """Seconds by term, none yet."""
+    return defaultdict(float)
+
+
+@dataclass
+class LayerTime:
+    """Seconds of both passes by term; beside them what recompute repeats, and the host's time to launch the kernels."""
+
+    forward: Seconds = field(default_factory=seconds)
+    backward: Seconds = field(default_factory=seconds)
+    recompute: float = 0.0
+    host: float = 0.0
+
+
+def layer_time(run: Workload, moe: bool, quantized: bool) -> LayerTime:
+    """One layer; the expert's part in place of the dense one where `moe`."""
+    time = LayerTime()
+    recipe = run.recipe if quantized else "bf16"
+    experts = run.model.experts if moe else None
+    for linear in linears(run, experts):
+        _add_product(run, time, linear, recipe if linear.quantized else "bf16")
+    _add_attention(run, time, quantized)
+    _add_elementwise(run, time, experts, recipe)
+    _add_imbalance(run, time, experts)
+    _add_communication(run, time, experts)
+    _add_recompute(run, time, experts)
+    time.host = _host(run, experts, quantized)
+    return time
+
+
+def _add_product(run: Workload, time: LayerTime, linear: Linear, recipe: str) -> None:
+    output, data_gradient, weight_gradient = product_times(run, linear, recipe)
+    time.forward[f"GEMM {linear.name}"] += output
+    time.backward[f"GEMM {linear.name}"] += data_gradient + weight_gradient
+    if recipe == "bf16":
+        return
+    traffic = QUANTIZING.get(recipe, 6.0) / run.speeds.memory
+    fused = linear.name == "experts fc2" and run.on("use_transformer_engine_op_fuser")
+    if not fused:
+        time.forward["quantization"] += linear.rows * linear.k * traffic
+    if linear.name != "experts fc1" or not run.on("use_transformer_engine_op_fuser"):
+        time.backward["quantization"] += linear.rows * linear.n * traffic
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def _add_attention(run: Workload, time: LayerTime, quantized: bool) -> None:
+    model = run.model
+    heads = model.heads / run.split.tp
+    widths = 2 * model.channels
+    if model.latent:
+        widths = model.latent.head + model.latent.rope + model.latent.value
+    flops = 2 * run.tokens * heads * widths * _keys(run)
+    fp8 = quantized and run.on("fp8_dot_product_attention")
+    rate = run.speeds.attention_fp8 if fp8 else run.speeds.attention
+    if not model.latent and model.channels < 128:
+        # The softmax of narrow heads takes as long as that of wide ones.
+        rate *= max(model.channels / 128, 0.25) ** 0.5
+    forward = flops / rate
+    time.forward["attention"] += forward
+    time.backward["attention"] += ATTENTION_BACKWARD * forward
+
+
+def _keys(run: Workload) -> float:
+    """Keys that a query attends to, on average over a causal mask and over the layers."""
+    length = run.model.seq_length
+    window = run.args.get("window_size")
+    if not isinstance(window, (list, tuple)) or not window:
+        return length / 2
+    near = min(float(window[0]) + 1, length / 2)
+    skip = run.args.get("window_attn_skip_freq")
+    full = 1 / skip if isinstance(skip, int) and skip > 0 else 0.0
+    return full * length / 2 + (1 - full) * near
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def _add_elementwise(run: Workload, time: LayerTime, experts: Experts | None, recipe: str) -> None:
+    """Traffic of norms, residuals, rotary positions and the activation of a dense layer."""
+    model, split, memory = run.model, run.split, run.speeds.memory
+    hidden = run.own_tokens * model.hidden * BF16 / memory
+    # Two norms and two residual additions: 2 + 3 passes forward, 3 + 3 backward.
+    forward, backward = 2 * 5 * hidden, 2 * 6 * hidden
+    if model.latent:
+        heads = model.heads // split.tp
+        turned = run.tokens * heads * (2 * (model.latent.head + model.latent.rope) + model.latent.value)
+    else:
+        turned = run.tokens * (model.heads + 2 * max(model.groups, split.tp)) / split.tp * model.channels
+    turned *= BF16 / memory
+    # Split, turn and join: fewer passes where one kernel does all.
+    passes = 2 if run.on("fused_single_qkv_rope") else 5
+    forward += passes * turned
+    backward += passes * turned
+    if model.qk_norm:
+        forward += 2 * turned
+        backward += 3 * turned
+    if experts is None:
+        wide = run.tokens * model.ffn / split.tp * BF16 / memory
+        if recipe != "bf16" and not run.on("use_te_activation_func"):
+            wide *= SLOWER_ACTIVATION
+        activation = _activation_passes(run)
+        forward += activation[0] * wide
+        backward += activation[1] * wide
+    else:
+        _add_expert_traffic(run, time, experts)
+    time.forward["elementwise"] += forward
+    time.backward["elementwise"] += backward
+
+
+def _activation_passes(run: Workload) -> tuple[int, int]:
+    """Passes over an MLP's inner width, forward and backward: a gated activation reads two and writes one."""
+    return (3, 5) if run.model.gated else (2, 3)
+
+
+def _add_expert_traffic(run: Workload, time: LayerTime, experts: Experts) -> None:
+    """Traffic of routing, of the permutation of tokens and of the experts' activations."""
+    model, split, memory = run.model, run.split, run.speeds.memory
+    software = run.speeds.software
+    forward_passes, backward_passes = _activation_passes(run)
+    rows = run.own_tokens * split.etp * experts.top_k
+    wide = run.tokens * experts.shared / split.tp * BF16 / memory
+    fused = run.on("use_transformer_engine_op_fuser")
+    if not fused:
+        wide += rows * experts.ffn / split.etp * BF16 / memory
+    # Beside the activation, passes over the router's probabilities in fp32.
+    routed = 6 * run.own_tokens * experts.count * FP32 / memory
+    time.forward["elementwise"] += forward_passes * wide + routed
+    time.backward["elementwise"] += backward_passes * wide + routed
+    if run.args.get("activation_func_clamp_value"):
+        first = rows * (2 if model.gated else 1) * experts.ffn / split.etp * BF16 / memory
+        # Transformer Engine's operation fuser computes a part of it with the products.
+        biased = software.biased_activation * (0.5 if fused else 1.0) * first
+        time.forward["expert activation"] += biased / 3
+        time.backward["expert activation"] += biased * 2 / 3
+    permuted = software.permutation * rows * (experts.latent or model.hidden) * BF16 / memory
+    time.forward["expert permutation"] += permuted
+    time.backward["expert permutation"] += permuted
+
+
+def imbalance(run: Workload, experts: Experts) -> float:
+    """Load of the busiest expert parallel rank over the mean."""
+    ranks = run.split.ep
+    if ranks == 1 or run.on("moe_router_force_load_balancing"):
+        return 1.0
+    # The expected largest of so many normal values, by Blom's approximation.
+    largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    local = max(experts.count / ranks, 1)
+    spread = run.speeds.software.load_spread / math.sqrt(local)
+    return min(1 + largest * spread, ranks, experts.count / experts.top_k)
+
+
+def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> None:
+    """What the others wait for the rank whose experts have most tokens."""
+    excess = imbalance(run, experts) - 1 if experts else 0.0
+    for passed in (time.forward, time.backward):
+        routed = sum(part for name, part in passed.items() if "expert" in name)
+        passed["expert imbalance"] += excess * routed
+
+
+# --- communication ---------------------------------------------------------------------------------------------------
+
+
+def _add_communication(run: Workload, time: LayerTime, experts: Experts | None) -> None:
+    model, split, speeds = run.model, run.split, run.speeds
+    contention = speeds.fractions.contention
+    if split.tp > 1:
+        group = Group(split.tp)
+        name = f"TP communication ({group.link(speeds)})"
+        once = gather(run.tokens * model.hidden * BF16, group, speeds)
+        around = 4 if experts is None or experts.shared else 2
+        # Backward gathers the inputs of the column-parallel layers once more.
+        again = around / 2 if split.sequence_parallel else 0
+        exposed = speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
+        time.forward[name] += around * once * exposed
+        time.backward[name] += (around + again) * once * exposed
+    if split.cp > 1:
+        group = Group(split.cp, split.tp)
+        name = f"CP communication ({group.link(speeds)})"
+        heads = 2 * max(model.groups / split.tp, 1) * model.channels
+        if model.latent:
+            heads = model.heads / split.tp * (model.latent.head + model.latent.rope + model.latent.value)
+        size = run.tokens * heads * BF16
+        if run.args.get("cp_comm_type") in ("a2a", ["a2a"]):
+            queries = run.tokens * 2 * model.heads / split.tp * model.channels * BF16
+            time.forward[name] += exchange(size + queries, group, speeds)
+            time.backward[name] += exchange(size + queries, group, speeds)
+        else:
+            queries = run.tokens * model.heads / split.tp * (model.latent.value if model.latent else model.channels)
+            joined = split.cp * speeds.software.ring * queries * BF16 / speeds.memory
+            time.forward["elementwise"] += joined * 0.4
+            time.backward["elementwise"] += joined * 0.6
+            rounds = (split.cp - 1) * send(size, group, speeds)
+            _overlap(time.forward, name, rounds, time.forward["attention"], contention)
+            _overlap(time.backward, name, 2 * rounds, time.backward["attention"], contention)
+    if experts is not None and split.ep > 1:
+        group = Group(split.ep, split.etp)
+        name = f"EP communication ({group.link(speeds)})"
+        once = _dispatch(run, experts, group)
+        if run.on("overlap_moe_expert_parallel_comm"):
+            _overlap(time.forward, name, 2 * once, sum(time.forward.values()), contention)
+            _overlap(time.backward, name, 2 * once, sum(time.backward.values()), contention)
+        else:
+            time.forward[name] += 2 * once
+            time.backward[name] += 2 * once
+    if experts is not None and split.etp > 1:
+        group = Group(split.etp)
+        name = f"TP communication ({group.link(speeds)})"
+        once = gather(run.own_tokens * split.etp * experts.top_k * model.hidden * BF16, group, speeds)
+        time.forward[name] += 2 * once
+        time.backward[name] += 2 * once
+
+
+def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
+    """Seconds to send the tokens of a micro batch to their experts, or back.
+
+    An all-to-all sends a token to each of its experts; a dispatcher that packs tokens once to each rank that has some.
+    """
+    copies = float(experts.top_k)
+    if run.packs_tokens:
+        copies = group.size * (1 - (1 - 1 / group.size) ** experts.top_k)
+    size = run.own_tokens * copies * (experts.latent or run.model.hidden) * BF16
+    return exchange(size, group, run.speeds)
+
+
+def _overlap(into: Seconds, name: str, link: float, window: float, contention: float) -> None:
+    """Communication behind computation of `window` seconds: what remains of it, or what it costs by contention."""
+    into[name] += max(link - window, contention * link)
+
+
+# --- recompute and the host ------------------------------------------------------------------------------------------
+
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("attention",),
+    "mlp": ("GEMM fc1", "GEMM fc2"),
+    "moe": ("GEMM experts fc1", "GEMM experts fc2", "GEMM shared fc1", "GEMM shared fc2", "expert permutation"),
+    "shared_experts": ("GEMM shared fc1", "GEMM shared fc2"),
+    "mla_up_proj": ("GEMM query up", "GEMM key-value up"),
+}
+
+
+def _add_recompute(run: Workload, time: LayerTime, experts: Experts | None) -> None:
+    """Forward work that selective recompute repeats."""
+    modules = recomputed_modules(run.args)
+    again = sum(time.forward[term] for module in modules for term in _MODULES.get(module, ()))
+    if experts and "moe" in modules:
+        again += sum(part for term, part in time.forward.items() if term.startswith("EP"))
+    hidden = run.own_tokens * run.model.hidden * BF16 / run.speeds.memory
+    if "layernorm" in modules:
+        again += 4 * hidden
+    if experts and "moe_act" in modules:
+        rows = run.own_tokens * run.split.etp * experts.top_k
+        again += 3 * rows * experts.ffn / run.split.etp * BF16 / run.speeds.memory
+    time.recompute = again
+
+
+def _host(run: Workload, experts: Experts | None, quantized: bool) -> float:
+    """Seconds of the host to launch the kernels of a layer, without those that CUDA graphs replay."""
+    software = run.speeds.software
+    taken = (software.launch + software.launch_quantized * quantized) * (1 - _graphed(run.args, "attn", "mlp"))
+    if experts:
+        each = software.launch_expert_quantized if quantized else software.launch_expert
+        taken += software.launch_routing * (1 - _graphed(run.args, "moe_router", "moe_preprocess"))
+        taken += each * experts.count / run.split.ep * (1 - _graphed(run.args, "moe"))
+    return taken * run.speeds.device.host
+
+
+def _graphed(args: Arguments, *parts: str) -> float:
+    """The share of these parts of a layer that CUDA graphs cover."""
+    kind = args.get("cuda_graph_impl")
+    scope = args.get("cuda_graph_modules") or args.get("cuda_graph_scope") or ()
+    scopes = {scope} if isinstance(scope, str) else set()
+    if isinstance(scope, (list, tuple)):
+        scopes = {str(one) for one in scope}
+    if kind == "full_iteration" or "full_iteration" in scopes:
+        return 1.0
+    if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
+        return 0.0
+    if not scopes or scopes == {"full"}:
+        return float("moe" not in parts)
+    return sum(part in scopes for part in parts) / len(parts)

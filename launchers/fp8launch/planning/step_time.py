@@ -1,0 +1,263 @@
+"""Predicted time of a training step on a GPU, as a table of terms.
+
+    step = micro batches x slowest pipeline stage + bubble + exposed gradient and weight traffic + optimizer
+
+`docs/speed_model.md` says how well it agrees with published and measured runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fp8launch.hardware.gpus import Gpu
+from fp8launch.megatron.architecture import Chunk, architecture, division, stages
+from fp8launch.megatron.dtype_sizes import precision
+from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.parameters import Weight, chunk_weights, layer_weights
+from fp8launch.planning.collectives import Group, gather, send
+from fp8launch.planning.layers import LayerTime, Seconds, layer_time, seconds
+from fp8launch.planning.speeds import Links, Speeds, speeds
+from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
+
+# Passes over the bf16 logits in loss and its gradient: measured on H200, 101 ms of kernels for 8 micro batches with
+# Megatron's fused loss, 81 ms less with Transformer Engine's (benchmarks/h200/NOTES.md, 2026-11-21).
+LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
+# FP8 parameters are cast again from their fp32 masters, with a largest value across ranks for each: 245 ms for 7 * 10^9
+# of them on H200, whatever the number of ranks (benchmarks/h200/NOTES.md, 2026-11-22).
+CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, "nvfp4": 20.0}
+# By how much nine in ten published and measured runs are off at most (benchmarks/plan/errors.md).
+UNCERTAINTY_DENSE = 0.12
+UNCERTAINTY_EXPERTS = 0.20
+
+
+@dataclass(frozen=True)
+class TimeTerm:
+    """One part of a step: its milliseconds, and what it consists of."""
+
+    name: str
+    ms: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step. `terms` add up to `ms`; nine in ten runs are off by at most the fraction `uncertainty`."""
+
+    terms: tuple[TimeTerm, ...]
+    tokens: int
+    gpus: int
+    flops_per_token: float | None
+    uncertainty: float
+
+    @property
+    def ms(self) -> float:
+        return sum(term.ms for term in self.terms)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.tokens / self.gpus / self.ms * 1000
+
+    @property
+    def tflops_per_gpu(self) -> float | None:
+        """Model TFLOP/s/GPU as Megatron counts them."""
+        if self.flops_per_token is None:
+            return None
+        return self.tokens_per_s_per_gpu * self.flops_per_token / 1e12
+
+
+def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: Links | None = None) -> StepTime | None:
+    """Predict the step of a run on `world` GPUs.
+
+    `args` are Megatron's arguments by attribute name. None for a model that is not counted, whose layers do not divide
+    as asked, or for a GPU whose speeds are not known.
+    """
+    known = speeds(gpu, links)
+    return None if known is None else step_time_at(args, world, global_batch, known)
+
+
+def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) -> StepTime | None:
+    """The same, at given speeds."""
+    args = dict(args)
+    model = architecture(args)
+    if model is None:
+        return None
+    split = division(args, world)
+    pipeline = stages(args, model, split)
+    if pipeline is None:
+        return None
+    run = Workload(args, model, split, precision(args, known.gpu), known)
+    microbatches = max(global_batch // (run.micro_batch * max(split.data // split.cp, 1)), 1)
+    kinds = {(moe, run.precision.covers(number, model.layers)) for number, moe in enumerate(model.moe)}
+    kinds |= {(model.moe[-1], run.precision.covers(None, model.layers))}
+    layers = {kind: layer_time(run, *kind) for kind in kinds}
+    of_stages = [_stage(run, chunks, layers) for chunks in pipeline]
+    slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
+    terms = seconds()
+    for name, part in of_stages[slowest].items():
+        terms[name] = part * microbatches
+    if split.pp > 1:
+        _add_pipeline(run, terms, of_stages, slowest, microbatches)
+    _add_step(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
+    notes = _notes(run)
+    ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
+    uncertainty = UNCERTAINTY_EXPERTS if model.experts else UNCERTAINTY_DENSE
+    return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
+
+
+def _notes(run: Workload) -> dict[str, str]:
+    """What the matrix products of a micro batch multiply, in which precision."""
+    found = {}
+    for experts in {run.model.experts if moe else None for moe in run.model.moe}:
+        for linear in linears(run, experts):
+            recipe = run.recipe if linear.quantized else "bf16"
+            several = f"{linear.count} x " if linear.count > 1 else ""
+            rows = linear.rows / linear.count
+            found[f"GEMM {linear.name}"] = f"{recipe}, {several}{rows:.0f} x {linear.n} x {linear.k}"
+    recipe = run.recipe if run.precision.output_quantized else "bf16"
+    vocab = run.model.vocab // run.split.tp
+    found["GEMM output layer"] = f"{recipe}, {run.tokens:.0f} x {vocab} x {run.model.hidden}"
+    return found
+
+
+def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[bool, bool], LayerTime]) -> Seconds:
+    """Seconds of a micro batch on one pipeline rank, forward and backward."""
+    total = seconds()
+    recompute = host = 0.0
+    depth = run.model.layers
+    full = run.args.get("recompute_granularity") == "full"
+    for chunk in chunks:
+        kinds = [(run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers]
+        kinds += [(run.model.moe[-1], run.precision.covers(None, depth))] * chunk.mtp
+        again = len(kinds) if full else 0
+        if full and run.args.get("recompute_method") == "block":
+            again = min(whole(run.args, "recompute_num_layers") or 1, len(kinds))
+        for kind, number in Counter(kinds).items():
+            layer = layers[kind]
+            for passed in (layer.forward, layer.backward):
+                for name, part in passed.items():
+                    total[name] += number * part
+            recompute += number * layer.recompute
+            host += number * layer.host
+        for kind in kinds[:again]:
+            recompute += sum(layers[kind].forward.values()) - layers[kind].recompute
+        if chunk.output:
+            _add_head(run, total, 1 + chunk.mtp)
+        if chunk.mtp:
+            combine = Linear("MTP projection", run.tokens, run.model.hidden // run.split.tp, 2 * run.model.hidden)
+            total["GEMM MTP projection"] += chunk.mtp * sum(product_times(run, combine, run.recipe))
+        if chunk.embedding:
+            total["elementwise"] += 6 * run.tokens * run.model.hidden * BF16 / run.speeds.memory
+    total["recompute"] += recompute
+    # Where the host cannot launch kernels as fast as the GPU runs them, the GPU waits.
+    total["host"] += max(host - sum(total.values()), 0.0)
+    return total
+
+
+def _add_head(run: Workload, total: Seconds, outputs: int) -> None:
+    """The language-model head and the loss, for the model and each MTP layer."""
+    vocab = run.model.vocab // run.split.tp
+    recipe = run.recipe if run.precision.output_quantized else "bf16"
+    head = Linear("output layer", run.tokens, vocab, run.model.hidden)
+    total["GEMM output layer"] += outputs * sum(product_times(run, head, recipe))
+    kind = "unfused"
+    if run.on("cross_entropy_loss_fusion"):
+        kind = "te" if run.args.get("cross_entropy_fusion_impl") == "te" else "native"
+    total["loss"] += outputs * LOSS_PASSES[kind] * run.tokens * vocab * BF16 / run.speeds.memory
+
+
+def _add_pipeline(run: Workload, terms: Seconds, of_stages: Sequence[Seconds], slowest: int, microbatches: int) -> None:
+    """The bubble, and what is sent between stages."""
+    split = run.split
+    others = [sum(stage.values()) for rank, stage in enumerate(of_stages) if rank != slowest]
+    terms["pipeline bubble"] += sum(others) / split.vp
+    group = Group(split.pp, split.tp * split.data)
+    size = run.own_tokens * run.model.hidden * BF16
+    once = send(size, group, run.speeds)
+    name = f"PP communication ({group.link(run.speeds)})"
+    exposed = 1.0 if split.vp == 1 else run.speeds.fractions.contention
+    terms[name] += 2 * split.vp * microbatches * once * exposed
+
+
+@dataclass
+class _Traffic:
+    """What a step moves and updates once for some weights: seconds of the links, bytes of memory."""
+
+    reduced: float = 0.0
+    gathered: float = 0.0
+    update: float = 0.0
+    linear: float = 0.0
+
+    def add(self, other: _Traffic, times: float) -> None:
+        self.reduced += times * other.reduced
+        self.gathered += times * other.gathered
+        self.update += times * other.update
+        self.linear += times * other.linear
+
+
+def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
+    split, formats, known = run.split, run.precision, run.speeds
+    sharding = _sharding(run)
+    divided = run.on("use_distributed_optimizer") or "optim" in sharding
+    groups = {True: Group(split.expert_data, split.etp * split.ep), False: Group(split.data, split.tp)}
+    total = _Traffic()
+    for weight in weights:
+        group = groups[weight.kind == "expert"]
+        linear = weight.kind in ("linear", "expert")
+        sent = formats.weight
+        if formats.param_gather and formats.recipe and linear:
+            sent = formats.recipe.weight_bytes
+            total.update += weight.count * CAST.get(run.recipe, 20.0) / (group.size if sharding else 1)
+        total.linear += weight.count * linear
+        total.reduced += gather(weight.count * formats.gradient, group, known) * (1 if divided else 2)
+        total.gathered += gather(weight.count * sent, group, known) * divided
+        passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
+        total.update += weight.count * passes / (group.size if divided else 1)
+    return total
+
+
+def _add_step(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Seconds, microbatches: int) -> None:
+    """Gradients, weights and the optimizer, once a step; with FSDP weights and gradients of every micro batch."""
+    split, formats, known = run.split, run.precision, run.speeds
+    total = _Traffic()
+    kinds = Counter(
+        (run.model.moe[number], formats.covers(number, run.model.layers)) for c in chunks for number in c.layers
+    )
+    for (moe, _), number in kinds.items():
+        total.add(_traffic(run, layer_weights(run.model, split, moe, 0)), number)
+    for chunk in chunks:
+        total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
+    contention = known.fractions.contention
+    busy = sum(stage.values())
+    sharding = _sharding(run)
+    dense, routed = Group(split.data, split.tp), Group(split.expert_data, split.etp * split.ep)
+    if max(dense.size, routed.size) > 1:
+        link = dense.link(known)
+        if run.model.experts and routed.size > 1:
+            link = routed.link(known)
+        name = f"DP communication ({link})"
+        if sharding:
+            whole_step = microbatches * (2 * total.gathered + total.reduced)
+            terms[name] += max(whole_step - microbatches * busy, contention * whole_step)
+            # Gathered weights are quantized anew, and gradients added by a kernel of their own, in every micro batch.
+            requantized = 6 if formats.quantized and not formats.param_gather else 0
+            total.update += microbatches * total.linear * (requantized + 2 * formats.gradient)
+        else:
+            # Behind the last backward pass and the first forward pass.
+            terms[name] += _behind(total.reduced, 2 / 3 * busy, contention, run.on("overlap_grad_reduce"))
+            terms[name] += _behind(total.gathered, 1 / 3 * busy, contention, run.on("overlap_param_gather"))
+    terms["optimizer"] += total.update / known.memory
+
+
+def _behind(link: float, window: float, contention: float, overlapped: bool) -> float:
+    return max(link - window, contention * link) if overlapped else link
+
+
+def _sharding(run: Workload) -> str:
+    if run.on("use_torch_fsdp2"):
+        return "optim_grads_params"
+    if run.on("use_megatron_fsdp"):
+        return str(run.args.get("data_parallel_sharding_strategy") or "optim_grads_params")
+    return ""

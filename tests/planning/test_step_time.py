@@ -1,0 +1,120 @@
+"""The predicted step: its terms, and how it answers changes whose direction is certain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.hardware.gpus import GPUS, gpu
+from fp8launch.job.prepared import prepare
+from fp8launch.planning.collectives import Group, exchange, gather
+from fp8launch.planning.speeds import DEVICES, Links, speeds
+from fp8launch.planning.step_time import StepTime, step_time
+
+
+def predicted(recipe: str, links: Links | None = None, **changes: Any) -> StepTime:
+    run = resolve_run(prepare(recipe))
+    found = step_time({**run.arguments, **changes}, run.layout.world, run.layout.global_batch, run.gpu, links)
+    assert found is not None
+    return found
+
+
+def term(step: StepTime, name: str) -> float:
+    return sum(part.ms for part in step.terms if part.name.startswith(name))
+
+
+@pytest.mark.parametrize("recipe", ["llama8b_fp8", "llama405b_nvfp4_gb300", "deepseek_v3_mxfp8_gb300"])
+def test_terms_add_up_to_the_step_and_none_is_negative(recipe: str) -> None:
+    step = predicted(recipe)
+    assert sum(part.ms for part in step.terms) == pytest.approx(step.ms)
+    assert all(part.ms > 0 for part in step.terms)
+    assert step.tflops_per_gpu is not None
+    assert step.tokens_per_s_per_gpu * step.gpus * step.ms / 1000 == pytest.approx(step.tokens)
+
+
+@pytest.mark.parametrize("recipe", ["llama8b_fp8", "llama70b_tensorwise_h100", "llama405b_nvfp4_gb300"])
+def test_no_term_beats_the_peak(recipe: str) -> None:
+    run = resolve_run(prepare(recipe))
+    step = predicted(recipe)
+    peak = max(run.gpu.bf16 or 0, run.gpu.fp8 or 0, run.gpu.fp4 or 0)
+    assert step.tflops_per_gpu is not None and step.tflops_per_gpu < 0.8 * peak
+
+
+def test_full_recompute_repeats_a_forward_pass() -> None:
+    without = predicted("llama8b_fp8", recompute_granularity=None)
+    full = predicted("llama8b_fp8", recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    assert term(without, "recompute") == 0
+    assert 0.2 * without.ms < term(full, "recompute") < 0.35 * without.ms
+
+
+def test_more_virtual_stages_shrink_the_bubble() -> None:
+    even = {"pipeline_model_parallel_layout": None}
+    plain = predicted("llama70b_tensorwise_h100", num_virtual_stages_per_pipeline_rank=1, **even)
+    interleaved = predicted("llama70b_tensorwise_h100", num_virtual_stages_per_pipeline_rank=5, **even)
+    assert term(interleaved, "pipeline bubble") == pytest.approx(term(plain, "pipeline bubble") / 5, rel=0.02)
+
+
+def test_a_group_beyond_the_nvlink_domain_uses_the_network() -> None:
+    near, far = (predicted("qwen3_235b_a22b_mxfp8_gb200", Links(900, 50, domain)) for domain in (72, 8))
+    assert term(near, "EP communication (NVLink)") > 0 and term(near, "EP communication (network)") == 0
+    assert term(far, "EP communication (network)") > 2 * term(near, "EP communication (NVLink)")
+    assert far.ms > near.ms
+
+
+def test_a_slower_network_lengthens_only_what_crosses_it() -> None:
+    fast, slow = (predicted("llama70b_tensorwise_h100", Links(450, network, 8)) for network in (50, 10))
+    assert slow.ms > fast.ms
+    for name in ("GEMM", "attention", "TP communication", "pipeline bubble"):
+        assert term(slow, name) == pytest.approx(term(fast, name))
+
+
+def test_small_experts_wait_for_the_host_and_graphs_of_the_whole_step_free_them() -> None:
+    alone = {"expert_model_parallel_size": 1, "cuda_graph_impl": "none", "cuda_graph_modules": None}
+    assert term(predicted("qwen3_30b_a3b_tensorwise_h100", **alone), "host") > 0
+    graphed = alone | {"cuda_graph_impl": "full_iteration"}
+    assert term(predicted("qwen3_30b_a3b_tensorwise_h100", **graphed), "host") == 0
+
+
+def test_an_unforced_router_costs_more_the_fewer_experts_a_rank_has() -> None:
+    free = {"moe_router_force_load_balancing": False}
+    name = "qwen3_30b_a3b_tensorwise_h100"
+    assert term(predicted(name, moe_router_force_load_balancing=True), "expert imbalance") == 0
+    few, many = (predicted(name, expert_model_parallel_size=ranks, **free) for ranks in (16, 2))
+    assert term(few, "expert imbalance") > term(many, "expert imbalance") > 0
+
+
+def test_fp8_beats_bf16_and_delayed_scaling_reads_less_than_tensorwise() -> None:
+    bf16 = predicted("llama8b_fp8", fp8=None, fp8_param_gather=False)
+    tensorwise = predicted("llama8b_fp8", fp8_param_gather=False)
+    delayed = predicted("llama8b_fp8", fp8_recipe="delayed", fp8_param_gather=False)
+    assert bf16.ms > 1.2 * tensorwise.ms
+    assert term(bf16, "quantization") == 0
+    assert term(delayed, "quantization") < term(tensorwise, "quantization")
+
+
+def test_every_gpu_has_its_speeds_and_the_cpu_none() -> None:
+    assert set(DEVICES) == set(GPUS) - {"cpu"}
+    assert speeds(gpu("cpu")) is None
+    run = resolve_run(prepare("tiny_cpu"))
+    assert step_time(run.arguments, 1, run.layout.global_batch, run.gpu) is None
+
+
+def test_models_that_are_not_counted_have_no_prediction() -> None:
+    run = resolve_run(prepare("llama8b_fp8"))
+    hybrid = {**run.arguments, "hybrid_layer_pattern": "M*-"}
+    assert step_time(hybrid, 8, 128, run.gpu) is None
+
+
+def test_collectives_take_the_bytes_over_the_slowest_link() -> None:
+    known = speeds(gpu("h100"))
+    assert known is not None
+    assert gather(1e9, Group(1), known) == exchange(1e9, Group(1), known) == 0
+    assert gather(1e9, Group(8), known) == pytest.approx(7 / 8 * 1e9 / known.nvlink)
+    # A ring over 8 GPUs of each of two nodes crosses the network through eight cards.
+    crossed = 15 / 16 * 1e9
+    assert gather(1e9, Group(16), known) == pytest.approx(max(crossed / known.nvlink, crossed / (8 * known.network)))
+    # One GPU of each node: through one card.
+    assert gather(1e9, Group(2, stride=8), known) == pytest.approx(0.5e9 / known.network)
+    assert exchange(1e9, Group(16), known) == pytest.approx(0.5e9 / known.network)
