@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Imports and thousands of collected tests stay to the end. Python would search them for garbage again and again.
+gc.set_threshold(200_000, 10, 10)
 
 # How long one example takes says more of the machine's load than of the code.
 settings.register_profile("fp8launch", deadline=None)

@@ -20,7 +20,7 @@ import torch
 from megatron.core.enums import ModelType
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import StragglerDetector, get_attr_wrapped_model, get_model_config
-from megatron.training import get_args, get_timers, inprocess_restart, pretrain, set_startup_timestamps
+from megatron.training import argument_utils, get_args, get_timers, inprocess_restart, pretrain, set_startup_timestamps
 
 from fp8launch.injob.rank import config_fields, gpt_data, leaving
 
@@ -127,6 +127,7 @@ def main(started: float) -> None:
     The order of `pretrain()`'s parameters differs in each version, so all go by name.
     """
     set_startup_timestamps(program_start=started, main_entry=time.time())
+    _leave_out_help_texts()
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     parameters = inspect.signature(pretrain).parameters
     arguments: dict[str, Any] = {
@@ -147,8 +148,17 @@ def main(started: float) -> None:
     leaving.end_process_group()
 
 
+def _leave_out_help_texts() -> None:
+    """Let Megatron's parser do without help texts, which this entry never prints.
+
+    Megatron digs them out of its own source each time it parses its arguments, which it does three times.
+    """
+    factory = getattr(argument_utils, "ArgumentGroupFactory", None)
+    if hasattr(factory, "_get_field_docstrings"):
+        factory._get_field_docstrings = lambda self, config: {}
+
+
 def _parsed() -> dict[str, Any]:
-    from megatron.training import argument_utils
     from megatron.training.arguments import parse_and_validate_args
 
     args = parse_and_validate_args()
