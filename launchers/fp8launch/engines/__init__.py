@@ -39,6 +39,11 @@ def by_name(name: str) -> Engine:
     return _registered[name] if name in _registered else _built_in(name)
 
 
+def default() -> Engine:
+    """Return the engine of recipes that state neither an engine nor a key of one: Megatron-LM's command line."""
+    return by_name(names()[0])
+
+
 def engine_of(loaded: LoadedRecipe) -> Engine:
     """Return the engine that a recipe is for. Raises UserError for an unknown one, or for what it cannot use."""
     engine = _stated_or_meant(loaded)
@@ -67,7 +72,7 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
         for engine in _all():
             if any(_states(loaded.recipe, key) for key in engine.own_keys):
                 return engine
-        return by_name(names()[0])
+        return default()
     if stated not in names():
         near = nearest(stated, names())
         fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names())}"

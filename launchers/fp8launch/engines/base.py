@@ -20,6 +20,9 @@ from fp8launch.recipe.schema import Recipe
 # What comparisons call fp8launch's own training loop.
 OWN_ENTRY_TITLE = "fp8launch's entry"
 
+# A flag that a recipe states, its value, and the recipe keys that state it.
+Setting = tuple[str, FlagValue, tuple[str, ...]]
+
 # Which checks know an engine's arguments. Each scope includes those before it.
 #   hardware       GPU, CUDA and Transformer Engine, from `fp8`, `fp8_recipe`, `fp4` and `fp4_recipe` of the attributes
 #   megatron_core  how Megatron-Core builds and runs a model with these attributes
@@ -193,6 +196,10 @@ class Engine(ABC):
     @abstractmethod
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         """The arguments that a recipe means. Raises UserError with every problem that the flag schema shows."""
+
+    def settings(self, recipe: Recipe) -> Iterable[Setting]:
+        """Every flag that the recipe states, before it is checked; importers read translation backwards with it."""
+        return ()
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         """What the engine fills in where `args.attributes` state nothing, by Megatron's attribute names."""

@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fp8launch import engines
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.engines.megatron_lm.translate import flag_settings, translate
-from fp8launch.engines.script.engine import DEFAULT_TOKENIZER
 from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.importer.launch import Launch
 from fp8launch.importer.launch_script import read_launch
@@ -25,7 +24,13 @@ from fp8launch.importer.launch_sections import OWN_ENTRY
 from fp8launch.megatron.argv import as_parsed, parse_argv, split_unknown
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.flag_text import FlagValue, takes_words
-from fp8launch.megatron.schema import FlagSchema, load_schema, megatron_script, supported_versions
+from fp8launch.megatron.schema import (
+    DEFAULT_TOKENIZER,
+    FlagSchema,
+    load_schema,
+    megatron_script,
+    supported_versions,
+)
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Data, Optimizer, Parallel, Precision, Recipe, Resources, Section
 from fp8launch.recipe.validate import validate
@@ -138,7 +143,8 @@ def recipe_from_values(values: Values, schema: FlagSchema, **sections: object) -
     `sections` are those that an argument list cannot say, such as `env` and `resources`; they are taken as they are.
     """
     recipe = _confirmed(_proposal(values, schema), values, schema)
-    covered = {flag for flag, value, _ in flag_settings(_valid({"name": "import", **recipe})) if value is not None}
+    settings = engines.default().settings(_valid({"name": "import", **recipe}))
+    covered = {flag for flag, value, _ in settings if value is not None}
     for flag, value in values.items():
         if flag not in covered:
             recipe.setdefault("megatron", {})[flag] = value
@@ -318,7 +324,7 @@ def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:
 
 def _contradicted(recipe: Tree, values: Values, schema: FlagSchema) -> Iterator[tuple[str, ...]]:
     """Paths that would give the run another argument than it had."""
-    for flag, value, path in flag_settings(_valid({"name": "import", **recipe})):
+    for flag, value, path in engines.default().settings(_valid({"name": "import", **recipe})):
         if value is not None and path[0] != "model" and _effective(values, flag, schema) != value:
             yield path
 
@@ -368,7 +374,8 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
     name = str(recipe["name"])
     try:
         tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
-        again = as_parsed(translate(LoadedRecipe(validate(Recipe, tree), tree, ())).values, schema)
+        loaded = LoadedRecipe(validate(Recipe, tree), tree, ())
+        again = as_parsed(engines.engine_of(loaded).translate(loaded).values, schema)
     except UserError as exc:
         return list(exc.problems)
     different = [

@@ -34,6 +34,8 @@ SCRIPTS = (
     "examples/multimodal/train.py",
     "examples/mimo/train.py",
 )
+# What its pretrain_gpt.py hands the parser for an argument list that names no tokenizer.
+DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 
 Action = Literal["store", "store_true", "store_false", "boolean"]
 Type = Literal["str", "int", "float", "bool", "pattern", "ints"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fp8launch.injob.supervisor.failure_patterns import EXCEPTION
+from fp8launch.injob.supervisor.failure_pattern import EXCEPTION
 from fp8launch.logs import Ending, Failure, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from fp8launch.engines.base import (
@@ -14,6 +14,7 @@ from fp8launch.engines.base import (
     Entry,
     EntryTraits,
     Layout,
+    Setting,
 )
 from fp8launch.engines.megatron_lm import translate
 from fp8launch.engines.megatron_lm.layout import layout
@@ -52,6 +53,9 @@ class MegatronLM(Engine):
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         return translate.translate(loaded)
+
+    def settings(self, recipe: Recipe) -> Iterable[Setting]:
+        return translate.flag_settings(recipe)
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         return translate.defaults(args.version)

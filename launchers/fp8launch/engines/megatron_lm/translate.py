@@ -12,7 +12,7 @@ from typing import Any
 
 from fp8launch.cluster.images import software_in
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
-from fp8launch.engines.base import EngineArguments
+from fp8launch.engines.base import EngineArguments, Setting
 from fp8launch.hardware.quantization import DEFAULT_RECIPE, QUANTIZATION
 from fp8launch.megatron.argv import as_parsed, attributes, emit_arguments
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
@@ -24,7 +24,6 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Data, Parallel, Precision, Recipe, Section
 
 Where = tuple[str, ...]
-Setting = tuple[str, FlagValue, Where]
 
 
 def translate(loaded: LoadedRecipe) -> EngineArguments:

@@ -12,11 +12,10 @@ from fp8launch.diagnostics import Problem, error
 from fp8launch.engines.base import EngineArguments, EngineDescription, Entry, EntryTraits, NeededFile
 from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.schema import DEFAULT_TOKENIZER
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import is_file
-
-DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 
 
 class Script(MegatronLM):

@@ -153,7 +153,7 @@ def _leave_out_help_texts() -> None:
 
     Megatron digs them out of its own source each time it parses its arguments, which it does three times.
     """
-    factory = getattr(argument_utils, "ArgumentGroupFactory", None)
+    factory: Any = getattr(argument_utils, "ArgumentGroupFactory", None)
     if hasattr(factory, "_get_field_docstrings"):
         factory._get_field_docstrings = lambda self, config: {}
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fp8launch.injob.supervisor.failure_patterns import CAUSE, END, EXCEPTION, PATTERNS, VAGUE, Pattern
+from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, VAGUE, Pattern
+from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.injob.supervisor.line_pattern import needles
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
 

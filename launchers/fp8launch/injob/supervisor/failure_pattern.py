@@ -1,0 +1,26 @@
+"""A kind of line that says that a run failed: its meaning, how deep a cause it is, and the texts that it is known by.
+
+Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+"""
+
+from __future__ import annotations
+
+from fp8launch.injob.supervisor.line_pattern import LinePattern
+
+# Depth. A dead rank makes all others fail too: NCCL and gloo report a lost peer, torchrun a dead child, srun an exit
+# code. So the cause is the earliest line of the lowest depth. VAGUE only says that something ended badly.
+CAUSE, EXCEPTION, PEER, END, VAGUE = range(5)
+
+CONTAINER_ADVICE = "the container could not start: check the image name and the mounts"
+
+
+class Pattern:
+    """Lines of one meaning: any of the alternatives."""
+
+    def __init__(self, depth: int, code: str, advice: str, *alternatives: str) -> None:
+        self.depth, self.code, self.advice = depth, code, advice
+        self.alternatives = [LinePattern(text) for text in alternatives]
+
+    def matches(self, line: str) -> bool:
+        """Whether any of the alternatives occurs in the line."""
+        return any(alternative.matches(line) for alternative in self.alternatives)
