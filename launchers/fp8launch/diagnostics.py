@@ -1,4 +1,4 @@
-"""What can be wrong, as data: one `Problem` a finding, one exception that carries them to the user.
+"""Problems as data: one `Problem` for each finding, and the exception that carries them to the user.
 
 Exit codes of every command: 0 done; 1 the answer is no; 2 wrong usage or a recipe that does not parse;
 3 the machine lacks something (no Slurm, no image, no permission).

@@ -1,4 +1,4 @@
-"""Where the files that come with fp8launch are: beside the code in a checkout, inside the package when installed."""
+"""Locations of the files that come with fp8launch: beside the code in a checkout, inside the package when installed."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ _PLACEHOLDER = re.compile(
 
 
 def secret_in(text: str, assignments: bool = False) -> str | None:
-    """What kind of secret a text holds, by its form; None for none.
+    """The kind of secret that a text contains, by its form; None if there is none.
 
     With `assignments` also by the names of what is assigned in it, as in a line of shell.
     """

@@ -1,4 +1,4 @@
-"""What a build has made and left out, in words."""
+"""A report on what a dataset build wrote and left out."""
 
 from __future__ import annotations
 

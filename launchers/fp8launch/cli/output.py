@@ -77,7 +77,7 @@ _BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,32})?$")
 
 
 class TerminalText:
-    """What a program printed, in blocks of any size, as a terminal may show it: its colours and no other command.
+    """The output of a program, in blocks of any size, with its colours and no other terminal command.
 
     Nothing is concealed by a colour's attributes, and no colour outlasts the text.
     """

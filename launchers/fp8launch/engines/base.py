@@ -35,7 +35,7 @@ EvidenceSource = Literal["module report", "kernel profile", "tensor statistics"]
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What the rest of fp8launch must know of an engine, in plain values; every run's manifest records it.
+    """The properties of an engine that the rest of fp8launch reads; every run's manifest records them.
 
     `checks` is the widest scope of rules that holds for its arguments. `validators` says whether Megatron-LM's own
     parser and validators can judge its argument list, `rehearsal` whether a step of it can run without a GPU.
@@ -129,7 +129,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a process of the job starts: a program of `injob/rank`, with its own options before the engine's arguments.
+    """The program of a job's processes: one of `injob/rank`, with its own options before the engine's arguments.
 
     An engine outside fp8launch gives the absolute path of its program, which the job must be able to read. A `--` comes
     after the options, except with torchrun, which may remove it. `script` is the training script that the options name,
@@ -190,7 +190,7 @@ class Engine(ABC):
     own_keys: ClassVar[tuple[str, ...]] = ()
 
     def problems(self, loaded: LoadedRecipe) -> Iterable[Problem]:
-        """What the recipe says that this engine cannot use, beside keys that belong to another engine."""
+        """Settings of the recipe that this engine cannot use, beside keys that belong to another engine."""
         return ()
 
     @abstractmethod
@@ -202,7 +202,7 @@ class Engine(ABC):
         return ()
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
-        """What the engine fills in where `args.attributes` state nothing, by Megatron's attribute names."""
+        """The engine's values for what `args.attributes` do not state, by Megatron's attribute names."""
         return {}
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Engine(ABC):
 
     @abstractmethod
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
-        """What each process starts. Raises UserError, with `check_paths`, for a file that is not there."""
+        """The program of each process. Raises UserError, with `check_paths`, for a file that does not exist."""
 
     @abstractmethod
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
@@ -222,7 +222,7 @@ class Engine(ABC):
         return ()
 
     def traits(self, recipe: Recipe) -> EntryTraits:
-        """What the entry of this recipe does beside, or instead of, what Megatron-LM's scripts do."""
+        """Differences between this recipe's entry and Megatron-LM's own scripts."""
         return EntryTraits()
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:

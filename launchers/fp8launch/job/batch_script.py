@@ -201,7 +201,7 @@ def _begin(job: Job) -> list[str]:
 
 
 def _start(job: Job) -> list[str]:
-    """Where the training starts from. What prepares a first start (a finetune, say) would undo a later one."""
+    """The arguments of a first start or a resume. Those of a first start, such as a finetune's, would undo a resume."""
     if job.survival is None:
         return []
     lines = [
@@ -244,7 +244,7 @@ def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _container_environment(job: Job, *from_the_script: str) -> list[str]:
-    """What makes Apptainer pass the job's variables on; the other runtimes take them as they are, or by an option."""
+    """Export the job's variables for Apptainer; the other runtimes inherit them, or take them by an option."""
     if job.container is None or job.container.runtime != "apptainer":
         return []
     prefixed = 'environment+=("${environment[@]/#/APPTAINERENV_}")'
@@ -347,7 +347,7 @@ def _with_status(command: Sequence[Sequence[Word]], redirect: str = "", after: S
 
 
 def process_command(job: Job) -> list[list[Word]]:
-    """What each srun task runs: a rank, or torchrun for the ranks of its node. In lines for reading."""
+    """The command of each srun task, a rank or torchrun for the ranks of its node, broken into readable lines."""
     start: list[Word] = [RawShell('"$python"')]
     program = job.entry.program
     if job.mode == "torchrun":

@@ -279,7 +279,7 @@ def _shared(each: Sequence[PhaseParts]) -> tuple[Pairs, tuple[Argument, ...], tu
 
 
 def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
-    """Where the batch host has what the processes call `path`."""
+    """The path on the batch host of the file that the processes call `path`."""
     if container is None or not path.startswith("/"):
         return str(folder / path)
     own = Mount(str(folder), str(folder))
@@ -298,7 +298,7 @@ def stop_before(recipe: Recipe) -> int:
 
 
 def _ending(recipe: Recipe, cluster: Cluster, survival: Survival | None) -> tuple[tuple[str, str | None], ...]:
-    """What Slurm must know so that a run can go on: a last word to the processes, and whether to start it again."""
+    """The Slurm settings for continuing a run: the signal before the time limit, and whether to requeue."""
     if survival is None:
         return ()
     options: dict[str, str | None] = {}

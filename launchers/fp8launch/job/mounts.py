@@ -1,4 +1,4 @@
-"""Where a path inside a container is on the host."""
+"""The host paths of paths inside a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What phases add to the scripts of a run."""
+"""The parts of a run's scripts that only runs with phases have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT_EARLY = 75
 
 
 def phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
-    """What only the attempts of one phase do; nothing where no phase has anything to itself."""
+    """A `case` over the phases, with the lines of each; empty if no phase has lines of its own."""
     cases: list[str] = []
     for one in job.phases:
         if own := lines_of(one):

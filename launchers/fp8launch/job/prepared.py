@@ -30,7 +30,7 @@ class Prepared:
 
     @property
     def parts(self) -> tuple[Prepared, ...]:
-        """What is checked and reckoned by itself: each phase, or the one that there is."""
+        """The parts that are checked and estimated separately: each phase, or the whole run."""
         return tuple(Prepared(one.loaded, one.args, one.layout) for one in self.phases) or (self,)
 
     @property
@@ -40,7 +40,7 @@ class Prepared:
 
     @property
     def gpu_hours_at_most(self) -> float:
-        """What the run can cost: its GPUs for every time limit that it may use; attempts that do not count aside."""
+        """GPU-hours if every attempt uses its whole time limit; attempts that the limit does not count are left out."""
         return self.loaded.recipe.resources.gpu_hours * self.jobs_at_most
 
 

@@ -94,7 +94,7 @@ def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _owner_of(name: str) -> str | None:
-    """Who else sets or reads a variable of this name; None for one that is free."""
+    """The program that sets or reads a variable of this name; None for a free name."""
     if name in OWN_VARIABLES:
         return "set by the batch script"
     if name in _BASH_VARIABLES:

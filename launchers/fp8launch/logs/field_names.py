@@ -1,4 +1,4 @@
-"""What each label of an iteration line means: one table for Megatron 0.11 to 0.20 and its forks.
+"""The meaning of each label of an iteration line: one table for Megatron 0.11 to 0.20 and its forks.
 
 A dialect is a row here, never another expression. Labels are compared in lower case, `_` and `-` like blanks. Sources:
 `training_log` of megatron-core 0.12 to 0.20; swiss-ai and oellm forks (tokens per second); AMD Primus (`a/b` is

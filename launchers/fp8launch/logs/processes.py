@@ -39,7 +39,7 @@ _PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9
 
 @dataclass(frozen=True)
 class Head:
-    """What a process says before its first iteration. `parameters` is by model-parallel rank, as printed."""
+    """Values that a process prints before its first iteration. `parameters` is by model-parallel rank."""
 
     arguments: Mapping[str, object] = field(default_factory=dict)
     world_size: int | None = None
@@ -217,7 +217,7 @@ def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:
 
 
 def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
-    """Where a line comes twice the later one holds: it is nearer to this process."""
+    """If a line occurs twice, the later one counts: it is nearer to this process."""
     head = Head()
     versions: dict[str, str] = {}
     parameters: dict[str, int] = {}

@@ -50,7 +50,7 @@ _BRIDGE = b"MODEL_TFLOP/s/GPU"
 
 @dataclass
 class Scan:
-    """What one pass over a log found. Offsets are bytes from the start of the log to the start of a line."""
+    """The result of one pass over a log. Offsets are bytes from the start of the log to the start of a line."""
 
     table: IterationTable = field(default_factory=IterationTable)
     dumps: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a layer keeps between its forward and its backward pass, and what it needs beside that while it runs.
+"""Memory that a layer keeps between its forward and its backward pass, and that it needs beside that while it runs.
 
 Kept tensors are listed as Megatron-Core 0.19 with Transformer Engine 2.20 saves them; with flash or fused attention,
 which keep the log-sum-exp instead of scores. Against measurements on H200 (`benchmarks/activation_memory.py`) the kept

@@ -86,7 +86,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one virtual stage of a pipeline rank holds: decoder layers by number, MTP layers, embedding, output."""
+    """The content of one virtual stage of a pipeline rank: decoder layers by number, MTP layers, embedding, output."""
 
     layers: tuple[int, ...]
     mtp: int = 0

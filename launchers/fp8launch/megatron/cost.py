@@ -1,4 +1,4 @@
-"""What a run takes: floating-point operations, tokens, and GPU-hours for a throughput that is known or predicted."""
+"""The cost of a run: floating-point operations, tokens, and GPU-hours for a throughput that is known or predicted."""
 
 from __future__ import annotations
 

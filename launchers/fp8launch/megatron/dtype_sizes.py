@@ -81,7 +81,7 @@ class PrecisionSizes:
 
 
 def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
-    """What `args` (by attribute name) hold in which type, on this GPU."""
+    """The sizes of weights, gradients and optimizer states under `args` (by attribute name) on this GPU."""
     name = requested(args)
     recipe = None if name == "bf16" else QUANTIZATION.get(name, QUANTIZATION["custom"])
     half = bool(args.get("bf16") or args.get("fp16"))
@@ -154,7 +154,7 @@ def _bf16_layers(args: Arguments) -> tuple[int, int]:
 
 
 def recomputed_modules(args: Arguments) -> frozenset[str]:
-    """What selective recompute covers, core attention by default."""
+    """The modules that selective recompute covers, core attention by default."""
     granularity = "selective" if args.get("recompute_activations") else args.get("recompute_granularity")
     if granularity != "selective":
         return frozenset()

@@ -1,4 +1,4 @@
-"""What Megatron's parser would refuse: values, words and names of flags, with what to write instead."""
+"""Flags that Megatron's parser would refuse, by value, number of words or name, with the fix."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_values(
 def _refusals(
     flag: Flag, name: str, value: Scalar | list[Scalar], schema: FlagSchema
 ) -> Iterator[tuple[str, str | None]]:
-    """What is wrong with a value, and how to put it right."""
+    """The problem with a value, and its fix."""
     if not flag.takes_value:
         if not isinstance(value, bool):
             yield f"is a bare flag and takes no value, got {value!r}", "write true, or null to remove it"

@@ -58,7 +58,7 @@ def flops_per_token(args: Arguments) -> float | None:
 
 
 def miscounted(args: Arguments) -> tuple[str, ...]:
-    """Where Megatron's count, which this model follows, is not what the GPUs do."""
+    """Differences between Megatron's count, which this model follows, and what the GPUs compute."""
     found = []
     if args.get("quick_geglu") and not args.get("swiglu"):
         found.append(

@@ -71,7 +71,7 @@ class MemoryEstimate:
 
     @property
     def least(self) -> float:
-        """What the device must have at the very least: the peak, should it be overestimated, and the CUDA context."""
+        """The least memory that the device must have: the peak, should it be overestimated, and the CUDA context."""
         return self.peak * (1 - self.uncertainty) + CONTEXT
 
 
@@ -114,7 +114,7 @@ class _Run:
 
     @cached_property
     def sharding(self) -> str:
-        """What FSDP divides over data parallel ranks; empty without FSDP."""
+        """The kinds of state that FSDP divides over data parallel ranks; empty without FSDP."""
         if self.on("use_torch_fsdp2"):
             return "optim_grads_params"
         if self.on("use_megatron_fsdp"):

@@ -128,7 +128,7 @@ def layer_kinds(args: Arguments) -> frozenset[str]:
 
 
 def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
-    """Which of `layers` layers are of experts: every n-th for a number, else as the list says.
+    """Tell which of `layers` layers have experts: every n-th for a number, else as the list says.
 
     None for a frequency that is neither, a list of another length, and more than MOST_LAYERS layers.
     """

@@ -56,7 +56,7 @@ class Parameters:
 
 
 def parameters(args: Arguments, world: int) -> Parameters | None:
-    """What `args` (by Megatron's attribute names) make on `world` GPUs; None for models that are not counted."""
+    """The parameters of `args` (Megatron's attribute names) on `world` GPUs; None for models not counted."""
     model = architecture(args)
     if model is None:
         return None

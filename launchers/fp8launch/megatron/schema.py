@@ -1,4 +1,4 @@
-"""Which flags each supported Megatron-Core version has, read from the JSON files that `tools/flag_schemas.py` writes.
+"""The flags of each supported Megatron-Core version, from the JSON files that `tools/flag_schemas.py` writes.
 
 A schema is as good for finding a wrong flag as Megatron's own parser, and loads in a few milliseconds: entries stay
 raw JSON until someone asks for them.
@@ -90,7 +90,7 @@ class Flag:
 
     @property
     def const(self) -> bool | None:
-        """What the first spelling stores when it is a bare flag."""
+        """The value that the first spelling stores when it is a bare flag."""
         return None if self.takes_value else self.action != "store_false"
 
 

@@ -263,7 +263,7 @@ def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
 
 
 def _refusal(exception: BaseException, complained: str) -> dict[str, Json]:
-    """What to tell: the parser's own words, the exception's, or for a bare assert the line that asserts."""
+    """The message: the parser's, the exception's, or for a bare assert the line that asserts."""
     frame = traceback.extract_tb(exception.__traceback__)[-1]
     at = f"{frame.filename[frame.filename.rfind('megatron/') :]}:{frame.lineno}"
     message = str(exception) or frame.line or ""

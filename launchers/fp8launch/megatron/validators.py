@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class MegatronVerdict:
-    """What Megatron said.
+    """The verdict of Megatron.
 
     `stage` is the one that refused, or the last one that ran. `message` is Megatron's own, for a bare assertion the
     line that asserts; `at` is the place in Megatron that raised. `warnings` is what it printed, logged or warned.
@@ -151,7 +151,7 @@ def _unusable(megatron: Path, reason: str) -> Exception:
 
 
 def find_megatron(version: str, path: Path | None = None) -> Path | None:
-    """Where a Megatron-Core of this minor version lies, or None.
+    """The folder of a Megatron-Core of this minor version, or None.
 
     Looked at, in this order: `path`; the folder or wheel that FP8LAUNCH_MEGATRON names; the megatron-core that is
     installed beside this package; the newest in the user's cache. A place may be a wheel, a folder that holds the
@@ -174,7 +174,7 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where this user's copies of Megatron-Core lie, a folder each."""
+    """The folders of this user's copies of Megatron-Core."""
     return wheels.cache_folder("megatron")
 
 

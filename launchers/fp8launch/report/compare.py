@@ -184,7 +184,7 @@ def _row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
 
 
 def _differences(rows: Sequence[ComparisonRow], axes: set[str]) -> list[FactDifference]:
-    """What differs between the rows and matters to speed or loss; what makes ratios unlike comes first."""
+    """Differences between the rows that matter to speed or loss; those that forbid ratios come first."""
     found = []
     for name in differing([row.facts for row in rows]):
         kind = kind_of(name)

@@ -76,7 +76,7 @@ _NEUTRAL = (
 
 @dataclass(frozen=True)
 class Comparability:
-    """What two runs differ in: `unlike` forbids a ratio of their speeds, `noted` only marks it."""
+    """The differences between two runs: `unlike` forbids a ratio of their speeds, `noted` only marks it."""
 
     unlike: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()

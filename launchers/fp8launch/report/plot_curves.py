@@ -22,7 +22,7 @@ _LONG = 60
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run shows over iterations: the points that count and the others."""
+    """The values of one run over iterations: the points that count and the others."""
 
     entry: Entry
     run: RunData

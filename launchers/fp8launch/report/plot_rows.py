@@ -216,7 +216,7 @@ _QUANTITIES: tuple[tuple[str, str, Value], ...] = (
 
 @dataclass(frozen=True)
 class _Line:
-    """What differs in nothing but the sequence length."""
+    """A group of variants that differ only in the sequence length."""
 
     label: str
     colour: str

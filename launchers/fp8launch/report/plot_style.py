@@ -114,7 +114,7 @@ def _size(entry: Entry) -> tuple[int, int]:
 
 
 def legend_below(ax: Any) -> None:
-    """Where no curve can run through it."""
+    """Place the legend below the axes, where no curve crosses it."""
     from matplotlib.transforms import ScaledTranslation
 
     labels = ax.get_legend_handles_labels()[1]

@@ -1,4 +1,4 @@
-"""What a reader of a comparison must know beside its main table: differences, phases, and remarks in sentences."""
+"""The notes beside the main table of a comparison: differences, phases, and remarks in sentences."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ UNITS: tuple[Unit, ...] = ("tokens/s/GPU", "samples/s/GPU", "iterations/s")
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """Where a run stands in its study: the axes' values by recipe key, and which repeat it is."""
+    """A run's position in its study: the axes' values by recipe key, and the number of the repeat."""
 
     name: str
     point: Mapping[str, object]
@@ -226,7 +226,7 @@ def _run_data(
 
 
 def _without_secret(name: str, value: object) -> object:
-    """What may be published: reports and trackers show logs and manifests that no rule of ours has seen."""
+    """Hide a secret value: reports and trackers publish logs and manifests that other programs wrote."""
     return HIDDEN if value is not None and is_secret(name, value) else value
 
 

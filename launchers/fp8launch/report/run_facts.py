@@ -116,7 +116,7 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
 
 
 def _entry_title(manifest: Mapping[str, Any]) -> str:
-    """What the run trained with. Manifests of older versions have it in their recipe only."""
+    """The settings that the run trained with. Manifests of older versions have them in their recipe only."""
     title = _mapping(manifest.get("engine")).get("entry")
     if isinstance(title, str):
         return title

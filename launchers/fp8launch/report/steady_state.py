@@ -1,4 +1,4 @@
-"""Which iteration lines count: one per iteration, no warm-up, nothing that an evaluation or a checkpoint disturbed.
+"""The iteration lines that count: one per iteration, no warm-up, none disturbed by an evaluation or a checkpoint.
 
 The rule, also part of every JSON report:
 Megatron logs the first iteration of every process without resetting its timer, so the second line is a mean that
@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Which iteration lines of a run its statistics use.
+    """The iteration lines of a run that its statistics use.
 
     `lines` has one per iteration, in order; `kept` those that statistics use; `dropped` maps a reason to iterations.
     """

@@ -130,7 +130,7 @@ def _machines(report: RunReport) -> str:
 
 
 def _fp8(fp8: Mapping[str, Any]) -> list[str]:
-    """What was asked for, whether it ran, and the strongest evidence."""
+    """The requested precision, whether it ran, and the strongest evidence."""
     asked = f"{fp8['recipe']}, {fp8['format']}" if fp8["requested"] else "not asked for"
     if fp8["requested"] and fp8["verdict"] in ("requested only", "no evidence"):
         return [f"FP8: {asked}; {fp8['verdict']}: the log contains no proof that it ran"]

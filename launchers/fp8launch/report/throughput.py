@@ -163,7 +163,7 @@ def summarise(
 
 @dataclass(frozen=True)
 class _Setup:
-    """What a run was started with. `dump` is Megatron's own list of arguments, empty where no log holds one."""
+    """The arguments of a run. `dump` is Megatron's own list of them, empty if no log contains one."""
 
     arguments: Mapping[str, object]
     dump: Mapping[str, object]
@@ -215,7 +215,7 @@ def _setup(
 
 @dataclass(frozen=True)
 class _Ends:
-    """What the first and the last line of a run say."""
+    """Values of the first and the last line of a run."""
 
     iteration: int | None
     planned: int | None

@@ -34,7 +34,7 @@ _LONGEST_PARAM = 500
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is told of a run.
+    """The values of a run that a tracker receives.
 
     `history` has a row for each iteration line, `config` what the run was started with, `summary` its numbers: medians
     by the warm-up rule, in the units of their names.

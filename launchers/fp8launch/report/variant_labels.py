@@ -103,7 +103,7 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
 
 
 def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
-    """What a variant sets in its environment and Megatron's configuration, and not all that are called alike do."""
+    """Settings of a variant's environment and Megatron configuration that others with the same name lack."""
     own = (fact for fact in key if fact not in set(key).intersection(*alike))
     return [f"{name.partition(' ')[2]}={value}" for name, value in own if name.startswith(SETTINGS) and value != UNSET]
 

@@ -59,7 +59,7 @@ class Verification:
 
     @property
     def strongest(self) -> Fp8Finding | None:
-        """What the verdict rests on."""
+        """The evidence for the verdict."""
         return next((f for f in self.findings if f.shows is not None), self.findings[0] if self.findings else None)
 
     def as_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What run folders stand on: whole files or none, folders that nobody else writes, one writer at a time."""
+"""Atomic files, private folders and locks, on which run folders are built."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Attempts:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """What is known of a run's attempts; empty for a run without a supervisor, or whose first job has not begun."""
+    """The recorded attempts of a run; empty for a run without a supervisor, or whose first job has not started."""
     state = read_attempt_log(run)
     attempts = state.get("attempts", [])
     outcomes = [str(attempt["then"]) for attempt in attempts if attempt.get("then")]

@@ -23,7 +23,7 @@ def last_failure(run: RunFolder) -> Failure | None:
 
 
 def _batch_output(run: RunFolder) -> str:
-    """What the newest attempt's batch script printed. Slurm appends to the file of a job that it starts again."""
+    """The output of the newest attempt's batch script. Slurm appends to the file of a job that it restarts."""
     files, attempts = run.batch_output(), run.attempts()
     if not files and attempts:
         # A task of an array writes into its study's folder.

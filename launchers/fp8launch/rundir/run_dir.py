@@ -116,7 +116,7 @@ class RunFolder:
         return sorted(found, key=lambda a: (len(a.job_id), a.job_id, a.restart))
 
     def batch_output(self) -> list[Path]:
-        """What Slurm kept of the batch script's own words: its errors before and after the training step."""
+        """The file with the batch script's own output: its errors before and after the training step."""
         return sorted(filter(is_own_file, (self.path / "logs").glob("slurm-*.out")))
 
 

@@ -34,7 +34,7 @@ class StudyFolder:
         return self.path.name
 
     def record(self) -> dict[str, Any]:
-        """What `study.json` says. Raises UserError when it is missing or damaged."""
+        """Read `study.json`. Raises UserError when it is missing or damaged."""
         file = self.path / STUDY
         try:
             found = read_json(file)
@@ -132,7 +132,7 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
 
 
 def _place(point: dict[str, Any]) -> str:
-    """Where a point stands in its grid."""
+    """The position of a point in its grid."""
     return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Whose files these are: what will be run or believed must be this user's own, and nobody else may change it.
+"""Ownership of files: those that will be run or believed must be this user's own, and nobody else may change them.
 
 The rules are those of ssh for its own files: an owner, a mode, and no link. A folder in which others may write is safe
 only with the sticky bit, which keeps each of them from renaming what the others made.
@@ -91,7 +91,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _other_writers(found: os.stat_result) -> str | None:
-    """Who else may write to a file or folder; None for nobody."""
+    """The other users who may write to a file or folder; None if there are none."""
     if found.st_mode & stat.S_IWOTH:
         return "everybody"
     if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):

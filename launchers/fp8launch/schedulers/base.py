@@ -51,7 +51,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a scheduler can do.
+    """The capabilities of a scheduler.
 
     arrays             several runs can be submitted as one job array
     several_nodes      a job may use more than one node

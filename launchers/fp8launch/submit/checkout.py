@@ -48,7 +48,7 @@ _SUBMODULE = 0o160000
 
 @dataclass(frozen=True)
 class Checkout:
-    """What is checked out. `changes` are the tracked paths that differ from the commit, in order, as `diff` shows them.
+    """A checkout's state. `changes` are the tracked paths that differ from the commit, in order, as `diff` shows them.
 
     `others` says that there are untracked files, or staged ones that are gone again.
     """
@@ -268,7 +268,7 @@ class _Reader:
         return same and exact and found.st_mtime < int(index_file.stat().st_mtime)
 
     def _place(self, path: bytes) -> Path | None:
-        """Where a tracked file is; None for none, or for one that is behind a link or outside the checkout."""
+        """The path of a tracked file; None if it does not exist, is behind a link or outside the checkout."""
         parts = path.split(b"/")
         if any(part in (b"", b".", b"..") or part.lower() == b".git" for part in parts):
             return None

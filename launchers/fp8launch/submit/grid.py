@@ -79,7 +79,7 @@ def parse_nodes(text: str) -> list[int]:
 
 
 def point_key(point: Point, prepared: Prepared) -> str:
-    """What a point would run, as 12 hex digits: two points with one key are the same run."""
+    """The identity of a point as 12 hex digits: two points with one key are the same run."""
     recipe = prepared.loaded.recipe
     content = [
         prepared.args.version,
@@ -100,7 +100,7 @@ def _launch(recipe: Recipe) -> dict[str, Any]:
 
 
 def _entry(prepared: Prepared) -> list[Any]:
-    """What an engine with a program of its own starts; nothing for others, so that older studies are found."""
+    """The program of an engine that has its own; empty for others, so that older studies are found."""
     entry = prepared.engine.entry(prepared.loaded, in_container=True, check_paths=False)
     return [] if entry.program == Entry.program else [entry.program, entry.options]
 

@@ -1,4 +1,4 @@
-"""Where a run came from: the checkout that held its recipe, the image file, the versions."""
+"""The provenance of a run: the checkout that contained its recipe, the image file, the versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DIFF = 5 << 20
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run came from: git state, uncommitted diff, versions. The points of a grid share one."""
+    """The provenance of a run: git state, uncommitted diff, versions. The points of a grid share one."""
 
     git: dict[str, Any] | None
     diff: str
@@ -44,7 +44,7 @@ def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def image_record(image: str | None) -> dict[str, Any] | None:
-    """What identifies an image: a digest in its URI or beside its file, else the file's size and time."""
+    """The identity of an image: a digest in its URI or beside its file, else the file's size and time."""
     if image is None:
         return None
     record: dict[str, Any] = {"image": image}
@@ -70,7 +70,7 @@ def _first_words(file: Path) -> list[str]:
 
 
 def versions(slurm: str | None) -> dict[str, str | None]:
-    """What submitted the run."""
+    """The software that submitted the run."""
     return {"fp8launch": __version__, "python": platform.python_version(), "slurm": slurm}
 
 

@@ -1,4 +1,4 @@
-"""What differs between two resolved recipes, and what a difference touches.
+"""The differences between two resolved recipes, and what each affects.
 
 numerics   the values that are computed: another model, another precision, another schedule, other data
 speed      how fast they are computed, up to the order of sums
@@ -101,7 +101,7 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
 
 
 def _arguments(a: Prepared, b: Prepared) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What the recipes state by flag; of two engines, which name flags differently, everything by Megatron's names."""
+    """The stated values by flag; for two engines, which name flags differently, everything by Megatron's names."""
     if a.engine is b.engine:
         return {**a.args.values, **a.args.own_values}, {**b.args.values, **b.args.own_values}
     resolved = [{**one.engine.defaults(one.args), **one.args.recorded} for one in (a, b)]

@@ -123,7 +123,7 @@ def resumable_from(run: RunFolder) -> int | None:
 
 
 def _plan(run: RunFolder) -> dict[str, Any]:
-    """What `survive.json` says. Raises UserError for what no submission writes."""
+    """Read `survive.json`. Raises UserError for content that no submission writes."""
     file = run.path / SURVIVE
     try:
         plan = read_json(file)

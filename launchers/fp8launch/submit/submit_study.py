@@ -63,7 +63,7 @@ class GridPoint:
 
 @dataclass
 class Outcome:
-    """What a submission did: the runs that got a job now, those that already had one, and the calls that it took."""
+    """The result of a submission: the runs that got a job now, those that already had one, and the number of calls."""
 
     study: StudyFolder
     submitted: list[RunFolder] = field(default_factory=list)

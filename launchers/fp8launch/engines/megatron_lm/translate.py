@@ -51,7 +51,7 @@ def translate(loaded: LoadedRecipe) -> EngineArguments:
 
 @functools.cache
 def defaults(version: str) -> Mapping[str, Any]:
-    """What the parser of a Megatron release fills in, by attribute name."""
+    """The defaults of a Megatron release's parser, by attribute name."""
     return {flag.dest: flag.default for flag in load_schema(version).flags()}
 
 

@@ -90,7 +90,7 @@ def forward_signals(stacks: Path) -> None:
 
 
 def show_stacks(folder: Path) -> None:
-    """What the ranks of this node have answered to SIGUSR1 (signals.py), each line with the rank before it."""
+    """Print the stacks that this node's ranks wrote at SIGUSR1 (signals.py), each line with its rank."""
     for file in sorted(folder.iterdir(), key=lambda f: int(f.name)):
         # Once: the signal came from Slurm and through this process too.
         head, _, stack = file.read_text(errors="replace").partition("\n")

@@ -1,4 +1,4 @@
-"""What this node is: one line of the log from its first process, `fp8launch-node: {json}`.
+"""A description of this node: one line of the log from its first process, `fp8launch-node: {json}`.
 
 Read from the driver's own files, so that nothing touches CUDA before Megatron does. Two runs are only alike on like
 machines, and a slow node is only found again by its name.

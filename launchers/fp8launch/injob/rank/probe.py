@@ -44,7 +44,7 @@ _ASKED = (
 
 
 def facts(module: Any) -> dict[str, Any]:
-    """What one module did in its last forward, as far as it says: raw values, recipe, quantizers, kinds of weights."""
+    """The state of one module after its last forward: raw values, recipe, quantizers, kinds of weights, if known."""
     metas = [getattr(module, "fp8_meta", None), *_values(getattr(module, "_fp8_metas", None))]
     recipe = next((meta["recipe"] for meta in metas if isinstance(meta, Mapping) and meta.get("recipe")), None)
     quantizers = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
@@ -296,7 +296,7 @@ def _probe_and_say(model: Any, iteration: int | None) -> None:
 
 
 def _place() -> dict[str, Any] | None:
-    """Where in the model-parallel grid this rank is; None for all but one of the data-parallel ranks there."""
+    """This rank's place in the model-parallel grid; None for all but one of the data-parallel ranks there."""
     rank = int(os.environ.get("RANK", "0"))
     try:
         state = importlib.import_module("megatron.core.parallel_state")

@@ -1,4 +1,4 @@
-"""Who am I: the process's rank variables, from torchrun, from Slurm, or alone. Pure; standard library only.
+"""The rank variables of a process, from torchrun, from Slurm, or alone. Pure; standard library only.
 
 Megatron reads RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR/MASTER_PORT, which torchrun sets. A task started by srun
 knows the same under Slurm's names.

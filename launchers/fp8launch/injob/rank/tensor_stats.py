@@ -40,7 +40,7 @@ Value = tuple[str, str, str, float]  # layer, tensor, our name of the statistic,
 
 
 class StatsProblem(Exception):
-    """What was asked for cannot be had on this machine."""
+    """The requested statistics are not available on this machine."""
 
 
 def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def prepare(device: str, argv: list[str]) -> None:
 
 
 def stop_arguments(argv: list[str]) -> list[str]:
-    """What makes Megatron save and leave in time: FP8LAUNCH_STOP_AT is when to (seconds since 1970).
+    """Arguments that make Megatron save and exit in time: at FP8LAUNCH_STOP_AT (seconds since 1970).
 
     Counted from here, not from the job's start: a container may take minutes to come up. One rank is enough for all to
     leave: a node whose clock is ahead makes them leave early, and none makes them leave late.

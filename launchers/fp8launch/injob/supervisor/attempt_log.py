@@ -45,7 +45,7 @@ class Run:
         return self.attempt.with_suffix(".log")
 
     def batch_output(self, job: str) -> Path:
-        """Where Slurm writes what the batch script prints: in the run folder, or in that of its study for an array."""
+        """The file of the batch script's output: in the run folder, or for an array in its study's folder."""
         name = f"slurm-{job}.out"
         own = self.folder / "logs" / name
         of_study = self.folder.parent / "logs" / name

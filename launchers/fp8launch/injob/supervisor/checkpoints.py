@@ -71,7 +71,7 @@ def read_tracker(folder: Path) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """What Megatron writes as an iteration; a damaged file holds anything."""
+    """The iteration that a tracker file of Megatron names; None for any other text, as in a damaged file."""
     return int(text) if re.match(r"[0-9]{1,18}\Z", text) else None
 
 
@@ -207,7 +207,7 @@ def prune(folder: Path, keep: int) -> list[int]:
 
 
 def state_of_newest(folder: Path) -> tuple[int, int, int, float]:
-    """What changes while a checkpoint is written: how many there are; files, bytes and last write of the newest."""
+    """Values that change during a save: the number of checkpoints; files, bytes and last write of the newest."""
     there = iterations(folder)
     if not there:
         return 0, 0, 0, 0.0

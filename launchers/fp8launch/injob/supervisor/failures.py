@@ -238,7 +238,7 @@ def _telling_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _last_iterations(log: str) -> int:
-    """Where the last iteration lines begin; what is before them did not stop the training."""
+    """The start of the last iteration lines; nothing before them stopped the training."""
     since = len(log)
     for _ in range(LAST_ITERATIONS):
         at = log.rfind("iteration", 0, since)

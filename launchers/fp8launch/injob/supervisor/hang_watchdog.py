@@ -42,7 +42,7 @@ _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
 
 @dataclass
 class Progress:
-    """What a log has shown so far. Times are in seconds, `silent` counted only while this process runs too: a job that
+    """The progress of a log so far. Times are in seconds, `silent` counted only while this process runs too: a job that
     Slurm suspends does not hang."""
 
     size: int = 0

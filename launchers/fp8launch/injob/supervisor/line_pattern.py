@@ -74,7 +74,7 @@ def fixed_text(expression: str) -> str:
 
 
 def _end_of_class(expression: str, at: int) -> int:
-    """Where the class of characters ends that begins at a bracket; in it a bracket has a backslash before it."""
+    """The end of the character class that begins at a bracket; a bracket inside it has a backslash before it."""
     while expression[at] != "]":
         at += 2 if expression[at] == "\\" else 1
     return at + 1

@@ -1,4 +1,4 @@
-"""What to do when an attempt at a run has ended: one table of rules, one pure function.
+"""The action after the end of an attempt: one table of rules, one pure function.
 
 Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
 """

@@ -51,7 +51,7 @@ def will_pass(complaint: str) -> bool:
 
 
 class Answer(NamedTuple):
-    """What a Slurm command printed; None where it failed, and then what it complained of."""
+    """The output of a Slurm command, or None and its error message where it failed."""
 
     output: str | None
     complaint: str = ""

@@ -87,7 +87,7 @@ def close_attempt_that_was_cut_off(run: Run) -> None:
 
 
 def new_attempt(run: Run) -> dict[str, Any]:
-    """What is known of this attempt at its start."""
+    """The facts about this attempt that are known at its start."""
     attempt: dict[str, Any] = {
         "name": run.name,
         "job": run.job,

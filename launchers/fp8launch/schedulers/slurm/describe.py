@@ -1,4 +1,4 @@
-"""What this machine's Slurm offers, for `fp8launch doctor`."""
+"""A description of the local Slurm for `fp8launch doctor`."""
 
 from __future__ import annotations
 

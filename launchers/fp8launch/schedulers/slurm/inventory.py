@@ -1,4 +1,4 @@
-"""What a Slurm cluster has, read from the text of its commands: the fields used are the same from 22.05 to 25.11."""
+"""The inventory of a Slurm cluster, parsed from its commands; the fields used are the same from 22.05 to 25.11."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class NemoRunScheduler(SlurmScheduler):
 
 
 def setup_lines(job: Job, run: RunFolder) -> str:
-    """What NeMo-Run's script runs before its own step, and instead of it.
+    """The lines of NeMo-Run's script that run before its own step, and instead of it.
 
     That script is printed into the log as it runs, so these lines hold a path and nothing else of the run.
     """

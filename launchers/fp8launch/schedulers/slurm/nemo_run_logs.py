@@ -1,4 +1,4 @@
-"""Where NeMo-Run's own commands find the logs of our runs. A module of its own, because NeMo-Run stores the class."""
+"""Log locations for NeMo-Run's own commands. A module of its own, because NeMo-Run stores the class."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class RunLogs(SlurmJobDetails):  # type: ignore[misc, unused-ignore]
 
     @property
     def ls_term(self) -> str:
-        """What NeMo-Run gives to `ls`; it puts the job id for %j."""
+        """The pattern that NeMo-Run passes to `ls`; it replaces %j by the job id."""
         return f"{shlex.quote(str(self.folder))}/%j-*.log"

@@ -1,4 +1,4 @@
-"""What the Slurm cluster here would say to a job, asked without submitting it.
+"""Reasons for which the local Slurm cluster would reject a job or never start it, found without submitting.
 
 Slurm's own words are often one sentence for ten reasons ("Requested node configuration is not available"), and some
 jobs it takes and never starts. So partitions and nodes are compared with the request first; `sbatch --test-only` has
@@ -44,7 +44,7 @@ CODES: Mapping[str, Severity] = {
 
 
 def problems(job: Job, loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """What this machine's Slurm has against a job; nothing on a machine without Slurm. Submits nothing.
+    """Problems that the local Slurm has with a job; none on a machine without Slurm. Submits nothing.
 
     The job needs no run folder yet: Slurm does not look at it before the job starts. `loaded` is its recipe,
     `environment` the submitting shell's. A controller that does not answer is a warning, `slurm-silent`.
@@ -94,7 +94,7 @@ def _silent(words: str) -> Problem:
 
 
 def _against(site: Site, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
-    """What the request asks of its partitions and they do not have: of one of several is enough."""
+    """Requests that none of the job's partitions can satisfy; one of several partitions is enough."""
     asked = dict(job.slurm).get("partition")
     if asked is None:
         chosen = [p for p in site.partitions.values() if p.default]

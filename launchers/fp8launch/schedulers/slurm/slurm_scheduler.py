@@ -1,4 +1,4 @@
-"""What the schedulers on Slurm share: states, cancelling, finding jobs, resuming. They differ in who submits."""
+"""The common part of all schedulers on Slurm: states, cancelling, finding jobs, resuming. Only submitting differs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _TASK = "task.pkl"
 
 
 class RunScript:
-    """What submitit pickles: runs a script and ends with its exit status."""
+    """The callable that submitit pickles: it runs a script and exits with its status."""
 
     def __init__(self, script: str) -> None:
         self.script = script

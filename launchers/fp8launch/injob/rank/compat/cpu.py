@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 def missing_flags(argv: list[str]) -> list[str]:
-    """What must be added to Megatron's arguments for a CPU; a flag given with another value counts as missing."""
+    """The flags that Megatron's arguments lack for a CPU; a flag with another value counts as missing."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     missing = []
     for flag, value in FLAGS:

@@ -21,7 +21,7 @@ MODULES = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.trans
 
 
 class _Kernel:
-    """What `@triton.jit` leaves behind: a name that cannot be launched, or whose launch does nothing."""
+    """The stand-in for a function under `@triton.jit`: it cannot be launched, or its launch does nothing."""
 
     launches_do_nothing = False
 
