@@ -225,7 +225,7 @@ def _can_be_found(value: str, declared: bool) -> bool:
     mixed = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
     if len(value) < (6 if mixed else 8):
         return False
-    # The path of a key is no secret.
+    # The path of a key is not a secret.
     return declared or not (value.startswith(("/", "~")) and os.path.lexists(os.path.expanduser(value)))  # noqa: PTH111
 
 

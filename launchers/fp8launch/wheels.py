@@ -101,7 +101,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
         *("--retries", "1", "--timeout", "10"),
     ]
     try:
-        # `python -m` imports from its working folder first: in this one are no files of others.
+        # `python -m` imports from its working folder first: this one contains nobody else's files.
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_SECONDS, check=False
         )

@@ -34,7 +34,8 @@ def shown_progress() -> Iterator[Callable[[Totals], None]]:
 
         def show(now: Totals) -> None:
             nonlocal last_line
-            first.append(now) if not first else None
+            if not first:
+                first.append(now)
             rates = speed(now, first[0], time.monotonic() - begun)
             bar.update(task, completed=now.bytes, total=max(now.of_bytes, 1), rates=rates)
             if not console.is_terminal and time.monotonic() - last_line >= LINE_SECONDS:

@@ -102,7 +102,7 @@ class TerminalText:
 
 
 _COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
-# A colour by number or by its parts: what follows is no attribute.
+# A colour by number or by its parts: the values that follow are not attributes.
 _COLOUR_PARTS = re.compile(r"(?<![0-9])0*[345]8;(?:0*5;[0-9]*|0*2;[0-9]*;[0-9]*;[0-9]*)")
 # Attributes that hide text, or make it blink.
 _HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")

@@ -107,7 +107,7 @@ def import_image(uri: str, file: Path, tool: str, *, update: bool = False, say: 
 
 
 def read_record(file: Path) -> Record | None:
-    """What `file` was made of; None where nothing readable says so."""
+    """The source of `file`; None if no readable record states it."""
     try:
         record = Record(**json.loads(_beside(file, "json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Cluster profiles: what a site wants to hear from its jobs.
+"""Cluster profiles: site-specific sbatch options, mounts and environment variables.
 
 A profile is a YAML file named by `--cluster`, or in `~/.config/fp8launch/clusters/`; `default.yaml` there is taken when
 nothing is named.

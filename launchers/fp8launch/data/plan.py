@@ -1,4 +1,4 @@
-"""The plan of a build: what becomes a dataset, in which shards. It lies in PREFIX.build/ until the dataset is whole."""
+"""The plan of a build: the inputs of a dataset and its shards. It stays in PREFIX.build/ until the dataset is whole."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[P
     """A recipe in YAML from an argument list, a JSON list of arguments or a launch script, none of which is run.
 
     `name` is the file's, for messages and the recipe's name. `megatron` is the Megatron-Core version whose flags
-    count, the newest supported if None. What could not be carried over is told by the problems and in comments.
+    count, the newest supported if None. Problems and comments report what could not be carried over.
     Raises UserError when `text` holds no Megatron argument or `megatron` is not supported.
     """
     schema = load_schema(megatron or supported_versions()[-1])

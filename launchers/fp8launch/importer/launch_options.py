@@ -108,7 +108,7 @@ def read_options(words: Sequence[str], where: str) -> tuple[SlurmWords, list[Pro
     tasks = counts.get("--ntasks-per-node", 0)
     nodes = counts.get("--nodes")
     gpus = counts.get("--gpus-per-node") or counts.get("--gres") or counts.get("--gpus-per-task", 0) * tasks
-    # One process per GPU is the rule, so without a count of GPUs the tasks tell it.
+    # One process per GPU is the rule, so without a number of GPUs the tasks give it.
     gpus = gpus or (tasks if tasks > 1 else 0)
     for key, count in (("nodes", nodes), ("gpus_per_node", gpus), ("cpus_per_task", counts.get("--cpus-per-task"))):
         if count:

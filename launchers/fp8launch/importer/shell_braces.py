@@ -12,7 +12,7 @@ from fp8launch.importer.shell_tokens import Part, Text, Word
 MAX_WORDS = 10_000
 MAX_PIECES = 1 << 20
 MAX_DEPTH = 50
-# Longer text between braces is no sequence.
+# Longer text between braces is not a sequence.
 _LONGEST_SEQUENCE = 40
 
 # A word in its smallest pieces: each character without quotes by itself, everything else as it is.
@@ -22,11 +22,11 @@ _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
 
 
 class TooManyWords(ValueError):
-    """Braces that stand for more words than any launch script needs."""
+    """Braces that expand to more words than any launch script needs."""
 
 
 def expand_braces(word: Word) -> list[Word]:
-    """The words that a word with braces stands for; most words only stand for themselves.
+    """The words that a word with braces expands to; most words expand to themselves.
 
     Raises TooManyWords.
     """
@@ -88,7 +88,7 @@ def _pairs(pieces: Sequence[_Piece]) -> dict[int, tuple[int, list[int]]]:
 
 
 def _alternatives(inner: Sequence[_Piece], commas: Sequence[int]) -> Iterator[Sequence[_Piece]] | None:
-    """What the text between two braces stands for; None for text that is no list and no sequence."""
+    """The words that the text between two braces expands to; None if it is neither a list nor a sequence."""
     if commas:
         bounds = itertools.pairwise([-1, *commas, len(inner)])
         return itertools.chain.from_iterable(_expanded(inner[left + 1 : right]) for left, right in bounds)

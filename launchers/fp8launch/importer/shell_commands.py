@@ -120,7 +120,7 @@ class SimpleCommands(WordExpander, ABC):
         return ASSUMED
 
     def _change_variables(self, names: Sequence[str]) -> None:
-        """`unset`, `read` and their like: the variables are no longer what the script has set."""
+        """`unset`, `read` and similar: the variables no longer have the values that the script set."""
         for name in names:
             if _NAME.fullmatch(name):
                 self.variables.pop(name, None)
@@ -128,7 +128,7 @@ class SimpleCommands(WordExpander, ABC):
     def _read_in_child(
         self, text: str, line: int, env: Mapping[str, str], wrapper: tuple[str, ...], mode: Mode
     ) -> None:
-        """Follow the text of a `bash -c`. Its commands are no surer than it is."""
+        """Follow the text of a `bash -c`. Its commands are as uncertain as it is."""
         before = len(self._reading.commands)
         self.child(dict(env), (*self._wrappers, wrapper)).read(text, line)
         if mode is Mode.MAYBE:

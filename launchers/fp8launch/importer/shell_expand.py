@@ -103,7 +103,7 @@ class WordExpander:
         return self._bounded(value if isinstance(value, str) else " ".join(value))
 
     def _value(self, part: Variable) -> Value | Word:
-        """What a variable stands for: its value, a hole, or the fallback that is written with it."""
+        """The text of a variable: its value, a hole, or the fallback that is written with it."""
         value = self.variables.get(part.name)
         if names_a_secret(part.name) and value != "":
             return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
@@ -203,7 +203,7 @@ class WordExpander:
             self.variables[name] = current + hole if isinstance(current, str) and not is_known(current) else hole
 
     def forget(self, name: str, line: int) -> None:
-        """The variable changes in a way that only running would tell."""
+        """Mark a variable as unknown: its new value is known only when the script runs."""
         self.variables[name] = self.holes.mark(f"${name}", line, "changes while the script runs")
 
 

@@ -1,4 +1,4 @@
-"""Holes: marks inside a word for what only running the script could tell, so that it is told instead of guessed."""
+"""Holes: marks inside a word for text that is known only when the script runs; they are reported, not guessed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARKS = re.compile("(?:\ue000\\d+\ue001)+")
 
 @dataclass(frozen=True)
 class Hole:
-    """Something that only running the script could tell."""
+    """A value that is known only when the script runs."""
 
     raw: str
     line: int

@@ -29,7 +29,7 @@ def read_list(text: str, name: str) -> tuple[list[str], Holes]:
 def read_script(text: str, name: str, known: Mapping[str, str]) -> Reading:
     """The commands of a shell script; `known` are variables that the environment will surely have.
 
-    Raises UserError for text that is no shell script.
+    Raises UserError for text that is not a shell script.
     """
     reading = Reading()
     shell = _Script(reading, name, dict(known))

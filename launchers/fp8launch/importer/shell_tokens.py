@@ -35,7 +35,7 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Opaque:
-    """What only a shell could tell, such as `$(date)`. `raw` shows at most the first word of a command."""
+    """Text that only a shell could replace, such as `$(date)`. `raw` shows at most the first word of a command."""
 
     raw: str
     line: int

@@ -10,7 +10,7 @@ from fp8launch.megatron.schema import FlagSchema
 
 
 def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: str) -> tuple[list[str], list[Problem]]:
-    """The arguments without those that cannot be known, each of which is told."""
+    """The arguments without those that cannot be known, each of which is reported."""
     kept: list[str] = []
     problems: list[Problem] = []
     at = 0

@@ -13,7 +13,7 @@ from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quot
 
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
 UNHEALTHY = 75
-# The program that injob/rank/node.py starts unless it is told otherwise.
+# The program that injob/rank/node.py starts by default.
 NODE_STARTS = "worker.py"
 AUTHOR = f"Written by fp8launch {__version__}."
 

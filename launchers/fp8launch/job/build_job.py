@@ -36,7 +36,7 @@ UNPLACED = Path("/run-folder")
 Pairs = tuple[tuple[str, str], ...]
 PhaseParts = tuple[Phase, Pairs, tuple[Argument, ...]]
 
-# Slurm expands % in the names of log files, and a #SBATCH line is no place for quotes or line ends.
+# Slurm expands % in the names of log files, and a #SBATCH line cannot contain quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
 
 

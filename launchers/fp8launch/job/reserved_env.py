@@ -29,7 +29,7 @@ _READ_BY_SHELLS = {
     "BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD", "CDPATH", "ENV", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
     "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4",
 }  # fmt: skip
-# The batch script reckons with these, and bash runs what a number has in brackets: a[$(command)].
+# The batch script computes with these, and bash evaluates an index in brackets: a[$(command)].
 _OF_THE_JOB = re.compile(
     r"SLURM_(ARRAY_.*|JOB_ID|JOBID|JOB_NODELIST|JOB_NUM_NODES|JOB_END_TIME|RESTART_COUNT|SUBMIT_DIR|TASKS_PER_NODE)"
 )

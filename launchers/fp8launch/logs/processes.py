@@ -160,7 +160,7 @@ def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], lis
 
 
 def _same(a: float, b: float) -> bool:
-    """Whether two lines are of one rank; NaN stands for a line that does not say its rank."""
+    """Whether two lines are of one rank; NaN means that a line does not state its rank."""
     return a == b or (math.isnan(a) and math.isnan(b))
 
 

@@ -186,7 +186,7 @@ class Scanner:
 def _after_braces(data: bytes, begin: int, limit: int) -> int:
     """From where to look for lines of JSON that begin with MARKER: `limit` where there are none.
 
-    One byte is found ten times as fast as a text, and few lines have this one; past a hundred it is no help.
+    One byte is found ten times as fast as a text, and few lines have this one; past a hundred it does not help.
     """
     for _ in range(_BRACES):
         at = data.find(_BRACE, begin, limit)

@@ -35,7 +35,7 @@ FIELDS: Mapping[Path, Mapping[str, str]] = {
     ("checkpoint",): {"dir": "save", "interval": "save_interval", "load": "load"},
 }
 
-# Named choices: the field's value stands for these flags together.
+# Named choices: the field's value sets these flags together.
 CHOICES: Mapping[Path, Mapping[str, Mapping[str, bool | str]]] = {
     ("parallel", "fsdp"): {
         "torch_fsdp2": {"use_torch_fsdp2": True, "ckpt_format": "torch_dist"},

@@ -97,7 +97,7 @@ def _item_refusals(flag: Flag, item: Scalar | list[Scalar]) -> Iterator[tuple[st
 
 
 def wrong_value(flag: Flag, message: str, where: str | None, fix: str | None = None) -> Problem:
-    """A value that the flag does not take; `message` goes on after the flag's name."""
+    """A value that the flag does not take; `message` continues the flag's name."""
     return Problem("error", "flag-value", f"{flag.options[0]} {message}", where, fix)
 
 

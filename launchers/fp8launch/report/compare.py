@@ -24,7 +24,7 @@ from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, rat
 
 # Beyond this, a log counts TFLOP/s by another formula instead of rounding them differently.
 SAME_FORMULA = 0.01
-# A longer list of names is cut, and says so.
+# A longer list of names is cut, with a note.
 _MOST_NAMES = 8
 
 

@@ -30,7 +30,7 @@ class Comparison:
         """Why the comparison is not valid."""
         found = [] if any(entry.row.good for entry in self.entries) else ["no run has a number to compare"]
         for name, entry, ratio in self.ratios():
-            # Where a run has failed there is no ratio that could mislead.
+            # A failed run has no ratio that could mislead.
             if not ratio.missing and not ratio.comparability.comparable:
                 reasons = "; ".join(ratio.comparability.unlike)
                 found.append(f"{name} of {entry.row.name} over {ratio.against}: {reasons}")

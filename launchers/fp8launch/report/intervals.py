@@ -60,7 +60,7 @@ def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Welch's interval; where one side has a single run, the other side's relative spread stands for both."""
+    """Welch's interval; if one side has a single run, the other side's relative spread is used for both."""
     a, b = [math.log(x) for x in mine], [math.log(x) for x in theirs]
     if len(a) > 1 and len(b) > 1:
         va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)

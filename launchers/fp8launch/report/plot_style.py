@@ -17,7 +17,7 @@ from fp8launch.report.comparison import Comparison
 # Okabe and Ito's palette without yellow and black; sky blue stands in for what a dark page would swallow.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
 INK = "#303338"
-# More lines than this cannot be told apart: they go into another picture.
+# More lines than this cannot be distinguished: they go into another picture.
 MOST_LINES = 8
 # More points than pixels show nothing more.
 MOST_POINTS = 1500

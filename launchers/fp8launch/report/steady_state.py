@@ -70,7 +70,7 @@ class SteadyState:
 
     @property
     def iterations_covered(self) -> int:
-        """How many iterations the lines stand for: with a log interval of 10, a line stands for ten."""
+        """The number of iterations that the lines cover: with a log interval of 10, a line covers ten."""
         # Lines are in order, so the last assignment holds.
         first = {line.attempt: line.number for line in reversed(self.lines)}
         last = {line.attempt: line.number for line in self.lines}
@@ -193,7 +193,7 @@ def _profiled(log: ParsedLog, process: Process) -> _Profiled:
         number = evidence.data.get("iteration")
         if evidence.kind == "kernels" and isinstance(number, int):
             single.update((number, number + 1))
-        # Where every iteration measures its tensors, there is no other to take the speed from.
+        # If every iteration measures its tensors, only such iterations can give the speed.
         if evidence.kind == "tensors" and isinstance(number, int) and evidence.data.get("every") != 1:
             single.add(number)
     return _Profiled(first, last, frozenset(single))

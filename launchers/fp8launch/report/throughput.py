@@ -114,7 +114,7 @@ def summarise(
     verification = verify(attempts, arguments)
     fp8 = precision_asked_for(setup.arguments, verification)
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
-        setup = replace(setup, dtype="fp8")  # the job's probe says so, where no arguments do
+        setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
     speed = _speed(steady.kept, setup)
     status, failure = status_of(attempts, steady, verification)
     ends = _ends(steady, setup)

@@ -90,7 +90,7 @@ def _batch_per_gpu(run: RunData) -> float | None:
 
 
 def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
-    """A short name for each variant, with environment and such only where they tell it apart; else its first run's."""
+    """A short name for each variant, with environment and such only where they distinguish it; else its first run's."""
     first = {key: runs[keys.index(key)] for key in dict.fromkeys(keys)}
     parts = {key: _parts(key, run) for key, run in first.items()}
     short = {key: ", ".join(parts[key][:_MOST_PARTS]) for key in first}

@@ -165,7 +165,7 @@ def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -
         warnings.append(
             "the evidence contradicts itself: " + "; ".join(f.text for f in findings if f.shows is not None)
         )
-        # FP8 kernels can only come from FP8; modules that say so without a kernel may be shown by no pattern of ours.
+        # FP8 kernels can only come from FP8; the kernels of modules that report FP8 may match none of our patterns.
         return "verified" if shown[0] else "requested only"
     return "verified" if shown[0] else "not FP8"
 

@@ -42,7 +42,7 @@ class StudyFolder:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
         record: dict[str, Any] = found if isinstance(found, dict) else {}
         points, left_out = record.get("points"), record.get("left_out", [])
-        # Points that were left out have no folder; what stands for its name is a label.
+        # Points that were left out have no folder; their label takes the place of its name.
         folders = isinstance(points, list) and all(_is_point(p) and _plain_name(p.get("run")) for p in points)
         if not (folders and isinstance(left_out, list) and all(_is_point(p) for p in left_out)):
             raise error("bad-study", "does not contain the points of a study", str(file))

@@ -19,7 +19,7 @@ _BUILT_IN = {
 }
 _registered: dict[str, Callable[[], Scheduler]] = {}
 
-# A login node is no place to train on, so a command that runs there submits to Slurm or not at all.
+# Training must not run on a login node, so a command that runs there submits to Slurm or fails.
 CLUSTER_DEFAULT = "sbatch"
 
 

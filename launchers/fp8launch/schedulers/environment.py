@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 # A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
-# Marks of a run on this machine: what it starts elsewhere is no part of it.
+# Marks of a run on this machine: processes that it starts elsewhere do not belong to it.
 LOCAL_RUN, LOCAL_KEY = "FP8LAUNCH_LOCAL_RUN", "FP8LAUNCH_SUBMISSION"
 _OF_A_RANK = {
     LOCAL_RUN,

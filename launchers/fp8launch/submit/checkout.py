@@ -82,7 +82,7 @@ def read_checkout(file: Path) -> Checkout | None:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
         answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        # Whatever a damaged or hostile checkout brings about in the reader, it is no reason to stop a submission.
+        # No exception that a damaged or hostile checkout raises in the reader may stop a submission.
         return None
     return Checkout(**{**answer, "changes": tuple(answer["changes"])}) if answer else None
 

@@ -90,7 +90,7 @@ def _fields(section: Section, *path: str) -> Iterator[Setting]:
 
 
 def _choice(value: str | None, *path: str) -> Iterator[Setting]:
-    """The flags that a field's named choice stands for."""
+    """The flags that a field's named choice sets."""
     for flag, setting in CHOICES[path].get(value or "", {}).items():
         yield flag, setting, path
 

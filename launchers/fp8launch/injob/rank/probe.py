@@ -217,7 +217,7 @@ def _count(
 
 
 def is_quantized(kind: str) -> bool:
-    """Whether a tensor class of this name holds FP8 or FP4: Transformer Engine's all say so (2.0 to 2.20)."""
+    """Whether a tensor class of this name holds FP8 or FP4: all names of Transformer Engine's do (2.0 to 2.20)."""
     return kind.startswith(("Float8", "MXFP8", "NVFP4", "HybridQuantized"))
 
 

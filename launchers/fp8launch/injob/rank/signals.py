@@ -65,7 +65,7 @@ def _watching(arguments: Any) -> list[Any]:
 
 
 def _end_daemons() -> None:
-    """A rank that fails must not wait for its data loader, which takes note of SIGTERM and goes on for ever."""
+    """A rank that fails must not wait for its data loader, which catches SIGTERM and never exits."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each as a failure of its own
     for process in multiprocessing.active_children():
         if process.daemon:

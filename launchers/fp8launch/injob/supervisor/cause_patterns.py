@@ -153,7 +153,7 @@ CAUSES: tuple[Pattern, ...] = (
         r"^fp8launch: local rank .* needs its own GPU",
         r"^fp8launch: .* is not supported by fp8launch's own entry",
     ),
-    # "No space left on device" is the kernel's word for a limit of 0, which is no matter of disks.
+    # "No space left on device" is also how the kernel reports a limit of 0, which has nothing to do with disks.
     Pattern(
         CAUSE,
         "user-namespaces",

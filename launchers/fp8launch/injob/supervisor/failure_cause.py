@@ -106,7 +106,7 @@ def _cancelled(failure: Failure, batch_output: str, run: Run, shown: str) -> Cau
 def memory_kill_on(node: str, log: str, run: Run) -> str | None:
     """A line for the log where the kernel of a node has killed processes for memory since the training began there.
 
-    The kernel tells nobody but its own log, which users may not read; its counters are open to all.
+    The kernel reports it only in its own log, which users may not read; its counters are readable by all.
     """
     before = None
     for found in _NODE_LINE.finditer(log):

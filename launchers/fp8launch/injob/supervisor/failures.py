@@ -1,6 +1,6 @@
 """Why a training ended, from what its log shows: the first real cause rather than the cascade after it.
 
-The supervisor uses it on the compute node, `fp8launch parse` and the reports use it later: there is no other one.
+The supervisor uses it on the compute node, `fp8launch parse` and the reports use it later: there is only this one.
 
 Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
 """

@@ -51,7 +51,7 @@ def _listed(jobs: Iterable[str]) -> str:
 
 
 def scancel(ids: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended are no error."""
+    """Cancel jobs; one that has already ended is not an error."""
     if not ids:
         return
     done = slurm_cli.call("scancel", *ids)

@@ -95,7 +95,7 @@ def queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
 
 
 def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
-    """Return those of these jobs that the accounting knows. Accounting that is switched off is no trouble."""
+    """Return those of these jobs that the accounting knows; none if accounting is disabled."""
     if not jobs:
         return Answer()
     # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words. An array is

@@ -10,7 +10,7 @@ from fp8launch.schedulers.environment import clean_environment
 
 # The exit status of a command that was given up because it did not answer.
 NO_ANSWER = 124
-# So long after its start a controller may not have heard from all nodes, and refuses jobs for them.
+# For so long after its start a controller may lack the answers of some nodes, and refuses jobs for them.
 RESTART_SECONDS = 180.0
 
 

@@ -109,7 +109,7 @@ def _load() -> None:
 
 
 def _executor(options: Mapping[str, str | None], folder: Path) -> Any:
-    """Return submitit's executor for jobs with these options of sbatch. Raises UserError where there is no Slurm."""
+    """Return submitit's executor for jobs with these options of sbatch. Raises UserError without a Slurm."""
     from submitit import SlurmExecutor
 
     # The job runs the pickle in it, whose mode is left to the umask: nobody else may get there.

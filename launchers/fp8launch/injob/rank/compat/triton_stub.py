@@ -1,4 +1,4 @@
-"""Import Megatron where there is no triton.
+"""Import Megatron where triton is not installed.
 
 torch for CPUs comes without triton, and Megatron 0.18 and 0.19 import it unguarded in one module on the way to every
 model: the one that holds the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels
