@@ -17,5 +17,6 @@ def test_imports_point_downwards_and_never_in_a_circle() -> None:
 def test_lazy_and_type_checking_imports_count() -> None:
     options = api.read_configuration(CONFIGURATION)
     assert not options["session_options"].get("exclude_type_checking_imports")
-    assert {contract["type"] for contract in options["contracts_options"]} == {"layers", "acyclic_siblings", "protected"}
+    types = {contract["type"] for contract in options["contracts_options"]}
+    assert types == {"layers", "acyclic_siblings", "protected"}
     assert all("ignore_imports" not in contract for contract in options["contracts_options"])
