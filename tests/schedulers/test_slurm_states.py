@@ -559,6 +559,7 @@ def test_a_job_that_no_node_can_take_is_refused_also_by_a_new_controller(
     [
         ("squeue: error: Invalid user: nobody9\n", "squeue: Invalid user: nobody9"),
         (SILENT, f"squeue: {SILENT}"),
+        ("squeue: error: a\nsqueue: error: b\n", "squeue: a; b"),
         ("", "squeue: ended with status 1"),
     ],
 )

@@ -5,30 +5,84 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fp8launch.cli.notify import load_config, notify
 from fp8launch.cli.output import TerminalText, eprint
+from fp8launch.cli.output import console as output_console
+from fp8launch.diagnostics import UserError
 from fp8launch.logs import Iteration, LogTail
+from fp8launch.report.progress import progress_of
 from fp8launch.report.run_facts import stated_arguments
+from fp8launch.report.run_report import RunReport
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, Scheduler
 
 LOST_SECONDS = 120.0
 
 
-def wait_for(run: RunFolder, scheduler: Scheduler) -> bool:
-    """Show the run's progress until it ends; return whether it completed. Ctrl-C does not end the run."""
+def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
+    """Show the run's progress until it ends, then its report; return whether it completed. Ctrl-C does not end the run.
+
+    With `brief`, for the runs of a study, a run that completed gets one line.
+    """
+    config = load_config().notify
     try:
         state = _watch(run, scheduler)
     except KeyboardInterrupt:
         eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
     eprint(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
-    if state.status != "completed":
+    completed = state.status == "completed"
+    report = _report(run)
+    if report is not None and not (brief and completed):
+        _show_report(report)
+    if not completed and (report is None or report.failure is None):
+        # Nothing recognised explains the end: its last words have to.
         _show_end(run)
-    return state.status == "completed"
+    if config.command or config.webhook:
+        notify(config, _sentence(run, state, report), not completed, _message(run, state, report))
+    return completed
+
+
+def _report(run: RunFolder) -> RunReport | None:
+    """What `parse` says of a run; None where it left no log."""
+    from fp8launch.cli.parse import report_of
+
+    try:
+        return report_of(run)
+    except (UserError, OSError):
+        return None
+
+
+def _show_report(report: RunReport) -> None:
+    from fp8launch.report.text import render_text
+
+    output_console(err=True, width=120, soft_wrap=True).print(render_text(report))
+
+
+def _sentence(run: RunFolder, state: JobState, report: RunReport | None) -> str:
+    text = f"{run.run_id}: {state.status}"
+    if report is not None and report.failure is not None:
+        return f"{text}: {report.failure.code}: {report.failure.message}"
+    if report is not None and report.tokens_per_s_per_gpu is not None:
+        return f"{text}, {report.tokens_per_s_per_gpu.median:,.0f} tokens/s/GPU"
+    return text
+
+
+def _message(run: RunFolder, state: JobState, report: RunReport | None) -> dict[str, Any]:
+    failure = report.failure if report is not None else None
+    return {
+        "run": run.run_id,
+        "state": state.status,
+        "detail": state.detail,
+        "failure": failure.as_json() if failure else None,
+        "loss": report.loss_last if report is not None else None,
+        "iteration": report.iteration_last if report is not None else None,
+    }
 
 
 def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
@@ -63,15 +117,20 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
             now = time.monotonic()
             if now - asked >= every:
                 asked, state = now, scheduler.state(run)
-                progress.update(
-                    task, description=state.status if state.status != "pending" else state.detail or "pending"
-                )
+                progress.update(task, description=_stage(run, manifest, state))
                 lost = 0.0 if state.status != "unknown" else lost or now
                 if lost and now - lost > LOST_SECONDS:
                     return state
             # One more round after the end: the last lines may have come while the state was asked for.
             if not state.final:
                 time.sleep(0.3)
+
+
+def _stage(run: RunFolder, manifest: dict[str, Any], state: JobState) -> str:
+    """The state in a word; before the first iteration the stage of the start-up, in the queue Slurm's reason."""
+    if state.status == "pending":
+        return f"queued ({state.detail})" if state.detail else "queued"
+    return progress_of(run, manifest, state).stage or state.status
 
 
 def _news(iteration: Iteration) -> str:

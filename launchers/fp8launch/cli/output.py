@@ -216,8 +216,9 @@ def show_table(
     err: bool = False,
     unbroken: Sequence[str] = (),
     drop: Sequence[str] = (),
+    right: Sequence[str] = (),
 ) -> None:
-    """Print a table on stdout, or on stderr; numbers are right-aligned where a column's header ends in a unit.
+    """Print a table on stdout, or on stderr; columns in `right` or with a unit in their header are right-aligned.
 
     The cells of `unbroken` columns (ids, which people copy) are never folded. Where the terminal is too narrow, the
     columns in `drop` are left out, the first one first.
@@ -232,7 +233,7 @@ def show_table(
         shown.width = max(shown.width, needed)
     table = Table(title=title, box=None, header_style="bold", pad_edge=False, title_justify="left")
     for column in (columns[position] for position in kept):
-        justify: Literal["left", "right"] = "right" if column.endswith(")") else "left"
+        justify: Literal["left", "right"] = "right" if column.endswith(")") or column in right else "left"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column in unbroken)
     for row in cells:
         table.add_row(*(Text(row[position]) for position in kept))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failures import Failure
+from fp8launch.report.progress import Progress, duration, progress_of
 from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.last_failure import last_failure
 from fp8launch.rundir.registry import all_runs, damaged, find_runs, find_study, job_ids, known_roots
@@ -29,9 +31,15 @@ from fp8launch.submit.submission import describe_without_job, recover_cut_off
 )
 @json_option
 def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
-    """List runs with their state, newest last; of a study every point."""
+    """List runs with state, iteration, time left, loss and speed, newest last; of a study every point.
+
+    Before the first iteration the start-up stage is shown: queued, image, imports, model, data.
+    """
     found = [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
-    rows = [(run, run.manifest(), state) for run, state in zip(found, run_states(found), strict=True)]
+    rows = []
+    for run, state in zip(found, run_states(found), strict=True):
+        manifest = run.manifest()
+        rows.append(_Row(run, manifest, state, progress_of(run, manifest, state)))
     if not names:
         print_problems(damaged())
     for study in filter(None, map(find_study, names)):
@@ -42,31 +50,58 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
                 "submit them"
             )
     if as_json:
-        show_json([_json(run, manifest, state) for run, manifest, state in rows])
+        show_json([_json(row) for row in rows])
         return
     if not rows:
         eprint(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
         return
-    show_table(
-        ["run", "state", "job", "backend", "size", "created", "detail"],
-        [
-            (
-                run.run_id,
-                state.status,
-                ",".join(job_ids(run)),
-                str(manifest.get("backend", "")),
-                _size(manifest),
-                str(manifest.get("created", ""))[:16].replace("T", " "),
-                _detail(run, state),
-            )
-            for run, manifest, state in rows
-        ],
-        unbroken=("run", "state", "job", "created"),
-        drop=("backend", "created", "size", "job"),
-    )
+    _show(rows)
     if len(rows) > 1:
-        counts = Counter(state.status for _, _, state in rows)
+        counts = Counter(row.state.status for row in rows)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+
+
+@dataclass(frozen=True)
+class _Row:
+    run: RunFolder
+    manifest: dict[str, Any]
+    state: JobState
+    progress: Progress
+
+
+# Columns of the table. Those that no run fills are left out, and in a narrow terminal the first of `_DROPPED`.
+_DROPPED = ("backend", "created", "size", "job", "tokens/s/GPU", "loss", "ETA", "iteration")
+_ALWAYS = ("run", "state", "detail")
+
+
+def _show(rows: Sequence[_Row]) -> None:
+    table = [_cells(row) for row in rows]
+    columns = [name for name in table[0] if name in _ALWAYS or any(cells[name] for cells in table)]
+    show_table(
+        columns,
+        [[cells[name] for name in columns] for cells in table],
+        unbroken=[name for name in columns if name != "detail"],
+        drop=[name for name in _DROPPED if name in columns],
+        right=("ETA", "loss", "tokens/s/GPU"),
+    )
+
+
+def _cells(row: _Row) -> dict[str, str]:
+    progress = row.progress
+    speed = progress.tokens_per_s_per_gpu
+    return {
+        "run": row.run.run_id,
+        "state": row.state.status,
+        "iteration": progress.position,
+        "ETA": duration(progress.eta_s),
+        "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
+        "tokens/s/GPU": "" if speed is None else f"{speed:,.0f}",
+        "job": ",".join(job_ids(row.run)),
+        "backend": str(row.manifest.get("backend", "")),
+        "size": _size(row.manifest),
+        "created": str(row.manifest.get("created", ""))[:16].replace("T", " "),
+        "detail": _detail(row.run, row.state),
+    }
 
 
 def _why(run: RunFolder, state: JobState) -> list[str]:
@@ -117,7 +152,8 @@ def _size(manifest: dict[str, Any]) -> str:
     return f"{resources.get('nodes', 1)} x {resources.get('gpus_per_node', '?')} {manifest.get('gpu', '')}"
 
 
-def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str, Any]:
+def _json(row: _Row) -> dict[str, Any]:
+    run, manifest, state = row.run, row.manifest, row.state
     return {
         "run": run.run_id,
         "folder": str(run.path),
@@ -133,5 +169,6 @@ def _json(run: RunFolder, manifest: dict[str, Any], state: JobState) -> dict[str
         "resumes_from": resumable_from(run) if state.final and state.status != "completed" else None,
         "attempts": len(run.attempts()),
         "survival": asdict(attempts_of(run)),
+        "progress": row.progress.as_json(),
         "failure": failure.as_json() if (failure := _failure(run, state)) else None,
     }

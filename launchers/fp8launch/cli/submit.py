@@ -154,6 +154,7 @@ def submit(
         require_wait(ready, scheduler, wait)
         eprint(f"study {identify(ready, study)} in {place}")
     _confirm(ready, profile, is_study, yes)
+    ended: dict[RunFolder, bool] = {}
     if is_study:
         outcome = submit_study(
             ready,
@@ -164,7 +165,7 @@ def submit(
             retry=retry_failed,
             max_running=max_running,
             left_out=left_out,
-            between=_wait_between(scheduler),
+            between=_wait_between(scheduler, ended),
             progress=with_bar,
         )
         _report_study(outcome)
@@ -177,8 +178,13 @@ def submit(
     if wait:
         from fp8launch.cli.follow import wait_for
 
-        ended = [wait_for(run, scheduler) for run in everything]
-        status = 0 if all(ended) else ANSWER_IS_NO
+        for run in everything:
+            if run not in ended:
+                ended[run] = wait_for(run, scheduler, brief=is_study)
+        status = 0 if all(ended.values()) else ANSWER_IS_NO
+        if is_study:
+            failed = list(ended.values()).count(False)
+            eprint(f"{len(ended)} runs, {failed} not completed; `fp8launch compare {name}` puts them side by side")
     if as_json:
         runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
         show_json(runs if not is_study else {"study": name, "submitted": runs, "present": len(everything) - len(runs)})
@@ -187,13 +193,19 @@ def submit(
     return status
 
 
-def _wait_between(scheduler: Scheduler) -> Callable[[RunFolder], object] | None:
-    """What happens between two submissions of a grid: a wait for the end where runs go one at a time."""
+def _wait_between(scheduler: Scheduler, ended: dict[RunFolder, bool]) -> Callable[[RunFolder], object] | None:
+    """What happens between two submissions of a grid: a wait for the end where runs go one at a time.
+
+    Whether a run completed goes into `ended`, so that nothing waits for it again.
+    """
     if not scheduler.capabilities.one_run_at_a_time:
         return None
     from fp8launch.cli.follow import wait_for
 
-    return lambda run: wait_for(run, scheduler)
+    def wait(run: RunFolder) -> None:
+        ended[run] = wait_for(run, scheduler, brief=True)
+
+    return wait
 
 
 def _report_study(outcome: Outcome) -> None:

@@ -49,7 +49,9 @@ def one_line(text: str, length: int = 200) -> str:
 def trouble(shown: subprocess.CompletedProcess[str]) -> str:
     """Return why a command failed, as `squeue: reason`; its own `squeue: error:` is not repeated."""
     command = str(shown.args[0])
-    reason = re.sub(rf"^(?:{re.escape(command)}: )?(?:error: )?", "", one_line(shown.stderr))
+    prefix = re.compile(rf"^(?:{re.escape(command)}: )?(?:error: )?")
+    lines = [prefix.sub("", line.strip()) for line in shown.stderr.splitlines()]
+    reason = one_line("; ".join(filter(None, dict.fromkeys(lines))))
     return f"{command}: {reason or f'ended with status {shown.returncode}'}"
 
 

@@ -1,0 +1,83 @@
+"""Notification when a run that is waited for has ended: a command or a webhook of the user's own configuration.
+
+The file is `~/.config/fp8launch/config.yaml`; nothing of a recipe reaches the command or the webhook but the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from fp8launch.cli.output import eprint
+from fp8launch.recipe.schema import Section
+from fp8launch.recipe.validate import validate
+from fp8launch.recipe.yaml_source import is_file, read_yaml
+
+TIMEOUT = 15.0
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$")]
+
+
+class Notify(Section):
+    """Who is told about the end of a run that is waited for."""
+
+    command: list[str] = Field(default=[], description="words; gets the message as JSON on its standard input")
+    webhook: Url | None = Field(default=None, description="gets the message as JSON by POST; `text` is a sentence")
+    when: Literal["end", "failure"] = "end"
+
+
+class UserConfig(Section):
+    notify: Notify = Notify()
+
+
+def config_file() -> Path:
+    """Return the file of the user's own configuration."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "fp8launch" / "config.yaml"
+
+
+def load_config() -> UserConfig:
+    """Load the user's configuration; the defaults without a file. Raises UserError for a bad one."""
+    file = config_file()
+    return validate(UserConfig, read_yaml(file)) if is_file(file) else UserConfig()
+
+
+def notify(config: Notify, text: str, failed: bool, message: dict[str, Any]) -> None:
+    """Send a message about an end. What goes wrong is a warning: the run has ended either way."""
+    if config.when == "failure" and not failed:
+        return
+    body = json.dumps({"text": text, **message})
+    if config.command:
+        _run(config.command, body)
+    if config.webhook is not None:
+        _post(config.webhook, body)
+
+
+def _run(command: Sequence[str], body: str) -> None:
+    try:
+        done = subprocess.run(command, input=body, text=True, capture_output=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        eprint(f"warning: the notification command {command[0]} failed: {exc}")
+        return
+    if done.returncode:
+        words = " ".join(done.stderr.split())[:200]
+        eprint(f"warning: the notification command {command[0]} ended with status {done.returncode}: {words}")
+
+
+def _post(url: str, body: str) -> None:
+    # Its address often holds a token, so messages never quote it.
+    request = urllib.request.Request(url, data=body.encode(), headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT):
+            pass
+    except urllib.error.HTTPError as exc:
+        eprint(f"warning: the notification webhook answered {exc.code} {exc.reason}")
+    except (OSError, ValueError) as exc:
+        eprint(f"warning: the notification webhook cannot be reached: {exc}")

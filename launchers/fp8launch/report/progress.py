@@ -1,0 +1,174 @@
+"""How far a run is: read from the beginning and the end of its newest log, so that a long log costs no more."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fp8launch.logs import Scan, Scanner
+from fp8launch.report.run_facts import stated_arguments
+from fp8launch.rundir.atomic_io import is_own_file
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import JobState
+
+# What is read of a log: all that happens before the first iterations, and the newest iterations.
+HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 19
+# Speed is the median over so many of the newest iterations.
+RECENT = 20
+# The stages of a start, each with a text that Megatron's or our log has from then on (megatron/training/training.py of
+# Megatron-Core 0.17 to 0.19).
+STAGES = (
+    ("imports", b""),
+    ("distributed set-up", b"using world size:"),
+    ("model", b"[after megatron is initialized]"),
+    ("data", b"scheduler are built]"),
+    ("first iteration", b"[before the start of training step]"),
+)
+QUEUED, STARTING, IMAGE = "queued", "starting", "image"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is. Times are in ms or s, memory in MiB; None is what the log does not say.
+
+    `stage` is set until the first iteration has been logged. `losses` are those of the newest iterations, oldest first;
+    a loss that is NaN is missing.
+    """
+
+    stage: str | None = None
+    iteration: int | None = None
+    planned: int | None = None
+    loss: float | None = None
+    step_time_ms: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    peak_memory_mib: float | None = None
+    eta_s: float | None = None
+    losses: tuple[float, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields without the series."""
+        return {name: value for name, value in vars(self).items() if name != "losses"}
+
+    @property
+    def position(self) -> str:
+        """The iteration, or the stage of a run that has none yet."""
+        if self.iteration is None:
+            return self.stage or ""
+        return f"{self.iteration}/{self.planned}" if self.planned else str(self.iteration)
+
+
+def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) -> Progress:
+    """Return how far a run is, from its manifest, its state and its newest log."""
+    attempts = run.attempts()
+    if not attempts:
+        if state.status == "pending":
+            return Progress(QUEUED)
+        return Progress(STARTING if state.status == "running" else None)
+    head, tail = _ends(attempts[-1].log)
+    scan = _scanned(head, tail)
+    if not len(scan.table):
+        return Progress(_stage(head, manifest) if state.status == "running" else None)
+    return _of_iterations(scan, manifest, running=state.status == "running")
+
+
+def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Progress:
+    table = scan.table
+    last = table[-1]
+    recent = [table[row] for row in range(max(0, len(table) - RECENT), len(table))]
+    times = [one.step_time_ms for one in recent if one.step_time_ms]
+    step = statistics.median(times) if times else None
+    arguments = stated_arguments(manifest)
+    planned = last.planned or arguments.get("train_iters")
+    total = planned if isinstance(planned, int) else None
+    left = max(total - last.number, 0) if total else None
+    flops = [value for one in recent if (value := one.values.get("tflops_per_gpu"))]
+    memory = scan.peak_memory.get("max allocated") or None
+    return Progress(
+        iteration=last.number,
+        planned=total,
+        loss=next((one.loss for one in reversed(recent) if one.loss is not None), None),
+        step_time_ms=step,
+        tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
+        tflops_per_gpu=statistics.median(flops) if flops else None,
+        peak_memory_mib=memory,
+        eta_s=left * step / 1000 if running and step and left is not None else None,
+        losses=tuple(loss for row in range(len(table)) if (loss := table[row].loss) is not None),
+    )
+
+
+def _tokens(
+    batch: float | None, arguments: Mapping[str, object], manifest: Mapping[str, Any], step_ms: float | None
+) -> float | None:
+    """Tokens per second and GPU of steps of this length."""
+    length, world = arguments.get("seq_length"), (manifest.get("layout") or {}).get("world")
+    batch = batch or (manifest.get("layout") or {}).get("global_batch")
+    if not (step_ms and batch and isinstance(length, int) and isinstance(world, int) and world):
+        return None
+    return batch * length / world / step_ms * 1000
+
+
+def _ends(log: Path) -> tuple[bytes, bytes]:
+    """The beginning of a log, and its end where that is not part of the beginning."""
+    if not is_own_file(log):
+        return b"", b""
+    try:
+        with log.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+            size = stream.seek(0, 2)
+            start = max(len(head), size - TAIL_BYTES)
+            stream.seek(start)
+            return head, stream.read(TAIL_BYTES)
+    except OSError:
+        return b"", b""
+
+
+def _scanned(head: bytes, tail: bytes) -> Scan:
+    scanner = Scanner()
+    # Only whole lines: a torn last line is not a number yet.
+    scanner.feed(head[: head.rfind(b"\n") + 1])
+    if tail:
+        scanner.feed(tail[tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1])
+    return scanner.scan
+
+
+def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
+    """The newest stage that a log without iterations shows."""
+    if not head.strip():
+        return IMAGE if manifest.get("runtime") not in (None, "none") else STARTING
+    return [name for name, mark in STAGES if mark in head][-1]
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in two units, such as 2h05m; empty for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: tuple[float, ...], width: int) -> str:
+    """Return the newest course of a series in `width` characters, each the mean of an equal share."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    count = min(width, len(finite))
+    cuts = [len(finite) * i // count for i in range(count + 1)]
+    means = [statistics.fmean(finite[begin:end]) for begin, end in pairwise(cuts)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

@@ -1,0 +1,55 @@
+"""`submit --wait` on this machine: each run once, and at the end what `parse` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8launch.cli import run
+from fp8launch.cli.notify import config_file
+
+SMALL = ["submit", "tiny_cpu", "--backend", "local", "--wait", "--yes"]
+
+
+@pytest.mark.train
+def test_a_study_prints_each_run_once_and_notifies_once(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "told"
+    config_file().parent.mkdir(parents=True)
+    config_file().write_text(f"notify: {{command: [tee, -a, {told}]}}\n")
+    assert run([*SMALL, "--sweep", "train.lr=0.01,0.02", "--set", "train.iterations=4", "--study", "s"]) == 0
+    shown = capsys.readouterr().err
+    assert shown.count(": completed (exit status 0)") == 2
+    assert shown.count("iteration 4/4 ") == 2
+    assert "2 runs, 0 not completed; `fp8launch compare s`" in shown
+    decoder, text, messages = json.JSONDecoder(), told.read_text(), []
+    while text:
+        message, end = decoder.raw_decode(text)
+        messages.append(message["state"])
+        text = text[end:].lstrip()
+    assert messages == ["completed", "completed"]
+
+
+FAILS = """
+import sys
+print("Traceback (most recent call last):", file=sys.stderr)
+print('  File "train.py", line 1, in <module>', file=sys.stderr)
+print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", file=sys.stderr)
+sys.exit(1)
+"""
+
+
+def test_a_failure_ends_with_its_cause_and_advice(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    assert run([*SMALL, "--set", f"launch.script={script}"]) == 1
+    shown = capsys.readouterr().err
+    assert "failed (exit status 1)" in shown
+    assert "out-of-memory, line " in shown
+    assert "advice: " in shown
+    assert "--- end of" not in shown

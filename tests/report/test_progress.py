@@ -1,0 +1,101 @@
+"""How far a run is: stages of the start from a real log, then iteration, loss, speed and time left."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import log_bytes, sitting
+
+from fp8launch.report.progress import HEAD_BYTES, Progress, duration, progress_of, sparkline
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder
+from fp8launch.schedulers.base import JobState
+
+MANIFEST: dict[str, Any] = {
+    "run_id": "r", "name": "r", "created": "2026-11-22T07:56:13+00:00", "jobs": [{"id": "7"}],
+    "arguments": {"train_iters": 50, "seq_length": 8192}, "layout": {"world": 1, "global_batch": 4},
+    "runtime": "pyxis",
+}  # fmt: skip
+RUNNING = JobState("running")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return create_run_folder(tmp_path, "r", {}, MANIFEST)
+
+
+def real_log() -> bytes:
+    return log_bytes(sitting("2026-11-20-verify") / "blockwise.log")
+
+
+def progress(run: RunFolder, log: bytes | None, state: JobState = RUNNING) -> Progress:
+    if log is not None:
+        (run.path / "logs").mkdir(exist_ok=True)
+        (run.path / "logs" / "7-0.log").write_bytes(log)
+    return progress_of(run, MANIFEST, state)
+
+
+def test_the_stages_of_a_start_are_those_of_a_real_log(run: RunFolder) -> None:
+    whole = real_log()
+    seen = [
+        progress(run, None, JobState("pending")).position,
+        progress(run, None).position,
+        progress(run, b"").position,
+    ]
+    for end in [match.end() for match in re.finditer(rb"\n", whole)]:
+        found = progress(run, whole[:end])
+        if found.iteration is not None:
+            break
+        seen.append(found.position)
+    assert list(dict.fromkeys(seen)) == [
+        "queued", "starting", "image", "imports", "distributed set-up", "model", "data", "first iteration",
+    ]  # fmt: skip
+
+
+def test_iterations_say_the_rest(run: RunFolder) -> None:
+    whole = real_log()
+    half = whole[: whole.rindex(b" iteration ") - 200]
+    found = progress(run, half)
+    assert found.stage is None
+    assert found.iteration is not None and found.planned is not None and 0 < found.iteration < found.planned
+    assert found.step_time_ms and found.eta_s == pytest.approx(
+        (found.planned - found.iteration) * found.step_time_ms / 1000
+    )
+    assert found.tokens_per_s_per_gpu and found.tflops_per_gpu and found.peak_memory_mib
+    assert found.loss == found.losses[-1] and len(found.losses) == found.iteration
+    ended = progress(run, whole, JobState("completed"))
+    assert (ended.iteration, ended.eta_s) == (ended.planned, None)
+
+
+def test_a_long_log_is_read_at_both_ends(run: RunFolder) -> None:
+    whole = real_log()
+    at = whole.index(b"\n", whole.index(b"elapsed time per iteration")) + 1
+    first, last = whole[:at], whole[at:]
+    padded = first + b"# words\n" * (2 * HEAD_BYTES // 8) + last
+    short, long = progress(run, whole), progress(run, padded)
+    assert len(padded) > HEAD_BYTES + len(whole)
+    assert (long.iteration, long.loss, long.peak_memory_mib) == (short.iteration, short.loss, short.peak_memory_mib)
+
+
+def test_a_torn_last_line_is_not_read(run: RunFolder) -> None:
+    whole = real_log()
+    at = whole.rindex(b"elapsed time per iteration")
+    before = progress(run, whole[: whole.rindex(b"\n", 0, at) + 1])
+    assert progress(run, whole[: at + 30]).iteration == before.iteration
+
+
+def test_a_link_in_place_of_the_log_is_not_followed(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "other.log").write_bytes(real_log())
+    (run.path / "logs").mkdir(exist_ok=True)
+    (run.path / "logs" / "7-0.log").symlink_to(tmp_path / "other.log")
+    assert progress_of(run, MANIFEST, RUNNING).iteration is None
+
+
+def test_times_and_sparklines() -> None:
+    assert [duration(s) for s in (None, 9.4, 75, 7500, 90000)] == ["", "9s", "1m15s", "2h05m", "1d01h"]
+    assert sparkline((3.0, 2.0, 1.0), 3) == "█▄▁" or sparkline((3.0, 2.0, 1.0), 3) == "█▅▁"
+    assert len(sparkline(tuple(map(float, range(100))), 10)) == 10
+    assert sparkline((float("nan"),), 5) == ""
+    assert sparkline((2.0, 2.0), 2) == "▁▁"
