@@ -99,3 +99,11 @@ def test_times_and_sparklines() -> None:
     assert len(sparkline(tuple(map(float, range(100))), 10)) == 10
     assert sparkline((float("nan"),), 5) == ""
     assert sparkline((2.0, 2.0), 2) == "▁▁"
+
+
+@pytest.mark.parametrize("value", ["x", [], {}, True, -1, 0, 10**400, None])
+def test_a_manifest_may_hold_anything(run: RunFolder, value: object) -> None:
+    (run.path / "logs").mkdir(exist_ok=True)
+    (run.path / "logs" / "7-0.log").write_bytes(real_log())
+    odd = {"arguments": {"train_iters": value, "seq_length": value}, "layout": {"world": value}, "runtime": value}
+    assert progress_of(run, odd, RUNNING).iteration is not None

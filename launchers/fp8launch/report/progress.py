@@ -81,18 +81,18 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     table = scan.table
     last = table[-1]
     recent = [table[row] for row in range(max(0, len(table) - RECENT), len(table))]
-    times = [one.step_time_ms for one in recent if one.step_time_ms]
+    times = [ms for one in recent if (ms := one.step_time_ms) and math.isfinite(ms)]
     step = statistics.median(times) if times else None
     arguments = stated_arguments(manifest)
     planned = last.planned or arguments.get("train_iters")
-    total = planned if isinstance(planned, int) else None
+    total = planned if isinstance(planned, int) and _count(planned) else None
     left = max(total - last.number, 0) if total else None
-    flops = [value for one in recent if (value := one.values.get("tflops_per_gpu"))]
+    flops = [value for one in recent if (value := one.values.get("tflops_per_gpu")) and math.isfinite(value)]
     memory = scan.peak_memory.get("max allocated") or None
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=next((one.loss for one in reversed(recent) if one.loss is not None), None),
+        loss=next((loss for one in reversed(recent) if (loss := one.loss) is not None and math.isfinite(loss)), None),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=statistics.median(flops) if flops else None,
@@ -106,11 +106,18 @@ def _tokens(
     batch: float | None, arguments: Mapping[str, object], manifest: Mapping[str, Any], step_ms: float | None
 ) -> float | None:
     """Tokens per second and GPU of steps of this length."""
-    length, world = arguments.get("seq_length"), (manifest.get("layout") or {}).get("world")
-    batch = batch or (manifest.get("layout") or {}).get("global_batch")
-    if not (step_ms and batch and isinstance(length, int) and isinstance(world, int) and world):
+    layout = manifest.get("layout") or {}
+    sequences = _count(batch or layout.get("global_batch"))
+    length, world = _count(arguments.get("seq_length")), _count(layout.get("world"))
+    if not (step_ms and sequences and length and world):
         return None
-    return batch * length / world / step_ms * 1000
+    return sequences * length / world / step_ms * 1000
+
+
+def _count(number: object) -> float | None:
+    """Return a size that a run can have, None for anything else: a manifest may hold anything."""
+    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < 1e12
+    return float(str(number)) if valid else None
 
 
 def _ends(log: Path) -> tuple[bytes, bytes]:
