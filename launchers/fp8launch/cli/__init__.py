@@ -32,6 +32,7 @@ GROUPS = {
     "Run": {
         "submit": ("submit", "check, then submit a run or a study"),
         "runs": ("runs", "list your runs and their state"),
+        "watch": ("watch", "watch runs and their logs on the full screen"),
         "logs": ("logs", "print the log of a run; -f follows it"),
         "cancel": ("cancel", "end runs"),
         "resume": ("resume", "continue a run that has stopped"),

@@ -50,6 +50,15 @@ class JobState:
 
 
 @dataclass(frozen=True)
+class JobTimes:
+    """Times of a job in the scheduler's own words: elapsed, the limit, and the estimated start of one that waits."""
+
+    elapsed: str = ""
+    limit: str = ""
+    start: str = ""
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """The capabilities of a scheduler.
 
@@ -176,6 +185,10 @@ class Scheduler(ABC):
     def state(self, run: RunFolder) -> JobState:
         """Return the state of one run's newest job."""
         return self.states([run])[0]
+
+    def job_times(self, runs: Sequence[RunFolder]) -> dict[RunFolder, JobTimes]:
+        """Return the times of the newest jobs of runs that wait or run; runs without are left out."""
+        return {}
 
     @abstractmethod
     def cancel(self, runs: Sequence[RunFolder]) -> None:

@@ -14,7 +14,7 @@ from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.base import Finding, JobState, Scheduler, Submission
+from fp8launch.schedulers.base import Finding, JobState, JobTimes, Scheduler, Submission
 from fp8launch.schedulers.slurm import cancellation, job_states, sbatch_calls, slurm_cli
 from fp8launch.schedulers.slurm.arrays import groups_alike
 
@@ -68,6 +68,17 @@ class SlurmScheduler(Scheduler):
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
         return job_states.states(runs)
+
+    def job_times(self, runs: Sequence[RunFolder]) -> dict[RunFolder, JobTimes]:
+        shown = slurm_cli.call("squeue", "-r", "-h", "-o", "%i|%M|%l|%S|%T", "-u", str(os.getuid()), timeout=10)
+        rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 4]
+        times = {}
+        for job, elapsed, limit, start, state in rows:
+            waits = state == "PENDING"
+            estimated = start.replace("T", " ") if waits and start != "N/A" else ""
+            times[job] = JobTimes("" if waits else elapsed, limit, estimated)
+        newest = {run: ids[-1] for run in runs if (ids := job_ids(run))}
+        return {run: times[job] for run, job in newest.items() if job in times}
 
     def cancel(self, runs: Sequence[RunFolder]) -> None:
         cancellation.cancel_runs(runs)

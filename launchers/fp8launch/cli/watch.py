@@ -1,0 +1,162 @@
+"""`fp8launch watch`: a full-screen view of runs, built on rich.Live.
+
+rich is a dependency already and draws what there is to see; a login node needs no further package. Textual would add
+widgets and a mouse, which a table, a log and eight keys do not need.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from fp8launch.cli import complete
+from fp8launch.cli.runs import run_states
+from fp8launch.cli.watch_view import Row, View, render
+from fp8launch.diagnostics import UserError, error
+from fp8launch.report.progress import Progress, progress_of
+from fp8launch.rundir.attempts import attempts_of
+from fp8launch.rundir.registry import all_runs, find_runs
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers import by_name
+from fp8launch.schedulers.base import JobTimes
+
+# How often the scheduler is asked; logs are read every second.
+ASK_SECONDS = 5.0
+READ_SECONDS = 1.0
+LOG_BYTES = 1 << 18
+_ESCAPES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x1b[5~": "page-up",
+            "\x1b[6~": "page-down"}  # fmt: skip
+_KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]", shell_complete=complete.runs_and_studies)
+@click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs.")
+def watch(names: tuple[str, ...], last: int) -> int:
+    """Watch runs on the full screen: state, iteration, time left, loss, speed; enter opens a run with its log.
+
+    \b
+    up, down       select a run, or scroll its log     /     search the log
+    enter, escape  open a run, go back                 r     only the lines of one rank
+    f              follow the end of the log           q     quit; the runs continue
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        message = "standard input or output is not a terminal, and `watch` draws on one"
+        raise error("not-a-terminal", message, None, "use `fp8launch runs`, or `fp8launch logs RUN -f`")
+    find_all(names, last)  # a wrong name is an error before the screen is taken
+    view = View()
+    rows: list[Row] = []
+    asked = read = float("-inf")
+    with _keyboard() as key, Live(console=Console(), screen=True, auto_refresh=False) as live:
+        while not view.done:
+            now = time.monotonic()
+            if now - asked >= ASK_SECONDS:
+                rows, asked, read = _rows(find_all(names, last)), now, now
+            elif now - read >= READ_SECONDS:
+                rows, read = [_again(row) for row in rows], now
+            size = live.console.size
+            log = _log(rows, view)
+            live.update(render(view, rows, log, size.width, size.height), refresh=True)
+            pressed = key(0.25)
+            if pressed:
+                view = view.press(pressed, [row.run_id for row in rows], size.height)
+    return 0
+
+
+def find_all(names: tuple[str, ...], last: int) -> list[RunFolder]:
+    """Return the runs that the names mean, or the newest ones."""
+    return [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
+
+
+def _rows(found: list[RunFolder]) -> list[Row]:
+    times = _times(found)
+    rows = []
+    for run, state in zip(found, run_states(found), strict=True):
+        manifest = run.manifest()
+        attempts = attempts_of(run)
+        rows.append(Row(run, manifest, state, progress_of(run, manifest, state), times.get(run, JobTimes()), attempts))
+    return rows
+
+
+def _again(row: Row) -> Row:
+    """The row with the newest lines of its log, without asking the scheduler."""
+    if row.state.final:
+        return row
+    progress: Progress = progress_of(row.run, row.manifest, row.state)
+    return Row(row.run, row.manifest, row.state, progress, row.times, row.attempts)
+
+
+def _times(found: list[RunFolder]) -> dict[RunFolder, JobTimes]:
+    by_scheduler: dict[str, list[RunFolder]] = {}
+    for run in found:
+        by_scheduler.setdefault(str(run.manifest().get("backend")), []).append(run)
+    times: dict[RunFolder, JobTimes] = {}
+    for name, runs in by_scheduler.items():
+        try:
+            times |= by_name(name).job_times(runs)
+        except UserError:
+            continue
+    return times
+
+
+def _log(rows: list[Row], view: View) -> list[str]:
+    """The last lines of the opened run's newest log."""
+    opened = next((row for row in rows if row.run_id == view.opened), None)
+    if opened is None:
+        return []
+    attempts = opened.run.attempts()
+    files = [attempt.log for attempt in attempts] or opened.run.batch_output()
+    return _last_lines(files[-1]) if files else []
+
+
+def _last_lines(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - LOG_BYTES))
+            return stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+class _Key:
+    """Reads one key from the terminal; '' where none was pressed in time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pending = ""
+
+    def __call__(self, seconds: float) -> str:
+        if not self._pending:
+            if not select.select([self._descriptor], [], [], seconds)[0]:
+                return ""
+            self._pending = os.read(self._descriptor, 1024).decode("utf-8", "replace") or "\x04"
+        for sequence, name in _ESCAPES.items():
+            if self._pending.startswith(sequence):
+                self._pending = self._pending[len(sequence) :]
+                return name
+        first, self._pending = self._pending[0], self._pending[1:]
+        return "quit" if first == "\x04" else _KEYS.get(first, first)
+
+
+@contextmanager
+def _keyboard() -> Iterator[_Key]:
+    """The terminal without line editing and echo; Ctrl-C still interrupts."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield _Key(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,225 @@
+"""What `watch` shows, as a pure function of its state: rows, the selected run, keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fp8launch.diagnostics import printable
+from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
+from fp8launch.report.progress import Progress, duration, sparkline
+from fp8launch.rundir.attempts import Attempts
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import JobState, JobTimes
+
+COLOURS = {"running": "green", "completed": "cyan", "pending": "yellow", "failed": "red", "timeout": "red",
+           "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta"}  # fmt: skip
+LIST_HELP = "up/down select   enter open   q quit (runs continue)"
+LOG_HELP = "up/down scroll   f follow   / search   r rank   escape back   q quit"
+# Lines of an opened run above its log, and of the list around its table.
+FACT_LINES, FRAME_LINES = 5, 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run as it is now."""
+
+    run: RunFolder
+    manifest: dict[str, Any]
+    state: JobState
+    progress: Progress
+    times: JobTimes
+    attempts: Attempts
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
+
+
+@dataclass(frozen=True)
+class View:
+    """The user's place.
+
+    `above` counts the log's lines between the window and the end; `typing` is the prompt that is open, "/" or "r".
+    """
+
+    selected: str | None = None
+    opened: str | None = None
+    above: int = 0
+    search: str = ""
+    rank: str = ""
+    typing: str = ""
+    done: bool = False
+
+    def press(self, key: str, runs: Sequence[str], height: int) -> View:
+        """Return the view after a key. `runs` are the ids on the screen, `height` its lines."""
+        if self.typing:
+            return self._typed(key)
+        if key in ("q", "quit"):
+            return replace(self, done=True)
+        return self._in_log(key, height) if self.opened else self._in_list(key, runs)
+
+    def _typed(self, key: str) -> View:
+        before = self.search if self.typing == "/" else self.rank
+        if key == "enter":
+            return replace(self, typing="", above=0)
+        if key == "escape":
+            return replace(self._with_text(""), typing="", above=0)
+        if key == "backspace":
+            return self._with_text(before[:-1])
+        fits = len(key) == 1 and key.isprintable() and (self.typing == "/" or key.isdigit())
+        return self._with_text(before + key) if fits else self
+
+    def _with_text(self, text: str) -> View:
+        """The view with another text in the prompt that is open."""
+        return replace(self, search=text) if self.typing == "/" else replace(self, rank=text)
+
+    def _in_list(self, key: str, runs: Sequence[str]) -> View:
+        if not runs:
+            return self
+        at = runs.index(self.selected) if self.selected in runs else len(runs) - 1
+        if key in ("up", "k"):
+            return replace(self, selected=runs[max(at - 1, 0)])
+        if key in ("down", "j"):
+            return replace(self, selected=runs[min(at + 1, len(runs) - 1)])
+        if key == "enter":
+            return View(selected=runs[at], opened=runs[at])
+        return self
+
+    def _in_log(self, key: str, height: int) -> View:
+        page = max(height - FACT_LINES - 1, 1)
+        steps = {"up": 1, "k": 1, "down": -1, "j": -1, "page-up": page, "page-down": -page}
+        if key in steps:
+            return replace(self, above=max(self.above + steps[key], 0))
+        if key == "escape":
+            return View(selected=self.opened)
+        if key == "f":
+            return replace(self, above=0)
+        if key in ("/", "r"):
+            return replace(self, typing=key)._with_text("")
+        return self
+
+
+def render(view: View, rows: Sequence[Row], log: Sequence[str], width: int, height: int) -> RenderableType:
+    """Return the screen: the opened run with its log, else the list."""
+    opened = next((row for row in rows if row.run_id == view.opened), None)
+    if opened is not None:
+        return _run(view, opened, log, width, height)
+    return _list(view, rows, width, height)
+
+
+def _list(view: View, rows: Sequence[Row], width: int, height: int) -> RenderableType:
+    counts = Counter(row.state.status for row in rows)
+    title = Text("fp8launch  ", style="bold").append(", ".join(f"{n} {status}" for status, n in counts.items()))
+    selected = (
+        view.selected if any(row.run_id == view.selected for row in rows) else (rows[-1].run_id if rows else None)
+    )
+    room = max(height - FRAME_LINES, 1)
+    at = next((i for i, row in enumerate(rows) if row.run_id == selected), 0)
+    first = max(0, min(at - room // 2, len(rows) - room))
+    columns = _columns(rows, width)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for row in rows[first : first + room]:
+        cells = _cells(row)
+        style = "reverse" if row.run_id == selected else ""
+        table.add_row(*(Text(printable(cells[name]), style=_style(name, row)) for name in columns), style=style)
+    body: RenderableType = table if rows else Text("no runs yet: fp8launch submit RECIPE")
+    return Group(title, body, Text(""), _bar(LIST_HELP, width))
+
+
+# The first ones are left out where the terminal is narrow.
+_DROPPED = ("phase", "memory", "attempts", "TFLOP/s", "time", "why", "curve", "tokens/s", "ETA", "loss", "iteration")
+
+
+def _columns(rows: Sequence[Row], width: int) -> list[str]:
+    cells = [_cells(row) for row in rows]
+    columns = [name for name in _cell_names() if name in ("run", "state") or any(one[name] for one in cells)]
+    longest = {name: max([len(name), *(len(one[name]) for one in cells)]) for name in columns}
+    for name in _DROPPED:
+        if sum(longest[one] + 1 for one in columns) <= width:
+            break
+        if name in columns:
+            columns.remove(name)
+    return columns
+
+
+def _cell_names() -> tuple[str, ...]:
+    return ("run", "state", "iteration", "ETA", "loss", "curve", "tokens/s", "TFLOP/s", "memory", "time", "attempts",
+            "phase", "why")  # fmt: skip
+
+
+def _cells(row: Row) -> dict[str, str]:
+    progress, times = row.progress, row.times
+    waits = row.state.status == "pending"
+    start = f"start about {times.start}" if waits and times.start else ""
+    reason = row.state.detail if waits or row.state.final else ""
+    return {
+        "run": row.run_id,
+        "state": row.state.status,
+        "iteration": progress.position,
+        "ETA": duration(progress.eta_s),
+        "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
+        "curve": sparkline(progress.losses, 12),
+        "tokens/s": "" if progress.tokens_per_s_per_gpu is None else f"{progress.tokens_per_s_per_gpu:,.0f}",
+        "TFLOP/s": "" if progress.tflops_per_gpu is None else f"{progress.tflops_per_gpu:,.0f}",
+        "memory": "" if progress.peak_memory_mib is None else f"{progress.peak_memory_mib / 1024:.1f} GiB",
+        "time": f"{times.elapsed}/{times.limit}" if times.elapsed and times.limit else times.elapsed,
+        "attempts": str(row.attempts.used) if row.attempts.used > 1 else "",
+        "phase": row.attempts.phase or "",
+        "why": ", ".join(filter(None, (reason, start)))[:60],
+    }
+
+
+def _style(name: str, row: Row) -> str:
+    return COLOURS.get(row.state.status, "") if name == "state" else ""
+
+
+def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> RenderableType:
+    cells = _cells(row)
+    facts = [f"{name} {cells[name]}" for name in _cell_names()[2:] if cells[name] and name != "curve"]
+    head = Text(row.run_id, style="bold").append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
+    lines = [printable(line) for line in chosen_lines(log, view.search, view.rank)]
+    room = max(height - FACT_LINES - 1, 1)
+    above = min(view.above, max(len(lines) - room, 0))
+    shown = lines[len(lines) - room - above if len(lines) > room + above else 0 : len(lines) - above]
+    body = [_highlighted(line[:width], view.search) for line in shown]
+    body += [Text("")] * (room - len(body))
+    place = "following" if above == 0 else f"{above} lines above the end"
+    filters = [f"rank {view.rank}" if view.rank else "", f"with '{view.search}'" if view.search else ""]
+    status = ", ".join(filter(None, (f"log of job {','.join(job_ids(row.run))}", place, *filters)))
+    prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, LOG_HELP)
+    curve = Text("loss  ").append(sparkline(row.progress.losses, max(width - 8, 1)), style="green")
+    top = [head, Text(printable("   ".join(facts))[:width]), curve, Text(""), _bar(status, width)]
+    return Group(*top, *body, _bar(prompt, width))
+
+
+def _bar(text: str, width: int) -> Text:
+    return Text(printable(text)[:width], style="dim")
+
+
+def chosen_lines(log: Sequence[str], search: str, rank: str) -> list[str]:
+    """Return the lines of a log that hold a text, upper and lower case alike, and come from a rank."""
+    chosen = []
+    for line in log:
+        plain = without_colours(line)
+        if rank and str(split_prefix(plain)[0]) != rank:
+            continue
+        if search.lower() in plain.lower():
+            chosen.append(plain.replace("\t", "    "))
+    return chosen
+
+
+def _highlighted(line: str, search: str) -> Text:
+    text = Text(line, no_wrap=True, overflow="crop")
+    if search:
+        text.highlight_words([search], "bold yellow", case_sensitive=False)
+    return text
