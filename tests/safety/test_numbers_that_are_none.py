@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
+from fp8launch.cli import run
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.logs.evidence import parse_evidence
 from fp8launch.rundir.registry import all_runs
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.schedulers.slurm.inventory import minutes, parse_gpus, parse_nodes, parse_partitions
+
+
+@pytest.fixture(autouse=True)
+def bugs_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8LAUNCH_TRACEBACK", "1")
+
 
 WORDS = ("²", "9" * 5000, "-1", "1_0", "0x1", "1\n2")
 
@@ -46,6 +54,42 @@ def test_in_what_sacct_says(code: str, tmp_path: Path, monkeypatch: pytest.Monke
 
     run = create_run_folder(tmp_path / "runs", "r-1", {}, {"jobs": [{"id": "12"}]})
     assert job_states.states([run])[0].status == "failed"
+
+
+DUMP = "------------------------ arguments ------------------------"
+DUMP_END = "-------------------- end of arguments ---------------------"
+ITERATIONS = "".join(
+    f" iteration {i}/ 20 | elapsed time per iteration (ms): 100.0 | global batch size: 8 | lm loss: 1.0 |\n"
+    for i in range(1, 13)
+)
+
+
+@pytest.mark.parametrize("name", ["world_size", "seq_length", "num_layers", "micro_batch_size"])
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 19, "-" + "9" * 400, "1e400"])
+def test_in_the_arguments_that_a_log_prints(home: Path, name: str, value: str) -> None:
+    lines = [f"  {key} {'.' * 40} {value if key == name else 4}\n" for key in ("seq_length", "world_size", name)]
+    log = home / "a.log"
+    log.write_text(f"{DUMP}\n{''.join(lines)}{DUMP_END}\n{ITERATIONS}")
+    for words in (["parse", str(log), "--json", "--gpu", "h100"], ["compare", str(log), str(log), "--force"]):
+        assert run(words) in (0, 1)
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "9" * 19, "-" + "9" * 400])
+def test_in_a_manifest(home: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    monkeypatch.setenv("FP8LAUNCH_RUNS", str(home / "runs"))
+    for name in ("r-1", "r-2"):
+        folder = create_run_folder(home / "runs", name, {}, {"jobs": [], "layout": {"world": 1}}).path
+        text = (folder / "manifest.json").read_text()
+        (folder / "manifest.json").write_text(text.replace('"world": 1', f'"world": {number}'))
+        (folder / "logs" / "1-0.log").write_text(ITERATIONS)
+    for words in (["runs"], ["compare", "r-1", "r-2", "--force"], ["parse", "r-1"], ["cancel", "r-1"]):
+        assert run(words) in (0, 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["node", "probe", "tensors", "kernels"])
+def test_in_what_the_job_reports(kind: str) -> None:
+    assert parse_evidence(f'fp8launch-{kind}: {{"gpus": {{"H200": {"9" * 400}}}}}') is None
+    assert parse_evidence(f'fp8launch-{kind}: {{"gpus": {{"H200": 8}}}}') is not None
 
 
 @pytest.mark.parametrize("created", ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-23:59", "x", None, 7, "²"])

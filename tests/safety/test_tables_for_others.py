@@ -26,11 +26,15 @@ def test_a_name_is_no_formula(say: Say, tmp_path: Path) -> None:
     assert rows
 
 
-@pytest.mark.parametrize("text", ["a;=1+1", "a,\t@SUM(1)", "a\r=1", "; -1+1", "=1", "a; b"])
+@pytest.mark.parametrize("text", ["a;=1+1", "a,\t@SUM(1)", "a\r=1", "; -1+1", "=1", "\uff1d1", ";\uff20SUM(1)", "a; b"])
 def test_a_cell_that_a_semicolon_splits_is_no_formula(text: str) -> None:
     """Spreadsheets of many countries split at semicolons: `x;=cmd` was a cell that begins a formula."""
     shown = str(csv_cell(text))
-    assert not [part for part in re.split(r"[;,\t\r\n]", shown) if part.strip().startswith(("=", "+", "-", "@"))]
+    assert not [
+        part
+        for part in re.split(r"[;,\t\r\n]", shown)
+        if part.strip().startswith(("=", "+", "-", "@", "\uff1d", "\uff20"))
+    ]
     assert text != "a; b" or shown == text
 
 

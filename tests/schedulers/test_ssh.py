@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,34 @@ def test_files_are_put_where_only_their_owner_reads_them(fake_ssh: Path) -> None
     assert not stat.S_IMODE(folder.stat().st_mode) & 0o077
     assert ssh.put(Login(host="login"), files) == folder
     assert ssh.put(Login(host="login"), {**files, "cluster.yaml": "x: 1\n"}) != folder
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda cache: cache.chmod(0o777),
+        lambda cache: (os.chown(cache, 0, 65534), cache.chmod(0o775)),
+        lambda cache: os.chown(cache / "fp8launch", 65534, 65534),
+        lambda cache: os.chown(cache / "fp8launch/at", 65534, 65534),
+        lambda cache: ((cache / "fp8launch").rename(cache / "x"), (cache / "fp8launch").symlink_to(cache / "x")),
+    ],
+)
+def test_files_are_not_put_where_others_can_replace_them(fake_ssh: Path, plant: Callable[[Path], object]) -> None:
+    """What lies there is the recipe that the login node submits next."""
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    files = {"0-a.yaml": "name: a\n"}
+    folder = ssh.put(Login(host="login"), files)
+    cache = fake_ssh / "home" / ".cache"
+    cache.chmod(0o1777)  # as /tmp is: nobody renames what another made
+    (cache / "fp8launch").chmod(0o775)
+    assert ssh.put(Login(host="login"), files) == folder
+    assert not (cache / "fp8launch").stat().st_mode & 0o022
+    cache.chmod(0o755)
+    plant(cache)
+    assert "other users could replace the recipe" in str(
+        only(refused(ssh.put, Login(host="login"), files, exit_code=3))
+    )
 
 
 def test_a_greeting_is_not_data(fake_ssh: Path, capfd: pytest.CaptureFixture[str]) -> None:

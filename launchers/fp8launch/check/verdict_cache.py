@@ -25,7 +25,7 @@ from fp8launch.megatron.validators import (
     validate,
     verdict_from_json,
 )
-from fp8launch.rundir.trust import why_not_own
+from fp8launch.ownership import make_private_folder, why_not_own, why_others_may_replace
 
 # An entry has about 300 bytes. When there are more than these, the older half goes.
 MOST_ENTRIES = 4000
@@ -38,7 +38,11 @@ def cached_verdicts(requests: Sequence[Request], megatron: Path) -> list[Megatro
     """
     folder = cache_folder().parent / "verdicts"
     basis = _basis(site_of(megatron))
-    entries = [None if _names_a_file(request) else folder / f"{_key(basis, request)}.json" for request in requests]
+    entries: list[Path | None] = [None] * len(requests)
+    if why_others_may_replace(folder) is None:
+        for position, request in enumerate(requests):
+            if not _names_a_file(request):
+                entries[position] = folder / f"{_key(basis, request)}.json"
     known = {}
     for position, entry in enumerate(entries):
         verdict = _read(entry) if entry is not None else None
@@ -115,7 +119,7 @@ def _keep(verdicts: Sequence[tuple[Path | None, MegatronVerdict]]) -> None:
         return
     folder = certain[0][0].parent
     with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         for entry, verdict in certain:
             written = folder / f".{entry.name}-{os.getpid()}"
             written.write_text(json.dumps(asdict(verdict)), encoding="utf-8")

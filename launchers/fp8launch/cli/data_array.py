@@ -12,8 +12,9 @@ from fp8launch.cluster.profile import load_cluster
 from fp8launch.data.build import missing, prepare
 from fp8launch.data.files import only_one
 from fp8launch.data.manifest import read_manifest
-from fp8launch.data.plan import BuildPlan
+from fp8launch.data.plan import BuildPlan, make_folder
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.job.reserved_env import refuse_reserved_in_profile
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.data_array import DataJobs, submit_build
 
@@ -34,9 +35,10 @@ def build_on_cluster(
 ) -> int:
     """Submit an array over the shards that are missing and a job that merges; with `wait` follow them."""
     profile = load_cluster(cluster)
+    refuse_reserved_in_profile(profile)
     scheduler = schedulers.cluster()
     scheduler.require()
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     with only_one(plan.folder):
         plan = prepare(plan, restart)
         submitted = submit_build(

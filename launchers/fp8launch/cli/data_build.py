@@ -24,7 +24,7 @@ from fp8launch.data.documents import Reading
 from fp8launch.data.extras import load
 from fp8launch.data.files import only_one
 from fp8launch.data.find_tokenizer import find_tokenizer
-from fp8launch.data.plan import BuildPlan
+from fp8launch.data.plan import BuildPlan, make_folder
 from fp8launch.data.sources import FORMATS, Format, find_files, shards_of
 from fp8launch.data.tokenizer import PATTERNS, TokenizerSpec
 from fp8launch.diagnostics import error
@@ -143,7 +143,7 @@ def _limit(spec: TokenizerSpec, vocab_size: int | None) -> int:
 
 
 def _build(plan: BuildPlan, engine: str, processes: int, skip: bool, restart: bool) -> Outcome:
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     with only_one(plan.folder):
         plan = prepare(plan, restart)
         chosen = engine_for(plan, engine, eprint)

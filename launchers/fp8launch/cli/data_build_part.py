@@ -12,7 +12,7 @@ from fp8launch.cli.data_report import described, report_skipped
 from fp8launch.cli.output import echo, eprint
 from fp8launch.data.build import EngineChanged, build_here, complete, cores, engine_for, missing
 from fp8launch.data.files import only_one
-from fp8launch.data.plan import load_plan
+from fp8launch.data.plan import load_plan, require_own
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 
 
@@ -28,6 +28,7 @@ def build_part(folder: Path, task: int | None, tasks: int, merge: bool, on_error
     plan = load_plan(folder)
     if plan is None:
         raise error("data-plan", f"{folder} has no plan", str(folder), "use `data build`", ANSWER_IS_NO)
+    require_own(folder)
     chosen = engine_for(plan, engine, eprint)
     if merge:
         left = missing(plan)

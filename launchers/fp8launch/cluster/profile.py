@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import error, nearest
+from fp8launch.ownership import why_others_may_change
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
 from fp8launch.recipe.schema import Section
 from fp8launch.recipe.validate import validate
@@ -122,9 +123,9 @@ def load_cluster(name: str | None) -> Cluster:
     if name is None:
         if "default" not in files:
             return Cluster()
-        path = files["default"]
+        path = _of_this_user(files["default"])
     elif name in files:
-        path = files[name]
+        path = _of_this_user(files[name])
     elif "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
     else:
@@ -141,3 +142,13 @@ def load_cluster(name: str | None) -> Cluster:
         tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
     cluster = validate(Cluster, tree)
     return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})
+
+
+def _of_this_user(path: Path) -> Path:
+    """Raise UserError for a profile that a name led to and that other users could have written: it has shell lines."""
+    reason = why_others_may_change(path)
+    if reason is not None:
+        message = f"other users could change the shell lines of this cluster profile: {reason}"
+        fix = f"make it your own (chmod go-w), or pass it by its path after you have read it: --cluster {path}"
+        raise error("not-yours", message, str(path), fix)
+    return path

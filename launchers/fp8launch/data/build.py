@@ -16,7 +16,7 @@ from fp8launch.data.bad_input import HARMLESS, REASONS, BadInput, summary
 from fp8launch.data.gigatoken_engine import choose_engine
 from fp8launch.data.manifest import new_manifest, read_manifest
 from fp8launch.data.merge import Merged, files_record, finish, merge_finished, merged_so_far
-from fp8launch.data.plan import BuildPlan, beside, load_plan, require_same, save_plan, unchanged
+from fp8launch.data.plan import BuildPlan, beside, load_plan, make_folder, require_same, save_plan, unchanged
 from fp8launch.data.shard import ShardResult, examples_of, finished
 from fp8launch.data.workers import Failure, WorkersEnded, build_shards
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, UserError, error
@@ -90,7 +90,7 @@ def prepare(plan: BuildPlan, restart: bool) -> BuildPlan:
 
     The caller holds the folder. Raises UserError where it is of another build, or the input has changed since.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     old = load_plan(plan.folder) if not restart else None
     if old is None:
         _clear(plan.folder)

@@ -30,7 +30,9 @@ def write_json(path: Path, content: object) -> None:
     """Replace `path` by JSON; a reader, or a crash, sees the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        # Only its owner may write to it, whatever the umask: a build follows its plan.
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()

@@ -15,7 +15,8 @@ from fp8launch.data.files import read_json, write_json
 from fp8launch.data.index_format import smallest_type
 from fp8launch.data.sources import Shard, SourceFile
 from fp8launch.data.tokenizer import TokenizerSpec
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
+from fp8launch.ownership import why_not_own
 
 PLAN_VERSION = 1
 
@@ -88,6 +89,23 @@ def load_plan(folder: Path) -> BuildPlan | None:
         message = f"the plan in {folder} cannot be read: {exc}"
         fix = f"remove {folder}, and build again"
         raise error("data-plan", message, str(folder / "plan.json"), fix, ANSWER_IS_NO) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a build's folder, or take the one that is there. Raises UserError for one that is not this user's own."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    require_own(folder)
+
+
+def require_own(folder: Path) -> None:
+    """Raise UserError where other users could have written a build's folder, its scripts or its plan."""
+    believed = (path for pattern in ("*.json", "*.sbatch") for path in folder.glob(pattern))
+    reason = next(filter(None, map(why_not_own, [folder, *believed])), None)
+    if reason is not None:
+        message = f"other users could change the parts of this build: {reason}"
+        fix = f"remove {folder}, or choose another --out"
+        raise error("not-yours", message, str(folder), fix, MACHINE_LACKS)
 
 
 def require_same(old: BuildPlan, new: BuildPlan) -> None:

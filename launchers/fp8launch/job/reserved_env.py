@@ -43,12 +43,23 @@ def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
         problems += _problems(name, value, loaded.where("env", name))
     for index, name in enumerate(recipe.secrets):
         problems += _problems(name, None, loaded.where("secrets", index))
-    for name, value in cluster.env.items():
-        problems += _problems(name, value, "cluster profile: env")
     problems += _secret_values(loaded.tree)
-    problems += _secrets_of_profile(cluster)
+    problems += _of_profile(cluster)
     if problems:
         raise UserError(dict.fromkeys(problems))
+
+
+def refuse_reserved_in_profile(cluster: Cluster) -> None:
+    """Raises UserError as `refuse_reserved` does, for a job that has no recipe."""
+    problems = list(_of_profile(cluster))
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+
+
+def _of_profile(cluster: Cluster) -> Iterator[Problem]:
+    for name, value in cluster.env.items():
+        yield from _problems(name, value, "cluster profile: env")
+    yield from _secrets_of_profile(cluster)
 
 
 def _problems(name: str, value: object, where: str) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.injob.supervisor.log_lines import clean, split_prefix
+from fp8launch.injob.supervisor.log_lines import bounded_int, clean, split_prefix
 
 MARKER = b"fp8launch-"
 EvidenceKind = Literal["probe", "kernels", "node", "tensors"]
@@ -38,7 +38,7 @@ def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
         return None
     try:
         # Another rank's words may follow on the line.
-        data, _ = json.JSONDecoder().raw_decode(rest.strip())
+        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(rest.strip())
     except (ValueError, RecursionError):
         return None
     return Evidence(kind, offset, data) if isinstance(data, dict) else None

@@ -211,4 +211,5 @@ def argument_value(text: str) -> object:
         value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    return value
+    # No argument of Megatron is that large, and no division takes it.
+    return text if isinstance(value, int) and value.bit_length() > 63 else value

@@ -21,6 +21,12 @@ from typing import Any, Literal
 from fp8launch import wheels
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.megatron.versions import Release, release
+from fp8launch.ownership import (
+    make_private_folder,
+    take_write_permission,
+    why_others_may_change,
+    why_others_may_replace,
+)
 
 Stage = Literal[
     "parse_args",
@@ -121,8 +127,16 @@ def _run(command: Sequence[str], lines: str, timeout: float) -> tuple[str, list[
     """Run the worker on requests; why it ended early, if it did, and its whole lines of answers."""
     try:
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        # Python makes the folders of its byte code under the umask: others must not be able to write there.
         done = subprocess.run(
-            command, input=lines, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            command,
+            input=lines,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=environment,
+            umask=0o022,
         )
     except OSError as failure:
         return str(failure), []
@@ -221,18 +235,24 @@ def site_of(megatron: Path) -> Path:
 
 
 def _unpacked(wheel: Path) -> Path:
-    """The wheel's content as a folder of the user's cache, where byte code can be kept; the wheel if that fails."""
+    """The wheel's content as a folder of the user's cache, where byte code can be kept.
+
+    The wheel itself where that fails, or where other users could change the code in that folder.
+    """
     import tempfile
     import zipfile
 
     try:
         target = cache_folder() / f"{megatron_version(wheel)}-{zlib.crc32(wheel.read_bytes()):08x}"
         if target.is_dir():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
+            return wheel if why_others_may_change(target) else target
+        if why_others_may_replace(target):
+            return wheel
+        make_private_folder(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as folder:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(Path(folder) / "site")
+            take_write_permission(Path(folder) / "site")
             # Of two that unpack at once, the second finds a folder there and uses it.
             (Path(folder) / "site").rename(target)
     except zipfile.BadZipFile as failure:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.hardware.quantization import PRECISIONS
-from fp8launch.recipe.owners import foreign_owner
+from fp8launch.ownership import foreign_owner
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.validate import validate

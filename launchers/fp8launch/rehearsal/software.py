@@ -14,7 +14,8 @@ from packaging.version import Version
 
 from fp8launch import wheels
 from fp8launch.megatron.versions import release
-from fp8launch.wheels import NotFetched, Wheel, fetch
+from fp8launch.ownership import take_write_permission
+from fp8launch.wheels import NotFetched, Wheel, fetch, safe
 
 # Minor version to its newest release and the SHA-256 of that release's only wheel, from PyPI.
 # `pip download --no-deps transformer-engine==2.20.2` and `pip hash` give the line of a release that is not here yet.
@@ -59,15 +60,16 @@ def transformer_engine_for(version: Version, say: Callable[[str], None] = lambda
     """
     minor = f"{version.major}.{version.minor}"
     folder = cache_folder()
-    if (found := _newest(minor)) is not None:
-        return found
-    if minor not in RELEASES:
+    found = _newest(minor)
+    if found is None and minor not in RELEASES:
         raise NoTransformerEngine(
             f"transformer-engine {minor} is not in {folder}, and is not fetched because its hash is not known; known "
             f"are {', '.join(RELEASES)}. Unpack its wheel into {folder / version.base_version} to use it"
         )
-    newest, sha256 = RELEASES[minor]
     try:
+        if found is not None:
+            return safe(found)
+        newest, sha256 = RELEASES[minor]
         return fetch(
             Wheel("transformer-engine", newest, sha256, "1.2 MB"),
             folder,
@@ -91,5 +93,6 @@ def _unpack(wheel: Path, target: Path) -> None:
             archive.extractall(unpacked)
     except zipfile.BadZipFile as failure:
         raise NotFetched(f"{wheel.name}: {failure}") from None
+    take_write_permission(unpacked)
     if (unpacked / _PACKAGE).is_dir():
         unpacked.rename(target)

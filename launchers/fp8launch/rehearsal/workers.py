@@ -140,6 +140,7 @@ class _Worker:
                 stderr=self.messages,
                 env=environment,
                 start_new_session=True,
+                umask=0o022,  # what Python compiles into the cache is run later
             )
         self.began = time.monotonic()
 

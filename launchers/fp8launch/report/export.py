@@ -72,8 +72,9 @@ def to_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-# Where a spreadsheet, split at commas, semicolons or tabs, would take what follows for a formula.
-_FORMULA = re.compile(r"(^|[;,\t\r\n])(\s*)(?=[=+\-@])")
+# Where a spreadsheet, split at commas, semicolons or tabs, would take what follows for a formula; some take the wide
+# signs of East Asian fonts for the same.
+_FORMULA = re.compile(r"(^|[;,\t\r\n])(\s*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 def csv_cell(value: object) -> object:

@@ -147,6 +147,9 @@ def _commands(comparison: Comparison) -> str:
     return f"<pre>{html.escape(chr(10).join(commands))}</pre>" if commands else ""
 
 
+_IDS = r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.axis|PolyCollection)_\d+"'
+
+
 def _figure(picture: Picture) -> str:
     return f'<figure role="img" aria-label="{html.escape(picture.title)}">{_svg(picture)}</figure>'
 
@@ -163,13 +166,17 @@ def _svg(picture: Picture) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
-    text = re.sub(
-        r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.axis|PolyCollection)_\d+"', "", text
-    )
+    # Only tags change: what stands between them are labels, which may be anything, and whose < and > are escaped.
+    return re.sub(r"<[^<>]*>", _tag, text).replace("\n", " ")
+
+
+def _tag(match: re.Match[str]) -> str:
+    """A tag of matplotlib's SVG without what a page does not need, with the page's fonts and colours."""
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", match[0])
+    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
+    text = re.sub(_IDS, "", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*|font-family: [^;\"]*", _font, text)
-    return text.replace(INK, "var(--ink)").replace(INK.lower(), "var(--ink)").replace("\n", " ")
+    return text.replace(INK, "var(--ink)").replace(INK.lower(), "var(--ink)")
 
 
 def _font(match: re.Match[str]) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.supervisor.log_lines import bounded_int
+
 MAX_JSON = 64 << 20
 # Some shared file systems have no locks, or none over the network.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -70,7 +72,7 @@ def read_json(file: Path) -> Any:
     """The content of a JSON file. Raises OSError or ValueError, also for what no program of ours has written."""
     raw = read_regular(file, MAX_JSON)
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
     except RecursionError:
         raise ValueError("its contents are nested too deeply") from None
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import error
+from fp8launch.ownership import take_write_permission, why_not_own
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import (
     is_own_file,
@@ -30,7 +31,7 @@ from fp8launch.rundir.atomic_io import (
     sync_folder,
     write_atomically,
 )
-from fp8launch.rundir.trust import why_not_own, why_not_own_run
+from fp8launch.rundir.trust import why_not_own_run
 
 __all__ = ["MANIFEST", "STUDY", "Attempt", "RunFolder", "create_run_folder", "run_folders", "write_atomically"]
 
@@ -137,7 +138,8 @@ def create_run_folder(
             make_folders(package)
             shutil.copytree(in_job_folder(), package / "injob", ignore=shutil.ignore_patterns("__pycache__"))
             (package / "__init__.py").touch(mode=0o644)
-            _take_write_permission(package)
+            # A checkout may be writable for a group; the copy that jobs run is not.
+            take_write_permission(package)
             _make_bytecode_folders(package)
             for name, text in files.items():
                 write_atomically(making / name, text, 0o600 if name in _PRIVATE_FILES else 0o644)
@@ -158,12 +160,6 @@ def create_run_folder(
     except OSError as exc:
         raise _refusal(path, exc.strerror or str(exc)) from None
     return RunFolder(path)
-
-
-def _take_write_permission(folder: Path) -> None:
-    """A checkout may be writable for a group; the copy that jobs run is not."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(path.stat().st_mode & 0o755)
 
 
 def _make_bytecode_folders(package: Path) -> None:

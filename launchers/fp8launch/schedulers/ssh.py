@@ -27,9 +27,27 @@ FAILED = 255
 NOT_FOUND = 127
 
 # Prints the folder where the files of the tar on stdin are, under a name made from their content.
-_RECEIVE = """umask 077
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/fp8launch/at/$1
-mkdir -p "$folder" && tar -xf - -C "$folder" && printf '%s\\n' "$folder"
+# Others must not be able to replace what is read there later: the folder and the two above it become the user's alone,
+# and what holds these must keep other users from renaming them.
+_RECEIVE = r"""umask 077
+cache=${XDG_CACHE_HOME:-$HOME/.cache}
+folder=$cache/fp8launch/at/$1
+mkdir -p "$folder" || exit
+refuse() {
+    echo "other users could replace the recipe: $1; set XDG_CACHE_HOME there to a folder of your own" >&2
+    exit 1
+}
+for place in "$cache/fp8launch" "$cache/fp8launch/at" "$folder"; do
+    if [ -L "$place" ] || [ ! -O "$place" ]; then refuse "$place is not yours"; fi
+    chmod go-w "$place" || exit
+done
+if [ ! -k "$cache" ]; then
+    case $(stat -Lc %A "$cache") in
+    ????????w?) refuse "everybody can write to $cache" ;;
+    ?????w????) [ "$(stat -Lc %G "$cache")" = "$(id -un)" ] || refuse "its group can write to $cache" ;;
+    esac
+fi
+tar -xf - -C "$folder" && printf '%s\n' "$folder"
 """
 # What a login prints (greetings, module systems) goes to stderr: stdout is for the command's data.
 _LOGIN = 'exec 3>&1 >&2; exec bash -lc "$0" "$@"'

@@ -114,6 +114,8 @@ def _script(plan: BuildPlan, what: str, options: dict[str, str | None], cluster:
     lines += ["", "set -euo pipefail"]
     if cluster.setup:
         lines += ["set +eu", *cluster.setup, "set -eu"]
+    # Python's -m imports from its working folder first: there, only files of this build may lie.
+    lines.append(f"cd {quote(str(plan.folder))}")
     # Not `export`: bash evaluates what is assigned to some of its own variables.
     environment = [quote(f"{name}={value}") for name, value in cluster.env.items()]
     start = ["exec env", *environment, command] if environment else ["exec", command]

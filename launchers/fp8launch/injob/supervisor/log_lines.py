@@ -34,6 +34,13 @@ def clean(line: str) -> str:
     return line
 
 
+def bounded_int(text: str) -> int:
+    """An integer that a program printed. Raises ValueError for more digits than a counter, a size or a time has."""
+    if len(text) > 18:
+        raise ValueError(f"it has a number with {len(text)} digits")
+    return int(text)
+
+
 def split_prefix(line: str) -> tuple[int | None, str]:
     """The rank or task that a launcher wrote in front of the line, if any, and the rest."""
     rank = None

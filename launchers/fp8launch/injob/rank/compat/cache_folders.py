@@ -6,6 +6,7 @@ Runs in the job's image, whose Python has torch; the standard library is enough 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +15,12 @@ from pathlib import Path
 def private_folder() -> Path | None:
     """Return a folder that only this user can write: in the user's cache, else below the temporary folder.
 
-    None where neither can be written.
+    None where neither can be written, or other users can write to both.
     """
     base = os.environ.get("XDG_CACHE_HOME") or _at_home(".cache")
     temporary = Path(tempfile.gettempdir(), f"fp8launch-{os.getuid()}")
     for folder in (Path(base, "fp8launch"), temporary):
-        if _made(folder) and folder.stat().st_uid == os.getuid():
+        if _made(folder) and _is_private(folder):
             return folder
     return None
 
@@ -45,6 +46,12 @@ def _at_home(name: str) -> str:
     with suppress(RuntimeError):
         return str(Path.home() / name)
     return f"/{name}"
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether the folder is this user's, and nobody else can write to it: what is compiled there will be run."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _made(folder: Path) -> bool:
