@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shutil
 import subprocess
@@ -126,7 +125,6 @@ def test_a_name_that_looks_like_svg_leaves_the_pictures_whole(tmp_path: Path, na
     page = Page(text)
     assert page.open == []
     assert "svg" in page.tags
-    assert text.count(html.escape(name, quote=False)) + text.count(html.escape(name)) > text.count("<svg")
 
 
 def test_an_invalid_comparison_says_so_first(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_job_ends_with_the_scripts_exit_status(
 ) -> None:
     fake_slurm.program("srun")
     fake_slurm.program("sbatch", "Submitted batch job 4242")
-    run = a_run(job_sbatch=f"touch ran\n{script}\n")
+    run = a_run(job_sbatch=f'touch "${{0%/*}}/ran"\n{script}\n')
     SubmititScheduler().submit(a_job, run, "k")
     submission = next((run.path / "submitit").rglob("*submission.sh"))
     done = run_as_job(submission, run.path)
@@ -104,12 +104,30 @@ def run_as_job(submission: Path, folder: Path, **variables: str) -> subprocess.C
     return subprocess.run(["bash", submission], cwd=folder, env=env, check=False, capture_output=True, text=True)
 
 
+def test_the_job_imports_nothing_from_the_folder_where_it_was_submitted(
+    fake_slurm: Any, a_job: Any, a_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    """Submitit starts Python with -m in that folder, which may be somebody else's checkout."""
+    fake_slurm.program("srun")
+    fake_slurm.program("sbatch", "Submitted batch job 4242")
+    run = a_run(job_sbatch='touch "${0%/*}/ran"\n')
+    SubmititScheduler().submit(a_job, run, "k")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("json", "submitit", "fp8launch", "pickle"):
+        (theirs / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    done = run_as_job(next((run.path / "submitit").rglob("*submission.sh")), theirs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (run.path / "ran").exists()
+    assert not (tmp_path / "canary").exists()
+
+
 def test_a_job_whose_launcher_was_killed_before_it_named_the_pickle_runs_all_the_same(
     fake_slurm: Any, a_job: Any, a_run: Callable[..., RunFolder]
 ) -> None:
     fake_slurm.program("srun")
     fake_slurm.program("sbatch", "Submitted batch job 4242")
-    run = a_run(job_sbatch="touch ran\n")
+    run = a_run(job_sbatch='touch "${0%/*}/ran"\n')
     SubmititScheduler().submit(a_job, run, "k")
     # As it was a moment before: the job's id was not known, and the file had a name of its own.
     (run.path / "submitit/4242_submitted.pkl").rename(run.path / "submitit/f3f620a7412e443db8c3ce8f80ff21a5.pkl")

@@ -131,10 +131,16 @@ def _executor(options: Mapping[str, str | None], folder: Path) -> Any:
 
 
 def _supply_pickle(folder: Path) -> list[str]:
-    """Shell lines by which a job whose launcher was killed finds its pickle, under the name where submitit looks."""
+    """Shell lines by which a job whose launcher was killed finds its pickle, under the name where submitit looks.
+
+    They leave the job in this folder.
+    """
     job = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
     quoted = shlex.quote(str(folder))
     return [
+        # Submitit starts Python with -m, which imports from the working folder first: that of the submission may hold
+        # modules of others, and here are only submitit's own files.
+        f"cd {quoted}",
         f"pickle={quoted}/{job}_submitted.pkl",
         f'[ -e "$pickle" ] || {{ cp {quoted}/{_TASK} "$pickle.new" && mv -n "$pickle.new" "$pickle"; }}',
     ]
