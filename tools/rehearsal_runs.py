@@ -6,15 +6,9 @@ Used by rehearse_pack.py and rehearse_random.py. A result is one JSON object per
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import threading
-from collections import OrderedDict
-from concurrent.futures import Future
-from contextlib import suppress
-from pathlib import Path
+import time
+from collections import Counter, OrderedDict
 from typing import Any
 
 from fp8launch.check.checker import check_all
@@ -25,104 +19,60 @@ from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import Prepared
 from fp8launch.rehearsal.rehearse import Plan, request_of
 from fp8launch.rehearsal.roles import Role, roles_of
+from fp8launch.rehearsal.server import Server
 from fp8launch.rehearsal.shrink import Shrunk, shrink
 
 SERVERS = 3
+POLL_SECONDS = 0.05
 # What rank and arguments say; the rest of a request decides what is imported.
 VARYING = ("argv", "rank", "world", "local_world", "env")
 
 
-class Server:
-    """A process of `fp8launch.rehearsal.forked`."""
-
-    def __init__(self, setup: dict[str, Any], paths: list[str]) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVTE_", "NCCL_"))}
-        launchers = Path(__file__).resolve().parents[1] / "launchers"
-        environment["PYTHONPATH"] = os.pathsep.join([str(launchers), *paths])
-        self.folder = Path(tempfile.mkdtemp(prefix="rehearsals-"))
-        self.log = (self.folder / "log").open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fp8launch.rehearsal.forked"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,
-        )  # fmt: skip
-        self.waiting: dict[int, Future[dict[str, Any]]] = {}
-        self.number = 0
-        self.lock = threading.Lock()
-        self._write(setup)
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(line) + "\n")
-        self.process.stdin.flush()
-
-    def submit(self, request: dict[str, Any]) -> Future[dict[str, Any]]:
-        future: Future[dict[str, Any]] = Future()
-        with self.lock:
-            self.number += 1
-            self.waiting[self.number] = future
-            line = {**request, "id": self.number, "result": str(self.folder / f"{self.number}.json")}
-            try:
-                self._write(line)
-            except OSError:
-                self.waiting.pop(self.number).set_result(self._lost())
-        return future
-
-    def _lost(self) -> dict[str, Any]:
-        last = (self.folder / "log").read_text(errors="replace")[-3000:]
-        return {"ok": False, "unknown": True, "exception": "Lost", "message": f"no result: {last}", "at": ""}
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            ended = json.loads(line)
-            place = self.folder / f"{ended['id']}.json"
-            if place.exists():
-                result = json.loads(place.read_text())
-                place.unlink()
-            else:
-                result = {
-                    "ok": False, "unknown": True, "exception": "Ended", "at": "",
-                    "message": f"wait status {ended['status']} (9: its processor time is used up)",
-                }  # fmt: skip
-            self.waiting.pop(ended["id"]).set_result(result)
-        for future in self.waiting.values():
-            future.set_result(self._lost())
-
-    def close(self) -> None:
-        with suppress(OSError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-        self.process.wait()
-
-
 _servers: OrderedDict[str, Server] = OrderedDict()
+_busy: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def _server(setup: dict[str, Any], paths: list[str]) -> Server:
-    key = json.dumps([setup, paths], sort_keys=True)
+def _server(key: str, setup: dict[str, Any], paths: list[str]) -> Server:
+    """The server of this setup; the lock is held. Those used least recently are closed."""
+    if key not in _servers:
+        _servers[key] = Server(setup, paths)
+    _servers.move_to_end(key)
+    for idle in [each for each in _servers if not _busy[each] and each != key][: max(len(_servers) - SERVERS, 0)]:
+        _servers.pop(idle).close()
+    return _servers[key]
+
+
+def close_servers() -> None:
+    """End all processes."""
     with _lock:
-        if key not in _servers:
-            _servers[key] = Server(setup, paths)
-        _servers.move_to_end(key)
-        while len(_servers) > SERVERS:
-            idle = next((k for k, server in _servers.items() if not server.waiting and k != key), None)
-            if idle is None:
-                break
-            _servers.pop(idle).close()
-        return _servers[key]
+        while _servers:
+            _servers.popitem()[1].close()
 
 
 def rehearse_role(plan: Plan, role: Role, small: Shrunk, cpu_seconds: int) -> dict[str, Any]:
     asked = request_of(plan, role, small)
-    request = asked.content
-    setup = {name: value for name, value in request.items() if name not in VARYING}
+    setup = {name: value for name, value in asked.content.items() if name not in VARYING}
     # Transformer Engine reads some of its variables while it is imported.
-    setup["env"] = {name: value for name, value in request["env"].items() if name.startswith("NVTE_")}
-    varying = {name: request[name] for name in VARYING}
-    server = _server(setup, list(asked.python_path))
-    result = server.submit({**varying, "cpu_seconds": cpu_seconds}).result()
+    setup["env"] = {name: value for name, value in asked.content["env"].items() if name.startswith("NVTE_")}
+    varying = {name: asked.content[name] for name in VARYING}
+    paths = list(asked.python_path)
+    key = json.dumps([setup, paths], sort_keys=True)
+    with _lock:
+        server = _server(key, setup, paths)
+        number = server.submit({**varying, "cpu_seconds": cpu_seconds})
+        _busy[key] += 1
+    while True:
+        with _lock:
+            server.listen()
+            if server.has_ended(number):
+                _busy[key] -= 1
+                break
+        time.sleep(POLL_SECONDS)
+    result = server.answer(number)
+    if result is None:
+        words = server.last_words(number)
+        result = {"ok": False, "unknown": True, "exception": "Ended", "message": f"no result: {words}", "at": ""}
     return {"role": role.name, "rank": role.rank, **result}
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
-from rehearsal_runs import checked, one
+from rehearsal_runs import checked, close_servers, one
 
 TOP = Path(__file__).resolve().parents[1]
 # The release of Transformer Engine that each Megatron was published with (containers/images.yaml), the newest else.
@@ -67,7 +66,7 @@ def main() -> None:
                 if (name, version) not in known and (not options.only or options.only in name):
                     tasks.append((path, version))
         list(pool.map(do, tasks))
-    sys.exit(0)
+    close_servers()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import yaml
 
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
-from rehearsal_runs import checked, one
+from rehearsal_runs import checked, close_servers, one
 
 TOP = Path(__file__).resolve().parents[1]
 MODELS = sorted(path.stem for path in (TOP / "recipes/models").glob("*.yaml") if path.stem != "tiny")
@@ -441,6 +441,7 @@ def main() -> None:
                 print("error", batch, repr(exc)[:500], flush=True)
 
         list(pool.map(do, batches))
+    close_servers()
 
 
 if __name__ == "__main__":

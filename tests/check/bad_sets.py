@@ -237,6 +237,11 @@ BUILDING = {
     ),
     "distributed SGD": Set({"optimizer": "sgd"}, "distributed-optimizer-kind"),
     "FSDP in a pipeline": Set({**FSDP, "pipeline_model_parallel_size": 2}, "fsdp-pipeline", env=OPEN),
+    "FSDP with graphs of layers": Set(
+        {**FSDP, "cuda_graph_impl": "local", "cuda_graph_modules": ["attn", "mlp"], "te_rng_tracker": True},
+        "fsdp-local-graphs",
+        env=OPEN,
+    ),
     "unfused attention over contexts": Set(
         {"context_parallel_size": 2, "attention_backend": "unfused"}, "unfused-context-parallel"
     ),

@@ -49,6 +49,20 @@ def test_hybrid_ep_gives_each_expert_a_padded_number_of_rows(routes: Any) -> Non
     assert probabilities.shape == chosen.shape
 
 
+def test_hybrid_ep_drops_the_tokens_that_it_has_no_room_for(routes: Any) -> None:
+    import torch
+
+    from fp8launch.rehearsal.packages.deep_ep import HybridEPBuffer
+
+    chosen = torch.zeros(6, 8, dtype=torch.bool).scatter(1, routes, True)
+    buffer = HybridEPBuffer(Group(), 16, 6, 2)
+    received, _, _, counts, _ = buffer.dispatch_with_permute(
+        hidden=torch.ones(6, 16), routing_map=chosen, num_of_experts_per_rank=2, pad_multiple=16, num_permuted_tokens=16
+    )
+    assert received.shape == (16, 16)
+    assert counts.tolist() == [16, 0]
+
+
 def test_deep_ep_receives_each_token_once_a_rank(routes: Any) -> None:
     import torch
 

@@ -18,15 +18,6 @@ from fp8launch.rehearsal.shrink import BLOCK, residue, shrink
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
-# What two H200 did with each: the first two died in their first forward pass, with these sentences.
-QK_NORM = """
-name: qk_norm_fused_rope
-extends: [models/qwen3_4b, parts/pretrain, parts/distributed_optimizer, parts/fused_kernels, precision/tensorwise,
-          hardware/h200]
-batch: {micro: 1, global: 4, sequence: 4096}
-train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
-resources: {nodes: 1, gpus_per_node: 2}
-"""
 DENSE = """
 name: dense
 extends: [models/llama3_8b, parts/pretrain, parts/distributed_optimizer, precision/tensorwise, hardware/h200]
@@ -37,6 +28,28 @@ resources: {nodes: 1, gpus_per_node: 2}
 """
 
 
+# What needs stand-ins of its own: NVFP4's gathers over tensor parallel ranks, and grouped tensors of experts.
+NVFP4 = """
+name: nvfp4
+extends: [models/llama3_8b, parts/pretrain, parts/distributed_optimizer, precision/nvfp4, hardware/gb300]
+software: {megatron: "0.18", transformer_engine: "2.16"}
+parallel: {tp: 2, sequence: true}
+batch: {micro: 1, global: 4, sequence: 8192}
+train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
+resources: {nodes: 1, gpus_per_node: 4}
+"""
+GROUPED = """
+name: grouped
+extends: [models/qwen3_30b_a3b, parts/pretrain, parts/distributed_optimizer, precision/mxfp8, hardware/gb200,
+          moe/hybridep, moe/full_iteration_graph]
+software: {megatron: "0.18", transformer_engine: "2.16"}
+parallel: {ep: 4}
+batch: {micro: 1, global: 4, sequence: 4096}
+train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
+resources: {nodes: 1, gpus_per_node: 4}
+"""
+
+
 def rehearsed(recipe: str) -> CheckResult:
     run = prepare(recipe)
     return with_rehearsal([run], check_all([run]), Cluster())[0]
@@ -44,19 +57,21 @@ def rehearsed(recipe: str) -> CheckResult:
 
 @needs_torch
 @pytest.mark.train
-def test_a_refusal_reached_only_by_a_step_is_found(write: Callable[[str, str], str]) -> None:
-    result = rehearsed(write("r.yaml", QK_NORM))
-    [problem] = [p for p in result.problems if p.severity == "error"]
-    assert "fused_single_qkv_rope requested but not available/supported for the config." in problem.message
-    assert "megatron/core/transformer/attention.py" in problem.message
-    assert problem.fix is not None
-    assert "fused_single_qkv_rope: false" in problem.fix
+def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> None:
+    result = rehearsed(write("r.yaml", DENSE))
+    assert result.ok, result.problems
+    assert result.layers[LAYER] == "ran"
 
 
 @needs_torch
 @pytest.mark.train
-def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> None:
-    result = rehearsed(write("r.yaml", DENSE))
+@pytest.mark.parametrize("recipe", [NVFP4, GROUPED], ids=["nvfp4", "grouped"])
+def test_a_run_that_no_machine_here_has_gpus_for_passes(
+    write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.setattr("fp8launch.rehearsal.rehearse.roles_of", lambda layout: roles_of(layout)[:1])
+    run = prepare(write("r.yaml", recipe))
+    [result] = with_rehearsal([run], check_all([run], layers=("schema",)), Cluster())
     assert result.ok, result.problems
     assert result.layers[LAYER] == "ran"
 
@@ -96,6 +111,30 @@ def test_other_sizes_divide_alike() -> None:
         real, first, second = small.sizes[flag][0], small.sizes[flag][1], larger.sizes[flag][1]
         assert first < second < real
         assert first % unit == second % unit == real % unit
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "layers"),
+    [
+        ("llama8b_fp8", {"recompute_num_layers": 8}, {"num_layers": (32, 2), "recompute_num_layers": (8, 1)}),
+        ("llama8b_fp8", {"recompute_num_layers": 32}, {"num_layers": (32, 2), "recompute_num_layers": (32, 2)}),
+        ("llama70b_tensorwise_gb200", {}, {"num_layers": (80, 2), "cpu_offloading_num_layers": (46, 1)}),
+        (
+            "llama8b_fp8",
+            {"recompute_num_layers": None, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2},
+            {"num_layers": (32, 4)},
+        ),
+        ("gpt_oss_120b_mxfp8_gb200", {}, {"num_layers": (36, 2)}),
+        ("gpt_oss_120b_mxfp8_gb200", {"window_attn_skip_freq": 6}, {"num_layers": (36, 6)}),
+        ("deepseek_v3_tensorwise_h100", {}, {}),
+    ],
+)
+def test_layers_that_differ_stay_beside_those_that_do_not(
+    recipe: str, overrides: dict[str, int], layers: dict[str, tuple[int, int]]
+) -> None:
+    run = prepare(recipe)
+    sizes = shrink({**run.args.values, **overrides}, run.layout).sizes
+    assert {flag: pair for flag, pair in sizes.items() if "layers" in flag} == layers
 
 
 def test_each_stage_and_the_last_rank_have_a_role() -> None:

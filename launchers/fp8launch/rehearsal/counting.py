@@ -17,7 +17,7 @@ from typing import Any
 
 from fp8launch.engines.base import EngineArguments, Layout
 from fp8launch.megatron.model_arithmetic import ffn_width, padded_vocab_size
-from fp8launch.rehearsal.shrink import BLOCK, Shrunk, shrink
+from fp8launch.rehearsal.shrink import BLOCK, LATENT, Shrunk, shrink
 
 # Widths that are scaled, each with its prime: small ones where a width costs the most.
 PRIMES = {
@@ -62,10 +62,12 @@ class Counts:
 
 def counting_plan(args: EngineArguments, layout: Layout) -> CountingPlan:
     """How to count a step of this run."""
-    usual = shrink(args.values, layout)
+    usual = shrink(args.values, layout, parts=False)
     values, sizes = dict(usual.values), dict(usual.sizes)
-    if "num_experts" in sizes:
-        values["num_experts"] = sizes.pop("num_experts")[0]
+    # Beside a latent there are positions in one matrix, whose width is a sum.
+    for flag in ("num_experts", *LATENT):
+        if flag in sizes:
+            values[flag] = sizes.pop(flag)[0]
     widths = _widths(args, layout, values, sizes)
     values |= {flag: size for flag, (_, size) in widths.items()}
     larger = 2 * layout.pp if layout.pp > 1 else 2

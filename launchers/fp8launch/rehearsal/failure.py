@@ -18,6 +18,8 @@ def described(failure: BaseException) -> dict[str, Any]:
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if _PACKAGE.match(frame.filename)]
     found = {"at": "", "function": "", "settings": []}
     message = " ".join(str(failure).split())[:2000]
+    if isinstance(failure, KeyError) and failure.args and not isinstance(failure.args[0], (str, int)):
+        message = f"no entry for a {type(failure.args[0]).__name__}"  # Not all values of a tensor.
     if frames:
         last = frames[-1]
         line = last.lineno or 0

@@ -1,9 +1,10 @@
 """Many rehearsals with the imports done once: `python -m fp8launch.rehearsal.forked`, requests on stdin.
 
-The first line is a request as `worker.py` takes it, of which the software and the environment count. It is imported
-once. Each further line is `{"id": 3, "result": PATH, "argv": [...], "rank": 0, "world": 8, "local_world": 8}`: a forked
-process rehearses it and writes its result to PATH. A line `{"id": 3, "status": 0}` on stdout says that it has ended.
-At the end of stdin all of them are ended.
+The first line is a request as `worker.py` takes it, of which the software and the environment count, with `parent`, the
+id of the process that asks. The software is imported once. Each further line is a rehearsal: `id`, `result` (the file
+for its result), `messages` (the file for what it prints) and the rest of the request. A forked process rehearses it.
+The lines `{"id": 3, "pid": 4711}` and `{"id": 3, "status": 0}` on stdout say that it has begun and ended. A line
+`{"kill": 3}` ends it. At the end of stdin all of them are ended.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fp8launch.rehearsal import worker
 
@@ -23,12 +26,22 @@ from fp8launch.rehearsal import worker
 def main() -> None:
     """Import, then fork for each request until stdin ends."""
     setup = json.loads(_first_line())
+    worker.end_with_parent(setup["parent"])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    worker.prepare_software(setup)
-    worker.import_megatron()
-    gc.collect()
+    os.dup2(2, 1)  # what Megatron prints is no answer
+    gc.disable()  # searching all that is imported for garbage takes a third of the time of the imports
+    failure = worker.prepared(setup)
+    if failure is None:
+        # What cannot be imported fails again in each rehearsal, which describes it.
+        with suppress(Exception, SystemExit):
+            worker.import_megatron(setup)
     gc.freeze()
+    gc.enable()
+    _serve(setup, failure, answers)
+    os._exit(0)  # Megatron's threads and exit handlers have nothing to finish
+
+
+def _serve(setup: Mapping[str, Any], failure: dict[str, Any] | None, answers: IO[str]) -> None:
     running: dict[int, int] = {}
     text = b""
     while True:
@@ -38,16 +51,23 @@ def main() -> None:
             if not chunk:
                 break
             *lines, text = (text + chunk).split(b"\n")
-            for line in lines:
-                request = {**setup, **json.loads(line)}
-                running[_fork(request)] = request["id"]
+            for line in map(json.loads, lines):
+                if "kill" in line:
+                    _kill(pid for pid, number in running.items() if number == line["kill"])
+                    continue
+                pid = _fork({**setup, **line}, failure)
+                running[pid] = line["id"]
+                answers.write(json.dumps({"id": line["id"], "pid": pid}) + "\n")
         for pid in list(running):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 answers.write(json.dumps({"id": running.pop(pid), "status": status}) + "\n")
-    for pid in running:
+    _kill(running)
+
+
+def _kill(processes: Any) -> None:
+    for pid in list(processes):
         os.kill(pid, signal.SIGKILL)
-    os._exit(0)
 
 
 def _first_line() -> bytes:
@@ -58,14 +78,20 @@ def _first_line() -> bytes:
     return line
 
 
-def _fork(request: dict[str, Any]) -> int:
+def _fork(request: dict[str, Any], failure: dict[str, Any] | None) -> int:
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (request.get("cpu_seconds", 300),) * 2)
+        worker.end_with_parent(parent)
+        if "cpu_seconds" in request:
+            resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"],) * 2)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        result = worker.result_of(request)
+        messages = os.open(request["messages"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(messages, 1)
+        os.dup2(messages, 2)
+        result = failure or worker.result_of(request)
         partial = Path(request["result"] + ".part")
         partial.write_text(json.dumps(result))
         partial.rename(request["result"])

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+from fp8launch.rehearsal.noise import noise
+
 NAME = "fp8launch_mirror"
 
 
@@ -73,6 +75,8 @@ class Mirror(dist.ProcessGroup):
             self._allgather_base(output, tensor)
         return _finished(outputs)
 
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensors in zip(outputs, inputs, strict=True):
             observe("reduce_scatter", self, output)
@@ -90,6 +94,8 @@ class Mirror(dist.ProcessGroup):
         for output, tensor in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, tensor)
         return _finished(outputs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def alltoall_base(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
@@ -125,6 +131,12 @@ class Mirror(dist.ProcessGroup):
             output.copy_(tensors[self.own])
         return _finished(outputs)
 
+    def _start_coalescing(self, device: Any) -> None:
+        """What follows is done when it is asked for."""
+
+    def _end_coalescing(self, device: Any) -> Any:
+        return _finished(torch.ones(1))
+
     def barrier(self, opts: Any = None) -> Any:
         return _finished(torch.ones(1))
 
@@ -138,7 +150,7 @@ class Mirror(dist.ProcessGroup):
             for tensor in tensors:
                 observe("receive", self, tensor)
                 if tensor.is_floating_point():
-                    tensor.normal_(0, 0.02)
+                    tensor.copy_(noise(tensor.shape, tensor.dtype))
                 else:
                     tensor.zero_()
         return _finished(tensors)

@@ -26,7 +26,7 @@ PRODUCTS = {
 }  # fmt: skip
 # Transposition of the operands of cuBLAS, as Transformer Engine asks for it, to what the product is for.
 PASSES = {(True, False): "forward", (False, False): "data gradient", (False, True): "weight gradient"}
-QUANTIZED = {"Float8Tensor": "fp8", "Float8Blockwise": "fp8 blockwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
+QUANTIZED = {"Float8Tensor": "fp8", "Float8Block": "fp8 blockwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 
 GROUPS: tuple[tuple[str, str, dict[str, bool]], ...] = (
     ("tp", "get_tensor_model_parallel_group", {}),
@@ -215,6 +215,7 @@ def _record_extension(recording: Recording) -> None:
     if extension is None:
         return
     module: Any = extension
+    grouped_tensors: Any = importlib.import_module("fp8launch.rehearsal.compiled_te.grouped")
 
     def quietly(original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -234,12 +235,19 @@ def _record_extension(recording: Recording) -> None:
         recording.product("gemm", PASSES.get((transa, transb), ""), _precision(a), 1, [shape])
 
     def grouped(a: Any, transa: bool, b: Any, transb: bool, *_: Any, **__: Any) -> None:
+        each_group(_precision(a[0]), a, transa, b, transb)
+
+    def of_grouped_tensors(a: Any, transa: bool, b: Any, transb: bool, *_: Any, **__: Any) -> None:
+        operand = a[0] if isinstance(a, list) else a
+        each_group(_precision(operand), grouped_tensors.parts(a), transa, grouped_tensors.parts(b), transb)
+
+    def each_group(precision: str, a: Any, transa: bool, b: Any, transb: bool) -> None:
         shapes = [_product_shape(left, transa, right, transb) for left, right in zip(a, b, strict=True)]
         rows, columns, inner = shapes[0]
         tokens = 2 if transb else 0
         total = [rows, columns, inner]
         total[tokens] = sum(shape[tokens] for shape in shapes)
-        recording.product("grouped gemm", PASSES.get((transa, transb), ""), _precision(a[0]), len(shapes), [total])
+        recording.product("grouped gemm", PASSES.get((transa, transb), ""), precision, len(shapes), [total])
 
     def attention(purpose: str) -> Callable[..., None]:
         def note(*arguments: Any, **_: Any) -> None:
@@ -255,6 +263,7 @@ def _record_extension(recording: Recording) -> None:
         "fused_attn_fwd": attention("forward"),
         "fused_attn_bwd": attention("backward"),
     }
+    notes |= dict.fromkeys(grouped_tensors.GEMMS, of_grouped_tensors)
     for name, note in notes.items():
         setattr(module, name, quietly(getattr(module, name), note))
 
@@ -295,8 +304,9 @@ def _matrix(shape: list[int]) -> tuple[int, int]:
 
 
 def _precision(operand: Any) -> str:
-    name = type(operand).__name__
+    # A tensor of several groups has the kind of its quantizer.
+    name = type(getattr(operand, "quantizer", None) if hasattr(operand, "num_tensors") else operand).__name__
     for prefix, precision in QUANTIZED.items():
         if name.startswith(prefix):
             return precision
-    return str(getattr(operand, "dtype", "")).removeprefix("torch.")
+    return str(getattr(operand, "dtype", getattr(operand, "fake_dtype", ""))).removeprefix("torch.")

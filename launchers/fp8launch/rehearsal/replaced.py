@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fp8launch.rehearsal.cuda_graphs import Generator
+from fp8launch.rehearsal.storage import share_storage
 
 WEAK_REFERENCES = (
     "megatron.core.transformer.cuda_graphs",
@@ -22,7 +23,10 @@ WEAK_REFERENCES = (
 
 def install() -> None:
     """Replace it, before Megatron's training is imported; call after the CPU mode of Megatron is installed."""
-    _random_state(importlib.import_module("megatron.core.tensor_parallel.random"), False)
+    states: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    _random_state(states, False)
+    # Megatron compiles a C++ extension for it, with a compiler that a login node may lack.
+    states._get_share_storage = lambda: share_storage
     with suppress(ImportError):
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
     with suppress(ImportError):

@@ -19,14 +19,19 @@ Put = Callable[[str, int], None]
 BLOCK = 128
 # Two iterations: some of Megatron's state is only used from the second one on.
 ITERATIONS = 2
-# Patterns over layers keep the number of layers.
+# Every so many layers one is of another kind, or a list has the kind of each.
+FREQUENCIES = ("moe_layer_freq", "linear_attention_freq", "window_attn_skip_freq", "no_rope_freq")
+# Lists of layers keep the number of layers.
 PATTERNED = (
-    "pipeline_model_parallel_layout", "moe_layer_freq", "linear_attention_freq", "window_attn_skip_freq",
-    "no_rope_freq", "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers", "heterogeneous_layers_config_path",
-    "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "hybrid_layer_pattern", "recompute_num_layers",
-    "cpu_offloading_num_layers", "fine_grained_activation_offloading",
+    "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+    "heterogeneous_layers_config_path", "hybrid_layer_pattern", "fine_grained_activation_offloading",
 )  # fmt: skip
+# How many of a chunk's layers are recomputed or offloaded.
+PARTS = ("recompute_num_layers", "cpu_offloading_num_layers")
+# Layers at either end that stay in bf16.
+ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+# Widths of latent attention.
+LATENT = ("q_lora_rank", "kv_lora_rank")
 # Nothing is read or written outside the process, and nothing outlives the step.
 DROPPED = (
     "data_path", "data_args_path", "per_split_data_args_path", "train_data_path", "valid_data_path", "test_data_path",
@@ -47,8 +52,11 @@ class Shrunk:
     sizes: dict[str, tuple[int, int]]
 
 
-def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1) -> Shrunk:
-    """The flags of a short, small run of the same structure; sizes grow with `scale`, their remainders stay."""
+def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, parts: bool = True) -> Shrunk:
+    """The flags of a short, small run of the same structure; sizes grow with `scale`, their remainders stay.
+
+    With `parts` false, a run that recomputes or offloads some of its layers keeps the number of all.
+    """
     small = {name: value for name, value in values.items() if name not in DROPPED}
     sizes: dict[str, tuple[int, int]] = {}
 
@@ -67,7 +75,9 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1) -> S
             small["kv_channels"] = hidden // heads
         if "ffn_hidden_size" not in values:
             small["ffn_hidden_size"] = residue(4 * hidden, tensor)
-    for flag in ("ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+    for flag in (
+        "ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", *LATENT,
+    ):  # fmt: skip
         if (width := _whole(values, flag)) is not None:
             put(flag, residue(width, tensor))
     for flag in ("vocab_size", "padded_vocab_size"):
@@ -75,7 +85,7 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1) -> S
             put(flag, residue(entries, tensor))
     small.setdefault("vocab_size", 8 * BLOCK)
     _sequence(values, layout, block, put)
-    _layers(values, layout, put)
+    _layers(values, layout, put, parts)
     _experts(values, layout, put)
     microbatches = layout.pp if layout.pp > 1 else min(layout.microbatches, 2)
     put("global_batch_size", layout.dp * layout.micro_batch * microbatches)
@@ -108,23 +118,37 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
         put("max_position_embeddings", max(small, min(positions, small)))
 
 
-def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
+def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bool) -> None:
     layers = _whole(values, "num_layers")
     if layers is None or any(values.get(flag) for flag in PATTERNED):
         return
-    chunk = _whole(values, "num_layers_per_virtual_pipeline_stage")
+    if any(values.get(flag) and _whole(values, flag) is None for flag in FREQUENCIES):
+        return
+    some = [flag for flag in PARTS if (_whole(values, flag) or 0) > 1]
+    if some and not parts:
+        return
     virtual = layout.vp
-    if chunk:
-        virtual = layers // layout.pp // chunk
-        put("num_layers_per_virtual_pipeline_stage", 1)
+    of_a_chunk = _whole(values, "num_layers_per_virtual_pipeline_stage")
+    if of_a_chunk:
+        virtual = layers // layout.pp // of_a_chunk
+    chunks = layout.pp * max(virtual, 1)
+    usual = layers // chunks
+    period = max(_whole(values, flag) or 0 for flag in FREQUENCIES)
+    # Beside the layers that differ there is one that does not.
+    differ = max(sum(_whole(values, flag) or 0 for flag in ENDS), bool(some))
+    chunk = min(usual, max(differ + 1, 1 if virtual > 1 else 2, period)) or 1
+    if of_a_chunk:
+        put("num_layers_per_virtual_pipeline_stage", chunk)
     # An embedding or a loss that counts as a layer takes the place of one.
     counted = sum(
         bool(values.get(flag))
         for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     )
-    per_stage = max(virtual, 1) if virtual > 1 else 2
-    whole = layout.pp * per_stage
+    whole = chunks * chunk
     put("num_layers", min(layers, whole - counted if whole > counted else 2 * whole - counted))
+    for flag in some:
+        part = _whole(values, flag) or 0
+        put(flag, chunk if part >= usual else min(part, chunk - 1))
 
 
 def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:

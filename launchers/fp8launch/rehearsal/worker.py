@@ -1,20 +1,18 @@
-"""One rehearsal in a process of its own: `python -m fp8launch.rehearsal.worker`, request on stdin, result on stdout.
+"""One rehearsal in this process, which was forked for it.
 
 The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
-`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, `te_site` (a folder with Transformer Engine's Python
-code), and `parent`, the id of the process that asks; with `record` (`{"microbatches": [4, 2]}`) steps of so many micro
-batches are recorded instead of computed. The result is the last line: `{"ok": true, "recorded": ..., "seconds": 4.2}`,
-or with `ok` false the `exception`, its `message`, the place `at` which it was raised, the `settings` that the code
-there reads, and the `traceback`; `unknown` is true where a stand-in was missing, which says nothing of the recipe.
+`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, and `te_site` (a folder with Transformer Engine's
+Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of
+computed. The result is `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the `exception`, its
+`message`, the place `at` which it was raised, the `settings` that the code there reads, and the `traceback`; `unknown`
+is true where a stand-in was missing, which says nothing of the recipe.
 """
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
-import json
 import os
 import resource
 import runpy
@@ -27,22 +25,6 @@ from typing import Any
 from fp8launch.rehearsal.failure import described
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def main() -> None:
-    """Run one request."""
-    request: dict[str, Any] = json.load(sys.stdin)
-    end_with_parent(request["parent"])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Megatron prints is no answer
-    gc.disable()  # searching all that is imported for garbage takes a third of the time of the imports
-    failed = prepared(request)
-    gc.freeze()
-    gc.enable()
-    result = failed or result_of(request)
-    answers.write(json.dumps(result) + "\n")
-    answers.flush()
-    os._exit(0)  # Megatron's threads and exit handlers have nothing to finish
 
 
 def prepared(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -117,8 +99,11 @@ def prepare_software(request: dict[str, Any]) -> None:
     datasets_helper.install()
 
 
-def import_megatron() -> None:
+def import_megatron(request: dict[str, Any]) -> None:
     """Import what every rehearsal needs, for processes that are forked from this one."""
+    if request.get("script"):
+        importlib.import_module("megatron.training")
+        return
     importlib.import_module("fp8launch.injob.rank.pretrain")
     importlib.import_module("fp8launch.injob.rank.gpt_model")
 
@@ -151,7 +136,3 @@ def train(request: dict[str, Any]) -> None:
         return
     sys.argv = ["pretrain.py", *request["argv"], *python311.defaults(request["argv"])]
     importlib.import_module("fp8launch.injob.rank.pretrain").main(time.time())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,21 @@
 """Worker processes of rehearsals: several at once, each within its limits, none left behind.
 
-One loop in one thread starts, watches and ends them, so Ctrl-C and every other exception end all of them.
+One loop in one thread starts, watches and ends them, so Ctrl-C and every other exception end all of them. Workers with
+the same software and environment are forked from one process that has imported it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fp8launch.rehearsal.server import Server
 
 T = TypeVar("T")
 # A task asks for one worker after the other, gets the result of each, and returns its own.
@@ -38,6 +39,9 @@ class Limits:
 
 LIMITS = Limits()
 
+# What one import serves: everything but these.
+VARYING = ("argv", "rank", "world", "local_world", "record")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -45,6 +49,16 @@ class Request:
 
     content: dict[str, Any]
     python_path: Sequence[str]
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """The part that decides what is imported, and how."""
+        return {name: value for name, value in self.content.items() if name not in VARYING}
+
+    @property
+    def key(self) -> str:
+        """The same for requests that one import serves."""
+        return json.dumps([self.setup, list(self.python_path)], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ def run_tasks(tasks: Sequence[Task[T]], limits: Limits = LIMITS, done: Callable[
     results: dict[int, T] = {}
     waiting: deque[tuple[int, Request]] = deque()
     running: list[tuple[int, _Worker]] = []
+    servers: dict[str, Server] = {}
 
     def advance(number: int, answer: Result | None) -> None:
         try:
@@ -89,76 +104,53 @@ def run_tasks(tasks: Sequence[Task[T]], limits: Limits = LIMITS, done: Callable[
         while waiting or running:
             while waiting and len(running) < room:
                 number, request = waiting.popleft()
-                running.append((number, _Worker(request, limits)))
+                if request.key not in servers:
+                    servers[request.key] = Server(request.setup, request.python_path)
+                running.append((number, _Worker(request, limits, servers[request.key])))
+            for server in servers.values():
+                server.listen()
             ended = [(number, worker, worker.result()) for number, worker in running if worker.has_ended()]
             for number, worker, result in ended:
                 running.remove((number, worker))
                 advance(number, result)
+            needed = {request.key for _, request in waiting} | {worker.request.key for _, worker in running}
+            for key in servers.keys() - needed:
+                servers.pop(key).close()
             if not ended:
                 time.sleep(POLL_SECONDS)
     finally:
-        for _, worker in running:
-            worker.kill()
+        for server in servers.values():
+            server.close()
     return [results[number] for number in range(len(tasks))]
 
 
-# `python -m` would import what somebody left in the working folder under the name of a module.
-_START = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "import runpy; runpy.run_module('fp8launch.rehearsal.worker', run_name='__main__')"
-)
-
-
-@dataclass(eq=False)
 class _Worker:
-    """One process, its output in files that nobody has to read while it runs."""
+    """One forked process."""
 
-    request: Request
-    limits: Limits
-    exceeded: str = ""
-    processor_seconds: float = 0.0
-    memory_gib: float = 0.0
-    answer: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    messages: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-
-    def __post_init__(self) -> None:
-        import psutil
-
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "NVTE_", "NCCL_"))
-        }
-        launchers = Path(__file__).resolve().parents[2]
-        environment["PYTHONPATH"] = os.pathsep.join([str(launchers), *self.request.python_path])
-        with tempfile.TemporaryFile() as asked:
-            asked.write(json.dumps({**self.request.content, "parent": os.getpid()}).encode())
-            asked.seek(0)
-            # A session of its own: Ctrl-C reaches this process, which ends its workers without their tracebacks.
-            self.process = psutil.Popen(
-                [sys.executable, "-c", _START],
-                stdin=asked,
-                stdout=self.answer,
-                stderr=self.messages,
-                env=environment,
-                start_new_session=True,
-                umask=0o022,  # what Python compiles into the cache is run later
-            )
+    def __init__(self, request: Request, limits: Limits, server: Server) -> None:
+        self.request, self.limits, self.server = request, limits, server
+        self.exceeded = ""
+        self.processor_seconds = self.memory_gib = 0.0
         self.began = time.monotonic()
+        self.number = server.submit({name: request.content[name] for name in VARYING if name in request.content})
 
     def has_ended(self) -> bool:
         """Whether the process is over; one that exceeds a limit is ended here."""
         import psutil
 
-        if self.process.poll() is not None:
+        if self.server.has_ended(self.number):
             return True
-        try:
-            times = self.process.cpu_times()
-            self.processor_seconds = times.user + times.system
-            self.memory_gib = max(self.memory_gib, self.process.memory_info().rss / GIB)
-        except psutil.Error:
-            return self.process.poll() is not None
+        pid = self.server.pids.get(self.number)
+        # Gone already, and the server will say so.
+        with suppress(psutil.Error):
+            if pid is not None:
+                process = psutil.Process(pid)
+                times = process.cpu_times()
+                self.processor_seconds = times.user + times.system
+                self.memory_gib = max(self.memory_gib, process.memory_info().rss / GIB)
         self.exceeded = self._exceeded()
         if self.exceeded:
-            self.kill()
+            self.server.kill(self.number)
         return bool(self.exceeded)
 
     def _exceeded(self) -> str:
@@ -170,24 +162,10 @@ class _Worker:
             return f"it took longer than {self.limits.seconds:g} s, the limit of a rehearsal"
         return ""
 
-    def kill(self) -> None:
-        """End the process, whatever it does."""
-        self.process.kill()
-        self.process.wait()
-
     def result(self) -> Result:
         """The answer of a process that is over."""
-        lines = _text(self.answer).splitlines()
-        if lines and not self.exceeded:
-            return Result(json.loads(lines[-1]), "", self.processor_seconds, self.memory_gib)
-        return Result(None, self.exceeded or self._last_words(), self.processor_seconds, self.memory_gib)
-
-    def _last_words(self) -> str:
-        lines = _text(self.messages).strip().splitlines()
-        last = lines[-1] if lines else f"exit code {self.process.returncode}"
-        return f"its process ended without a result: {last}"
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace")
+        failure = self.exceeded
+        answer = None if failure else self.server.answer(self.number)
+        if answer is None and not failure:
+            failure = f"its process ended without a result: {self.server.last_words(self.number)}"
+        return Result(answer, failure, self.processor_seconds, self.memory_gib)

@@ -113,6 +113,24 @@ def megatron_fsdp_has_one_stage(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("use_megatron_fsdp", "pipeline_model_parallel_size"), fix)
 
 
+@rule(
+    "fsdp-local-graphs",
+    "error",
+    source="megatron/core/pipeline_parallel/schedules.py:862 captures after megatron_fsdp.py:1370 took the parameters",
+)
+def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("use_megatron_fsdp") or run.value("cuda_graph_impl") != "local":
+        return
+    whole_step = "full_iteration" in _graph_modules(run)
+    if run.value("data_parallel_sharding_strategy") == "optim_grads_params" and not whole_step:
+        message = (
+            "Megatron captures local CUDA graphs at the end of a step, when FSDP has replaced the layers' parameters: "
+            "the first capture ends in a KeyError"
+        )
+        fix = "remove cuda_graph_impl, or parallel.fsdp"
+        yield Finding(message, run.where("cuda_graph_impl", "use_megatron_fsdp"), fix)
+
+
 @rule("unfused-context-parallel", "error", source=f"{_TE_ATTENTION}/dot_product_attention.py:2899, H200")
 def context_parallel_attention_is_fused(run: ResolvedRun) -> Iterator[Finding]:
     if run.uses_te and run.layout.cp > 1 and run.value("attention_backend") == "unfused":

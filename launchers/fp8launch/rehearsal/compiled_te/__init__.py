@@ -16,7 +16,15 @@ import types
 from pathlib import Path
 from typing import Any
 
-from fp8launch.rehearsal.compiled_te import adam, attention, functions, layout_functions, tensors, userbuffers
+from fp8launch.rehearsal.compiled_te import (
+    adam,
+    attention,
+    functions,
+    grouped,
+    layout_functions,
+    tensors,
+    userbuffers,
+)
 
 NAME = "transformer_engine_torch"
 
@@ -101,6 +109,7 @@ def functions_by_name() -> dict[str, Any]:
     found |= {"fused_attn_fwd": attention.fused_attn_fwd, "fused_attn_bwd": attention.fused_attn_bwd}
     found |= adam.functions()
     found |= layout_functions.functions()
+    found |= grouped.functions()
     found |= {"fused_moe_aux_loss_fwd_graph_safe": functions.fused_moe_aux_loss_fwd}
     found |= {"create_empty_quantized_tensor": tensors.create_empty_quantized_tensor}
     found |= {"quantize": tensors.quantize, "split_quantize": tensors.split_quantize, "dequantize": tensors.dequantize}

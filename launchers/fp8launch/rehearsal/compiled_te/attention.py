@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fp8launch.rehearsal.compiled_te.tensors import finished, is_quantized, plain_type
+from fp8launch.rehearsal.noise import noise
 
 NAME = "transformer_engine_torch"
 CUDNN_OF_TORCH_2_11 = 91900
@@ -136,7 +137,7 @@ def fused_attn_fwd(*arguments: Any, **_: Any) -> list[Any]:
     quantizer = next(
         (each for each in arguments if hasattr(each, "make_empty") and hasattr(each, "rowwise_usage")), None
     )
-    out = torch.randn(*q.shape[:-1], v.shape[-1]).mul_(0.02).to(plain_type(q))
+    out = noise((*q.shape[:-1], v.shape[-1]), plain_type(q))
     heads = q.shape[-2]
     stats = torch.zeros(_batch(arguments, q), heads, _sequence(arguments, q), 1)
     results: list[Any] = [finished(out, quantizer), stats]

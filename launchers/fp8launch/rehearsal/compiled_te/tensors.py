@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from fp8launch.rehearsal.noise import noise
 
 SOURCE = "_rehearsal_source"
 
@@ -54,17 +57,24 @@ def _keep(quantized: Any, plain: torch.Tensor) -> None:
     setattr(quantized, SOURCE, plain.detach())
 
 
+def source(quantized: Any) -> torch.Tensor | None:
+    """The tensor in high precision that a quantized one was made from; None where Megatron has freed its memory."""
+    found: torch.Tensor | None = getattr(quantized, SOURCE, None)
+    if found is not None and found.numel() and not found.untyped_storage().size():
+        return None
+    return found
+
+
 def values(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The values of a tensor in high precision."""
     if tensor is None:
         raise ValueError("an operand is missing")
-    if hasattr(tensor, SOURCE):
-        found = getattr(tensor, SOURCE)
-        if tuple(found.shape) == _shape(tensor):
-            return found if dtype is None else found.to(dtype)
+    found = source(tensor)
+    if found is not None and tuple(found.shape) == _shape(tensor):
+        return found if dtype is None else found.to(dtype)
     if is_quantized(tensor):
         wanted = dtype or getattr(tensor, "dtype", None) or torch.bfloat16
-        return torch.randn(_shape(tensor), dtype=torch.float32).mul_(0.02).to(wanted)
+        return noise(_shape(tensor), wanted)
     plain: torch.Tensor = tensor.detach()
     return plain if dtype is None else plain.to(dtype)
 
@@ -146,9 +156,11 @@ def create_empty_quantized_tensor(
             quantizer=quantizer,
         )
     row_shape = _packed(shape) if class_name == "NVFP4Tensor" else tuple(shape)
-    column_shape = tuple(quantizer.get_columnwise_shape(tuple(shape)))
     if class_name == "NVFP4Tensor":
-        column_shape = _packed(column_shape)
+        # Transposed as a matrix: a batch of one as the last dimension could not be halved.
+        column_shape = _packed((shape[-1], math.prod(shape[:-1])))
+    else:
+        column_shape = tuple(quantizer.get_columnwise_shape(tuple(shape)))
     scales = torch.float32 if class_name == "Float8BlockwiseQTensor" else torch.uint8
     parts: dict[str, Any] = {
         "rowwise_data": torch.zeros(row_shape, dtype=torch.uint8) if rows else None,

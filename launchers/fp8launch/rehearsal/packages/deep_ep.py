@@ -203,7 +203,12 @@ class HybridEPBuffer:
         counts = mine.sum(0).to(torch.int64) * ranks
         if pad_multiple:
             counts = (counts + pad_multiple - 1) // pad_multiple * pad_multiple
-        total = int(num_permuted_tokens) if num_permuted_tokens is not None else int(counts.sum())
+        total = int(counts.sum())
+        if num_permuted_tokens is not None:
+            # Tokens for which there is no room are dropped.
+            total = int(num_permuted_tokens)
+            ends = counts.cumsum(0).clamp(max=total)
+            counts = ends.diff(prepend=ends.new_zeros(1))
         token, expert = mine.nonzero(as_tuple=True)
         weights = None
         if probs is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fp8launch.rehearsal.noise import noise
 from fp8launch.rehearsal.packages import used
 
 WIDEST_HEAD = 256
@@ -29,7 +30,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(q, k, v)
-        return torch.randn(*q.shape[:-1], v.shape[-1]).mul_(0.02).to(q.dtype)
+        return noise((*q.shape[:-1], v.shape[-1]), q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -62,7 +63,7 @@ def flash_attn_varlen_func(
 def _flash_attn_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """Output, log-sum-exp over (batch, heads, sequence), probabilities and random state."""
     _check(q, k, v)
-    out = torch.randn(*q.shape[:-1], v.shape[-1]).mul_(0.02).to(q.dtype)
+    out = noise((*q.shape[:-1], v.shape[-1]), q.dtype)
     return out, torch.zeros(q.shape[0], q.shape[2], q.shape[1]), None, torch.zeros(2, dtype=torch.int64)
 
 
@@ -71,7 +72,7 @@ def _flash_attn_varlen_forward(
 ) -> tuple[Any, ...]:
     """Output, log-sum-exp over (heads, tokens), probabilities and random state."""
     _check(q, k, v)
-    out = torch.randn(*q.shape[:-1], v.shape[-1]).mul_(0.02).to(q.dtype)
+    out = noise((*q.shape[:-1], v.shape[-1]), q.dtype)
     return out, torch.zeros(q.shape[1], q.shape[0]), None, torch.zeros(2, dtype=torch.int64)
 
 
