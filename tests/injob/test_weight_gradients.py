@@ -29,7 +29,7 @@ from fp8launch.injob.rank import worker
 from fp8launch.injob.rank.compat import triton_stub
 
 triton_stub.install()
-worker.prepare("cuda", [])
+worker.prepare("cuda")
 worker.run_script(Path(sys.argv[1]), [])
 """
 

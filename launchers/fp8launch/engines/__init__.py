@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.engines.base import Engine, EvidenceSource
-from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.load import LoadedRecipe, register_named
 from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.yaml_source import Node
 
 # Name to the module and the class that implement it. A recipe that states no key of another engine means the first.
 _BUILT_IN = {
     "megatron_lm": ("fp8launch.engines.megatron_lm.engine", "MegatronLM"),
     "script": ("fp8launch.engines.script.engine", "Script"),
+    "bridge": ("fp8launch.engines.bridge.engine", "Bridge"),
 }
 # Recipe keys that ask for a measurement, and the evidence that it leaves.
 _MEASUREMENTS: Mapping[str, EvidenceSource] = {
@@ -103,3 +106,16 @@ def _states(recipe: Recipe, key: str) -> bool:
     for name in key.split("."):
         value = getattr(value, name)
     return bool(value)
+
+
+def _complete_bridge(tree: Node) -> Node:
+    """The tree of a recipe for Bridge with what the index knows; the index is read for no other recipe."""
+    stated = tree.value if isinstance(tree.value, dict) else {}
+    if "bridge" not in stated:
+        return tree
+    from fp8launch.engines.bridge.complete import complete
+
+    return complete(tree)
+
+
+register_named("bridge", _complete_bridge, Path(__file__).with_name("bridge") / "recipes.json.xz")

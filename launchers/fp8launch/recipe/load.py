@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -19,6 +19,11 @@ from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_wri
 from fp8launch.resources import pack_folder
 
 MAX_GENERATIONS = 20
+
+# Completes a recipe's tree for one engine; a tree for another engine comes back as it is.
+Complete: TypeAlias = "Callable[[Node], Node]"
+# Engines whose own recipes have names such as `bridge:NAME`: what completes one, and the file that the names are in.
+_named: dict[str, tuple[Complete, Path]] = {}
 
 # What each file came to, with all that it extends.
 Done: TypeAlias = "dict[Path, tuple[Node, list[Path]] | UserError]"
@@ -46,8 +51,24 @@ class RecipeSource:
     files: tuple[Path, ...]
 
 
+def register_named(engine: str, complete: Complete, file: Path) -> None:
+    """Let `ENGINE:NAME` mean the recipe `{engine: ENGINE, ENGINE: {recipe: NAME}}`; `complete` fills in the rest.
+
+    `complete` sees every recipe after its overrides, and before validation. `file` is where the names come from.
+    """
+    _named[engine] = (complete, file)
+
+
 def read_recipe(name: str) -> RecipeSource:
-    """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError."""
+    """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError.
+
+    `ENGINE:NAME` is a recipe that comes with an engine (`register_named`).
+    """
+    engine, colon, own = name.partition(":")
+    if colon and engine in _named:
+        entries = {"engine": Node(engine, name), engine: Node({"recipe": Node(own, name)}, name)}
+        file = _named[engine][1]
+        return RecipeSource(file, Node(dict(entries), name), (file,))
     path = find_recipe(name)
     tree, files = _with_parents(path, (), {})
     return RecipeSource(path, tree, tuple(files))
@@ -63,6 +84,8 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
     tree = source.tree
     for text in overrides:
         tree = _apply(tree, text)
+    for complete, _ in _named.values():
+        tree = complete(tree)
     if nodes is not None:
         tree = on_nodes(tree, nodes)
     entries = dict(_entries(tree))

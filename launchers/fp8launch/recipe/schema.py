@@ -249,6 +249,19 @@ class Reference(Section):
     source: str
 
 
+class Bridge(Section):
+    """A recipe of Megatron-Bridge by its name, for `engine: bridge`; the newest release that has it unless one is set.
+
+    `overrides` are fields of Bridge's configuration, such as `{train: {train_iters: 50}}`. `model` is a local folder
+    with the Hugging Face `config.json` that the recipe would read from the hub.
+    """
+
+    recipe: str | None = None
+    release: Version | None = None
+    model: str | None = None
+    overrides: Overrides = {}
+
+
 class Recipe(Section):
     name: Name
     description: str = ""
@@ -265,6 +278,7 @@ class Recipe(Section):
     resources: Resources = Resources()
     container: Container = Container()
     launch: Launch = Launch()
+    bridge: Bridge = Bridge()
     software: Software = Software()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []

@@ -234,23 +234,30 @@ def _ranges(numbers: list[int]) -> str:
 # --- In the training loop --------------------------------------------------------------------------------------------
 
 
-def install() -> None:
-    """Watch the first `train_step` of this process, and the one to profile. Never raises."""
+def install(loop: str = "megatron.training.training", asked: Callable[[], Any] | None = None) -> None:
+    """Watch the first `train_step` of this process, and the one to profile. Never raises.
+
+    `loop` is the module whose `train_step` the training loop calls by name. `asked` returns an object with what was
+    asked for as attributes, by Megatron's names; None for Megatron's own arguments.
+    """
     try:
         wanted = os.environ.get("FP8LAUNCH_PROBE", "1") != "0"
         profiled = int(os.environ.get("FP8LAUNCH_PROFILE_ITERATION") or 0)
         if wanted or profiled:
-            training = importlib.import_module("megatron.training.training")
-            _Watch(training, wanted, profiled)
+            _Watch(importlib.import_module(loop), asked or _megatron_arguments, wanted, profiled)
     except Exception as problem:
         _tell(problem)
+
+
+def _megatron_arguments() -> Any:
+    return importlib.import_module("megatron.training").get_args()
 
 
 class _Watch:
     """In place of Megatron's `train_step`, looked up by name at each iteration, until there is nothing more to see."""
 
-    def __init__(self, training: Any, wanted: bool, profiled: int) -> None:
-        self._training, self._step = training, training.train_step
+    def __init__(self, training: Any, asked: Callable[[], Any], wanted: bool, profiled: int) -> None:
+        self._training, self._step, self._asked = training, training.train_step, asked
         self._wanted, self._profiled = wanted, profiled
         training.train_step = self
 
@@ -263,7 +270,8 @@ class _Watch:
             _safely(lambda: _say(KERNELS, {"v": VERSION, "rank": 0, "iteration": number, **profile.stop()}))
         if self._wanted:
             self._wanted = False
-            _safely(lambda: _probe_and_say(kwargs["model"] if "model" in kwargs else args[2], number))
+            model = kwargs["model"] if "model" in kwargs else args[2]
+            _safely(lambda: _probe_and_say(model, number, self._asked))
         if not self._wanted and (number is None or number >= self._profiled):
             self._training.train_step = self._step
         return result
@@ -283,12 +291,12 @@ class _Watch:
             return None
 
 
-def _probe_and_say(model: Any, iteration: int | None) -> None:
+def _probe_and_say(model: Any, iteration: int | None, arguments: Callable[[], Any]) -> None:
     began = time.perf_counter()
     place = _place()
     if place is None:
         return
-    args = importlib.import_module("megatron.training").get_args()
+    args = arguments()
     asked = {name: _plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
     found = probe(list(model) if isinstance(model, list | tuple) else [model], asked)
     record = {"v": VERSION, **place, "iteration": iteration, "asked": asked, "software": _software()}

@@ -7,7 +7,7 @@ SIGTERM is left to the training, and helper processes outlive the signal; SIGUSR
 not ended a minute after its training leaves without waiting longer (`leaving`).
 
 Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`;
-FP8LAUNCH_STOP_AT as in `stop_arguments`; FP8LAUNCH_LEAVE_WITHIN as in `leaving`.
+FP8LAUNCH_STOP_AT as in `minutes_left`; FP8LAUNCH_LEAVE_WITHIN as in `leaving`.
 """
 # mypy: disable-error-code="import-not-found, no-any-return"
 
@@ -27,6 +27,7 @@ import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -129,17 +130,14 @@ def check_gpu() -> None:
         )
 
 
-def prepare(device: str, argv: list[str]) -> None:
-    """Everything that must be in place before Megatron is imported by the entry or the script."""
+def prepare(device: str) -> None:
+    """Everything that must be in place before Megatron is imported by the entry, the script or another program."""
     python311.install()
     signals.tie_helpers_to_rank()
     signals.answer_with_stack()
     if device == "cpu":
         from fp8launch.injob.rank.compat import cpu
 
-        missing = cpu.missing_flags(argv)
-        if missing:
-            stop(WRONG_REQUEST, f"training on a CPU also needs: {' '.join(missing)}")
         cpu.install()
     else:
         cache_folders.give_triton_a_cache()
@@ -152,36 +150,55 @@ def prepare(device: str, argv: list[str]) -> None:
         datasets_helper.install()
     except datasets_helper.HelperProblem as problem:
         stop(MACHINE_LACKS, str(problem))
-    from fp8launch.injob.rank import tensor_stats
+
+
+def refuse_missing_cpu_flags(argv: list[str]) -> None:
+    """Stop where the arguments lack what training on a CPU needs."""
+    from fp8launch.injob.rank.compat import cpu
+
+    missing = cpu.missing_flags(argv)
+    if missing:
+        stop(WRONG_REQUEST, f"training on a CPU also needs: {' '.join(missing)}")
+
+
+def watch_megatron() -> None:
+    """Have Megatron-LM's training loop watched for evidence of FP8."""
+    from fp8launch.injob.rank import probe, tensor_stats
 
     try:
         tensor_stats.install()
     except tensor_stats.StatsProblem as problem:
         stop(MACHINE_LACKS, str(problem))
-    from fp8launch.injob.rank import probe
-
     probe.install()
 
 
-def stop_arguments(argv: list[str]) -> list[str]:
-    """Arguments that make Megatron save and exit in time: at FP8LAUNCH_STOP_AT (seconds since 1970).
+def minutes_left() -> int | None:
+    """The minutes after which to save and exit; None for no limit. FP8LAUNCH_STOP_AT is when (seconds since 1970).
 
     Counted from here, not from the job's start: a container may take minutes to come up. One rank is enough for all to
     leave: a node whose clock is ahead makes them leave early, and none makes them leave late.
     """
     stop_at = os.environ.get("FP8LAUNCH_STOP_AT")
-    if not stop_at or option(argv, "--exit-duration-in-mins") is not None:
+    return max(1, int((float(stop_at) - STARTED) // 60)) if stop_at else None
+
+
+def stop_arguments(argv: list[str]) -> list[str]:
+    """What makes Megatron save and leave in time."""
+    minutes = minutes_left()
+    if minutes is None or option(argv, "--exit-duration-in-mins") is not None:
         return []
-    return ["--exit-duration-in-mins", str(max(1, int((float(stop_at) - STARTED) // 60)))]
+    return ["--exit-duration-in-mins", str(minutes)]
 
 
 def train(script: Path | None, argv: list[str]) -> None:
+    """Train by the script, or by fp8launch's own entry."""
+    run_to_the_end(lambda: run_script(script, argv) if script is not None else run_entry(argv))
+
+
+def run_to_the_end(training: Callable[[], None]) -> None:
     """Train, and see that this process ends when the training has, however it ends."""
     try:
-        if script is not None:
-            run_script(script, argv)
-        else:
-            run_entry(argv)
+        training()
     except SystemExit as left:
         # Megatron leaves so at a signal, at the time limit and at --exit-interval, once it has saved.
         leaving.training_is_over(leaving.exit_code(left))
@@ -228,9 +245,8 @@ def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
     return script, arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
-def main() -> None:
-    script, argv = own_arguments(sys.argv[1:])
-    argv = [*argv, *stop_arguments(argv)]
+def begin() -> str:
+    """Make this process a rank of the job; return its device, `cuda` or `cpu`."""
     # A log that is read while the job runs must not lag by a block.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -244,6 +260,21 @@ def main() -> None:
         stop(WRONG_REQUEST, str(problem))
     if os.environ["WORLD_SIZE"] != "1" and (unresolved := ranks.unresolved_address(os.environ)):
         stop(MACHINE_LACKS, unresolved)
+    return device
+
+
+def announce() -> None:
+    """Print this rank's node, and end with the agent that started the rank."""
+    node_info.announce()
+    agent = os.environ.pop(rank_watch.AGENT, None)
+    if agent:
+        rank_watch.end_with(int(agent), rank_watch.start_time(int(agent)))
+
+
+def main() -> None:
+    script, argv = own_arguments(sys.argv[1:])
+    argv = [*argv, *stop_arguments(argv)]
+    device = begin()
     if script is not None:
         if not script.is_file():
             stop(WRONG_REQUEST, f"no such script: {script}")
@@ -256,11 +287,11 @@ def main() -> None:
     problem_found = low_precision_problem(argv, device)
     if problem_found:
         stop(WRONG_REQUEST, problem_found)
-    node_info.announce()
-    agent = os.environ.pop(rank_watch.AGENT, None)
-    if agent:
-        rank_watch.end_with(int(agent), rank_watch.start_time(int(agent)))
-    prepare(device, argv)
+    announce()
+    if device == "cpu":
+        refuse_missing_cpu_flags(argv)
+    prepare(device)
+    watch_megatron()
     train(script, argv)
 
 

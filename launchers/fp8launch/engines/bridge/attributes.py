@@ -1,0 +1,90 @@
+"""What a recipe of Bridge comes to, by Megatron's attribute names: the pack's model, then the index, then overrides."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fp8launch.engines.bridge.fields import AXES, attribute_of, attribute_value
+from fp8launch.engines.bridge.index import BridgeRecipe
+from fp8launch.engines.bridge.settings import Setting
+from fp8launch.megatron.argv import as_parsed, attributes
+from fp8launch.megatron.schema import load_schema
+from fp8launch.recipe.yaml_source import read_yaml
+from fp8launch.resources import pack_folder
+
+# Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
+MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0"}
+# Models of the hub whose published configuration is a part of the pack.
+PARTS = {
+    "meta-llama/Meta-Llama-3-8B": "llama3_8b",
+    "meta-llama/Meta-Llama-3-70B": "llama3_70b",
+    "meta-llama/Meta-Llama-3.1-405B": "llama3_1_405b",
+    "deepseek-ai/DeepSeek-V3": "deepseek_v3",
+    "Qwen/Qwen3-30B-A3B": "qwen3_30b_a3b",
+    "Qwen/Qwen3-235B-A22B": "qwen3_235b_a22b",
+    "openai/gpt-oss-20b": "gpt_oss_20b",
+    "openai/gpt-oss-120b": "gpt_oss_120b",
+}
+# Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's, where a precision is asked for.
+_PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"fp8_recipe": "tensorwise"},
+    "fp4": {"fp4_recipe": "nvfp4"},
+}
+
+
+def of_recipe(recipe: BridgeRecipe) -> dict[str, Any]:
+    """Return what the recipe alone sets; without the shape of the model where the pack does not have it."""
+    found: dict[str, Any] = {}
+    for hub in recipe.hub:
+        if hub in PARTS:
+            found |= _model(PARTS[hub], MEGATRON[recipe.release])
+    for field, value in _fields(recipe):
+        name = attribute_of(field)
+        if name is not None:
+            found[name] = attribute_value(value)
+    # Megatron-LM states the gradients' type the other way round.
+    found["grad_reduce_in_bf16"] = not found.get("accumulate_allreduce_grads_in_fp32", True)
+    for operands, defaults in _PRECISION_DEFAULTS.items():
+        if found.get(operands):
+            found = {**defaults, **found}
+    return found
+
+
+def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the same with the fields that a run sets."""
+    result = dict(found)
+    for field, setting in settings.items():
+        name = attribute_of(field)
+        if name is not None:
+            result[name] = attribute_value(setting.value)
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
+    """The fields that a recipe of the index sets, each with its section."""
+    for axis, size in recipe.layout.items():
+        yield AXES[axis], size
+    for name, value in recipe.settings.items():
+        yield f"model.{name}", value
+    # Communication and precision win over the model's own values when Bridge sets a run up.
+    for section in ("optimizer", "ddp", "mixed_precision", "comm_overlap"):
+        stated = recipe.sections.get(section)
+        for name, value in stated.items() if isinstance(stated, Mapping) else ():
+            yield f"{section}.{name}", value
+    yield "train.micro_batch_size", recipe.micro_batch
+    yield "train.global_batch_size", recipe.global_batch
+    yield "train.train_iters", recipe.iterations
+    yield "model.seq_length", recipe.sequence
+    if recipe.fsdp:
+        yield "ddp.use_megatron_fsdp", True
+
+
+@functools.cache
+def _model(part: str, version: str) -> Mapping[str, Any]:
+    """The attributes that a model of the pack sets, as far as this Megatron has them."""
+    schema = load_schema(version)
+    stated = read_yaml(pack_folder("recipes") / "models" / f"{part}.yaml").find(("model",)).plain()
+    values = {name: value for name, value in stated.items() if schema.find(name)}
+    return attributes(as_parsed(values, schema), schema)

@@ -1,0 +1,176 @@
+"""Megatron-Bridge: NVIDIA's own recipes by name, in Bridge's own training loop (injob/rank/bridge.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
+from fp8launch.engines.base import (
+    AttemptArguments,
+    Engine,
+    EngineArguments,
+    EngineDescription,
+    Entry,
+    Layout,
+    NeededFile,
+)
+from fp8launch.engines.bridge import attributes
+from fp8launch.engines.bridge.fields import attribute_of, hydra
+from fp8launch.engines.bridge.index import BridgeRecipe, find
+from fp8launch.engines.bridge.settings import Setting, settings
+from fp8launch.engines.megatron_lm import translate
+from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.megatron.argv import Argument
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+
+# The releases whose recipes the in-job program can start, and the tasks.
+TRAINED_RELEASES = ("0.6.0",)
+TASKS = ("pretrain",)
+# Sections of Megatron-LM's command line, and what a recipe for Bridge has in their place.
+_NOT_HERE = {
+    "precision": "choose the Bridge recipe of that precision, or set fields of `mixed_precision`",
+    "data": "set fields of `dataset`, such as dataset.blend",
+    "megatron": "write Bridge's fields: SECTION.FIELD, such as model.recompute_granularity",
+    "optimizer": "set fields of Bridge's `optimizer` and `ddp`, such as ddp.grad_reduce_in_fp32",
+}
+# First prefix of a recipe's name that fits to the module and name of its forward step
+# (RECIPE_FORWARD_STEP_PREFIXES and STEP_FUNCTIONS of Bridge 0.6.0, scripts/training).
+_STEPS = {
+    "qwen3_vl_": "megatron.bridge.models.qwen_vl.qwen3_vl_step:forward_step",
+    "qwen35_vl_": "megatron.bridge.models.qwen_vl.qwen3_vl_step:forward_step",
+    "wan_": "megatron.bridge.diffusion.models.wan.wan_step:WanForwardStep",
+    "": "megatron.bridge.training.gpt_step:forward_step",
+}
+# They prepare a first start; a resume takes the run's own checkpoint.
+_FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
+# Slurm sends SIGTERM before it ends or preempts a job: with this, Bridge then saves and leaves.
+_LEAVE_ON_SIGTERM = "train.exit_signal_handler"
+
+
+class Bridge(Engine):
+    """A recipe function of Megatron-Bridge, its overrides by Bridge's own machinery, and `pretrain` of Bridge."""
+
+    name: ClassVar[str] = "bridge"
+    description: ClassVar[EngineDescription] = EngineDescription(
+        checks="hardware", validators="none", log_dialect="megatron", evidence=("module report",)
+    )
+    own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
+
+    def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
+        recipe = loaded.recipe
+        if recipe.bridge.recipe is None:
+            fix = "write `bridge: {recipe: NAME}`; `fp8launch recipes --engine bridge` lists the names"
+            message = "`engine: bridge` needs the name of a recipe"
+            yield Problem("error", "no-bridge-recipe", message, loaded.where("engine"), fix)
+        for section, fix in _NOT_HERE.items():
+            if section in recipe.model_fields_set:
+                message = f"`{section}` is for Megatron-LM's command line, which `engine: bridge` does not use"
+                yield Problem("error", "key-of-other-engine", message, loaded.where(section), fix)
+        for section, key in (("parallel", "fsdp"), ("launch", "config")):
+            if getattr(getattr(recipe, section), key):
+                message = f"`{section}.{key}` is for Megatron-LM's command line, which `engine: bridge` does not use"
+                fix = "set fields of `ddp`" if key == "fsdp" else "set fields of `model`"
+                yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
+
+    def translate(self, loaded: LoadedRecipe) -> EngineArguments:
+        recipe = _recipe(loaded)
+        _refuse_untrained(recipe, loaded)
+        found = settings(loaded, recipe)
+        found |= _runner_defaults(recipe, found, loaded)
+        if loaded.recipe.checkpoint.dir is None:
+            # Every recipe saves to a folder of its own unless it is told not to.
+            found.setdefault("checkpoint.save", Setting(None, loaded.where("bridge", "recipe")))
+        stated = attributes.with_settings(attributes.of_recipe(recipe), found)
+        where = loaded.where("bridge", "recipe")
+        arguments = [
+            Argument("recipe", (f"--recipe={recipe.module}:{recipe.function}",)),
+            Argument("step", (f"--step={_step(recipe)}",)),
+        ]
+        if loaded.recipe.bridge.model is not None:
+            arguments.append(Argument("model", (f"--model={loaded.recipe.bridge.model}",)))
+        arguments += [Argument(field, (hydra(field, setting.value),)) for field, setting in found.items()]
+        return EngineArguments(
+            version=attributes.MEGATRON[recipe.release],
+            values={field: setting.value for field, setting in found.items()},
+            arguments=tuple(arguments),
+            attributes=stated,
+            places={field: setting.where for field, setting in found.items()},
+            attribute_places={
+                **dict.fromkeys(stated, where),
+                **{name: setting.where for field, setting in found.items() if (name := attribute_of(field))},
+            },
+        )
+
+    def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
+        return translate.defaults(args.version)
+
+    def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
+        return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)
+
+    def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
+        return Entry(program="bridge.py", title=f"Megatron-Bridge {_recipe(loaded).release}")
+
+    def files(self, recipe: Recipe) -> Sequence[NeededFile]:
+        if recipe.bridge.model is None:
+            return ()
+        return [NeededFile(("bridge", "model"), str(PurePath(recipe.bridge.model, "config.json")))]
+
+    def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
+        found = {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+        if not recipe.launch.probe:
+            found["FP8LAUNCH_PROBE"] = "0"
+        return found
+
+    def attempts(self, args: EngineArguments) -> AttemptArguments | None:
+        save = args.values.get("checkpoint.save")
+        if not isinstance(save, str):
+            return None
+        always = [argument for argument in args.arguments if argument.flag not in _FIRST_START]
+        if _LEAVE_ON_SIGTERM not in args.values:
+            always.append(Argument(_LEAVE_ON_SIGTERM, (hydra(_LEAVE_ON_SIGTERM, True),)))
+        return AttemptArguments(
+            save,
+            always=tuple(always),
+            first_start=tuple(argument for argument in args.arguments if argument.flag in _FIRST_START),
+            resume=(Argument("resume", (f"--resume={save}",)),),
+        )
+
+
+def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:
+    stated = loaded.recipe.bridge
+    assert stated.recipe is not None, "`problems` asks for it"
+    return find(stated.recipe, stated.release, loaded.where("bridge", "recipe"))
+
+
+def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:
+    problems = []
+    if recipe.release not in TRAINED_RELEASES:
+        message = (
+            f"recipes of Megatron-Bridge {recipe.release} are functions of its scripts, not of its package, "
+            "and cannot be run by name"
+        )
+        fix = f"use a recipe of {', '.join(TRAINED_RELEASES)}: `fp8launch recipes --engine bridge`"
+        problems.append(Problem("error", "bridge-release", message, loaded.where("bridge", "release"), fix))
+    if recipe.task not in TASKS:
+        message = f"{recipe.name} is for {recipe.task}; only recipes for {', '.join(TASKS)} can be run by name"
+        problems.append(Problem("error", "bridge-task", message, loaded.where("bridge", "recipe")))
+    if problems:
+        raise UserError(problems, ANSWER_IS_NO)
+
+
+def _runner_defaults(recipe: BridgeRecipe, found: Mapping[str, Setting], loaded: LoadedRecipe) -> dict[str, Setting]:
+    """What Bridge's own runner sets beside the recipe (`_apply_benchmark_runtime_defaults`, run_recipe.py, 0.6.0)."""
+    field = "optimizer.use_precision_aware_optimizer"
+    stated = recipe.sections.get("optimizer")
+    optimizer = stated.get("optimizer", "adam") if isinstance(stated, Mapping) else "adam"
+    if recipe.precision != "bf16" or optimizer != "adam" or field in found:
+        return {}
+    return {field: Setting(True, loaded.where("bridge", "recipe"))}
+
+
+def _step(recipe: BridgeRecipe) -> str:
+    return next(step for prefix, step in _STEPS.items() if recipe.name.startswith(prefix))

@@ -1,0 +1,115 @@
+"""Fields of Megatron-Bridge's configuration, their places in a recipe, and Megatron's names for the same.
+
+Sources, release 0.6.0: `ConfigContainer` of megatron/bridge/training/config.py, `MixedPrecisionConfig` of
+training/mixed_precision.py, `CommOverlapConfig` of training/comm_overlap.py, and Megatron-LM's own mapping of its
+arguments to the same dataclasses (megatron/training/arguments.py, core_transformer_config_from_args).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Path: TypeAlias = "tuple[str, ...]"
+
+# Sections of Bridge's configuration; `env_vars` are a recipe's `env`.
+SECTIONS = (
+    "rng", "rerun_state_machine", "train", "model", "optimizer", "ddp", "validation", "scheduler", "dataset", "logger",
+    "tokenizer", "checkpoint", "dist", "ft", "straggler", "nvrx_straggler", "profiling", "peft", "comm_overlap",
+    "mixed_precision", "tensor_inspect", "inprocess_restart",
+)  # fmt: skip
+
+# Fields of Bridge that a recipe of fp8launch has a key for, and that key. The first field of a key is its own; those
+# after it are set with it.
+OWN_KEYS: Mapping[str, Path] = {
+    "train.train_iters": ("train", "iterations"),
+    "optimizer.lr": ("train", "lr"),
+    "optimizer.min_lr": ("train", "min_lr"),
+    "scheduler.lr_warmup_iters": ("train", "warmup"),
+    "train.micro_batch_size": ("batch", "micro"),
+    "train.global_batch_size": ("batch", "global"),
+    "dataset.seq_length": ("batch", "sequence"),
+    "model.seq_length": ("batch", "sequence"),
+    "model.tensor_model_parallel_size": ("parallel", "tp"),
+    "model.pipeline_model_parallel_size": ("parallel", "pp"),
+    "model.virtual_pipeline_model_parallel_size": ("parallel", "vp"),
+    "model.context_parallel_size": ("parallel", "cp"),
+    "model.expert_model_parallel_size": ("parallel", "ep"),
+    "model.expert_tensor_parallel_size": ("parallel", "etp"),
+    "model.sequence_parallel": ("parallel", "sequence"),
+    "checkpoint.save": ("checkpoint", "dir"),
+    "checkpoint.save_interval": ("checkpoint", "interval"),
+    "checkpoint.load": ("checkpoint", "load"),
+}
+
+# The axes of the index, and the field of each.
+AXES: Mapping[str, str] = {key[1]: field for field, key in OWN_KEYS.items() if key[0] == "parallel"}
+
+# Megatron's attribute for a field, where it has another name.
+ATTRIBUTES: Mapping[str, str] = {
+    "model.virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "model.num_moe_experts": "num_experts",
+    "model.gated_linear_unit": "swiglu",
+    "model.layernorm_epsilon": "norm_epsilon",
+    "mixed_precision.grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32",
+    "ddp.grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32",
+    "ddp.bucket_size": "ddp_bucket_size",
+    "ddp.num_buckets": "ddp_num_buckets",
+    "ddp.average_in_collective": "ddp_average_in_collective",
+    "ddp.nccl_ub": "use_nccl_ub",
+    "scheduler.lr_warmup_iters": "lr_warmup_iters",
+    "scheduler.lr_decay_iters": "lr_decay_iters",
+}
+# Sections whose other fields have Megatron's own names.
+SAME_NAMES = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap", "train", "checkpoint", "dataset")
+_DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
+_WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
+# What Hydra reads as another value than the text.
+_NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
+
+
+def attribute_of(field: str) -> str | None:
+    """Return Megatron's name for a field such as `model.num_layers`; None for a section that Megatron-LM lacks."""
+    if field in ATTRIBUTES:
+        return ATTRIBUTES[field]
+    section, _, name = field.partition(".")
+    return name if section in SAME_NAMES else None
+
+
+def attribute_value(value: Any) -> Any:
+    """Return a value as Megatron's arguments hold it: data types by their short names."""
+    return _DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+def flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Path, Any]]:
+    """Yield (field, path in `overrides`, value) of nested or dotted overrides, such as `{train: {train_iters: 50}}`."""
+    for key, value in overrides.items():
+        field = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            for below, path, found in flat(value, f"{field}."):
+                yield below, (key, *path), found
+        else:
+            yield field, (key,), value
+
+
+def hydra(field: str, value: Any) -> str:
+    """Return `field=value` in the syntax of Hydra, which Bridge parses overrides with."""
+    return f"{field}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    if _WORD.fullmatch(text) and text.lower() not in _NO_TEXT:
+        return text
+    # In quotes Hydra unescapes a quote, and backslashes only in front of one.
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'

@@ -1,0 +1,95 @@
+"""The fields of Bridge that a run sets beside what its Bridge recipe does, and the line that each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fp8launch.diagnostics import Problem, UserError, nearest
+from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, flat
+from fp8launch.engines.bridge.index import BridgeRecipe
+from fp8launch.recipe.load import LoadedRecipe
+
+_BATCH = "train.global_batch_size"
+_AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value for a field, and `file:line` of it."""
+
+    value: Any
+    where: str
+
+
+def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
+    """Return the fields that the run sets. Raises UserError for unknown sections and values that contradict."""
+    found = dict(_own(loaded))
+    problems: list[Problem] = []
+    for field, path, value in flat(loaded.recipe.bridge.overrides):
+        where = loaded.where("bridge", "overrides", *path)
+        problems += _unknown(field, where)
+        before = found.get(field)
+        if before is not None and before.value != value:
+            key = ".".join(OWN_KEYS[field])
+            message = f"'{field}: {value}' contradicts '{key}: {before.value}' at {before.where}"
+            problems.append(Problem("error", "flag-set-twice", message, where, f"keep {key}, and drop the other"))
+        found[field] = Setting(value, where)
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+    if _BATCH not in found and loaded.recipe.batch.scaling == "weak":
+        scaled = _scaled_batch(found, loaded, recipe)
+        if scaled.value != recipe.global_batch:
+            found[_BATCH] = scaled
+    return found
+
+
+def size(field: str, found: dict[str, Setting], recipe: BridgeRecipe) -> int:
+    """Return the size of an axis of parallelism in a run."""
+    default = {name: recipe.layout.get(key[1]) for name, key in OWN_KEYS.items() if key[0] == "parallel"}
+    value = found[field].value if field in found else default.get(field)
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
+    """The fields that the recipe sets by keys of its own."""
+    for field, (section, key) in OWN_KEYS.items():
+        value = getattr(getattr(loaded.recipe, section), "global_" if key == "global" else key)
+        if value is not None and value != "auto":
+            yield field, Setting(value, loaded.where(section, key))
+
+
+def _unknown(field: str, where: str) -> Iterator[Problem]:
+    section, dot, _ = field.partition(".")
+    bare = section.lstrip("+~")
+    if bare in SECTIONS and dot:
+        return
+    near = nearest(bare, SECTIONS)
+    fix = f"did you mean '{near}'? " if near and near != bare else ""
+    fix += "write SECTION.FIELD, with a section of " + ", ".join(SECTIONS)
+    yield Problem("error", "unknown-bridge-field", f"'{field}' is not a field of Bridge's configuration", where, fix)
+
+
+def _scaled_batch(found: dict[str, Setting], loaded: LoadedRecipe, recipe: BridgeRecipe) -> Setting:
+    """The global batch on another number of replicas, as Bridge's own runner scales it.
+
+    It keeps the samples of each replica (`_apply_benchmark_weak_scaling` of scripts/training/run_recipe.py, 0.6.0).
+    """
+    world = loaded.recipe.resources.world_size
+    before = after = 1
+    for axis in _AXES:
+        before *= size(f"model.{axis}", {}, recipe)
+        after *= size(f"model.{axis}", found, recipe)
+    where = loaded.where("resources")
+    if world % after or recipe.gpus % before:
+        return Setting(recipe.global_batch, where)  # the layout does not divide, which is reported as such
+    samples = recipe.global_batch * (world // after)
+    replicas = recipe.gpus // before
+    if samples % replicas:
+        message = (
+            f"global batch {recipe.global_batch} of {replicas} replicas does not scale to a whole number on "
+            f"{world // after}"
+        )
+        raise UserError([Problem("error", "batch-size", message, where, "set batch.global")])
+    return Setting(samples // replicas, where)

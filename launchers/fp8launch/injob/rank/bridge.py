@@ -1,0 +1,212 @@
+"""One process of a training by Megatron-Bridge: `python bridge.py -- OPTIONS... SECTION.FIELD=VALUE...`
+
+Calls the recipe function that is named, applies the overrides by Bridge's own machinery, and starts Bridge's own
+`pretrain`, in the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after
+the same preparation; exit codes and environment are the same. Nothing needs to be installed beside Bridge.
+
+Options: --recipe MODULE:FUNCTION; --step MODULE:NAME, the forward step; --release, the release that the recipe is of;
+--model FOLDER, read in place of the hub; --resume FOLDER, the run's own checkpoints.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+from fp8launch.injob.rank import probe, worker
+from fp8launch.injob.rank.compat import absent_packages
+from fp8launch.injob.supervisor import checkpoints
+
+_LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
+_HUB = "megatron.bridge.models.conversion.auto_bridge"
+_OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
+_PIPELINE = ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size")
+_LAYOUT = "model.pipeline_model_parallel_layout"
+_ON_CPU = {
+    "transformer_impl": "local",
+    "use_cpu_initialization": True,
+    "apply_rope_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+    "cross_entropy_fusion_impl": "native",
+}
+_MINUTES = "train.exit_duration_in_mins"
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The options and, as `overrides`, the words after them."""
+    parser = argparse.ArgumentParser(prog="bridge.py", allow_abbrev=False)
+    parser.add_argument("--recipe", required=True, metavar="MODULE:FUNCTION")
+    parser.add_argument("--step", required=True, metavar="MODULE:NAME")
+    parser.add_argument("--release", default="")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE")
+    # torchrun's own parser takes the separator away.
+    return parser.parse_intermixed_args([word for word in words if word != "--"])
+
+
+def check_bridge(release: str) -> None:
+    """Stop where Bridge is not installed; warn where it is another release than the recipe's."""
+    found = importlib.util.find_spec("megatron.bridge") if importlib.util.find_spec("megatron") else None
+    if found is None or found.origin is None:
+        worker.stop(
+            worker.MACHINE_LACKS,
+            f"Megatron-Bridge is not installed for {sys.executable}; run in an image of NeMo, or set PYTHONPATH",
+        )
+    os.environ.setdefault("NO_VCS_VERSION", "1")  # else its version module calls git
+    info = Path(found.origin).with_name("package_info.py")
+    version = str(runpy.run_path(str(info))["__version__"]) if info.is_file() else ""
+    if release and version.split("+")[0] != release and os.environ["RANK"] == "0":
+        print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {version}", file=sys.stderr)
+
+
+def import_bridge(ours: argparse.Namespace) -> None:
+    """Import what is used of Bridge, without packages that only other models use. Stops where that fails."""
+    modules = (_LOOP, _TRAIN, _HUB, _OVERRIDES, ours.recipe.partition(":")[0], ours.step.partition(":")[0])
+    absent_packages.install()
+    try:
+        absent_packages.load_together(modules)
+    except ModuleNotFoundError as missing:
+        worker.stop(worker.MACHINE_LACKS, f"Megatron-Bridge cannot be imported by {sys.executable}: {missing}")
+    if os.environ["RANK"] == "0" and absent_packages.replaced():
+        names = ", ".join(sorted(absent_packages.replaced()))
+        print(f"fp8launch: not installed, and not used by this recipe: {names}", file=sys.stderr)
+
+
+def resume(folder: Path) -> list[str]:
+    """Overrides for a start from the run's own checkpoint.
+
+    The supervisor mends the tracker of Megatron's own name, which Bridge writes but reads last: the step goes by it.
+    """
+    step = checkpoints.latest(folder)
+    return [f"checkpoint.load={_quoted(folder)}", *([f"checkpoint.ckpt_step={step}"] if step else [])]
+
+
+def stop_in_time(overrides: Sequence[str]) -> list[str]:
+    """The override that makes Bridge save and leave before the job ends."""
+    minutes = worker.minutes_left()
+    if minutes is None or any(word.startswith(f"{_MINUTES}=") for word in overrides):
+        return []
+    return [f"{_MINUTES}={minutes}"]
+
+
+def _quoted(path: Path) -> str:
+    return '"' + str(path).replace('"', '\\"') + '"'
+
+
+def read_model_from(folder: Path) -> None:
+    """Have recipes read this folder's config.json, whatever model of the hub they name."""
+    if not (folder / "config.json").is_file():
+        worker.stop(worker.WRONG_REQUEST, f"bridge.model: {folder} has no config.json")
+    bridge: Any = importlib.import_module(_HUB).AutoBridge
+    read = bridge.from_hf_pretrained.__func__
+
+    def from_folder(cls: Any, path: object, /, **kwargs: Any) -> Any:
+        kwargs.pop("revision", None)
+        return read(cls, str(folder), **kwargs)
+
+    bridge.from_hf_pretrained = classmethod(from_folder)
+
+
+def configuration(recipe: str, overrides: Sequence[str]) -> Any:
+    """The configuration that a recipe function makes, with the overrides."""
+    module, _, function = recipe.partition(":")
+    build = getattr(importlib.import_module(module), function, None)
+    if build is None:
+        worker.stop(worker.MACHINE_LACKS, f"{module} of this Megatron-Bridge has no recipe {function}")
+    try:
+        config = build()
+    except OSError as failure:
+        reason = (str(failure).strip().splitlines() or [repr(failure)])[0]
+        worker.stop(
+            worker.MACHINE_LACKS,
+            f"the model's configuration could not be read from the hub: {reason}; name a local folder with its "
+            "config.json as bridge.model, or pass HF_TOKEN by name: `secrets: [HF_TOKEN]`",
+        )
+    omegaconf: Any = importlib.import_module(_OVERRIDES)
+    try:
+        omegaconf.process_config_with_overrides(config, cli_overrides=list(overrides) or None)
+    except omegaconf.OverridesError as refused:
+        worker.stop(worker.WRONG_REQUEST, f"Megatron-Bridge refuses an override: {refused}")
+    _rebuild_pipeline_layout(config, overrides)
+    length = getattr(config.dataset, "seq_length", None) or getattr(config.dataset, "sequence_length", None)
+    if length is not None and hasattr(config.model, "seq_length"):
+        config.model.seq_length = length
+    return config
+
+
+def _rebuild_pipeline_layout(config: Any, overrides: Sequence[str]) -> None:
+    """A recipe's own layout of the pipeline belongs to its own sizes."""
+    fields = {word.lstrip("+~").split("=", 1)[0] for word in overrides}
+    build = getattr(config.model, "_pipeline_model_parallel_layout_builder", None)
+    if build is not None and fields.intersection(_PIPELINE) and _LAYOUT not in fields:
+        sizes = (config.model.pipeline_model_parallel_size, config.model.virtual_pipeline_model_parallel_size)
+        config.model.pipeline_model_parallel_layout = build(*sizes)
+
+
+def adapt_to_cpu(config: Any) -> None:
+    """Set what only a GPU can do to what every machine can, as the flags of `compat.cpu.FLAGS` do for Megatron-LM."""
+    provider: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
+    config.dist.distributed_backend = "gloo"
+    config.model.transformer_layer_spec = provider.local_layer_spec
+    for name, value in _ON_CPU.items():
+        setattr(config.model, name, value)
+    config.optimizer.use_precision_aware_optimizer = False  # Transformer Engine's Adam
+
+
+def forward_step(name: str) -> Any:
+    """The forward step of a name; a class is made one of."""
+    module, _, attribute = name.partition(":")
+    step: Any = getattr(importlib.import_module(module), attribute)
+    if not inspect.isclass(step):
+        return step
+    make: Any = step
+    return make(mode="pretrain") if "mode" in inspect.signature(make).parameters else make()
+
+
+def asked_for(config: Any) -> Any:
+    """What was asked for, by the names of Megatron's arguments, for the probe."""
+    values: dict[str, Any] = {}
+    for section in (config.ddp, config.mixed_precision, config.model):
+        values |= getattr(section, "__dict__", {})
+    return types.SimpleNamespace(**values)
+
+
+def main() -> None:
+    ours = arguments(sys.argv[1:])
+    device = worker.begin()
+    check_bridge(ours.release)
+    if device == "cuda":
+        worker.check_gpu()
+    worker.announce()
+    worker.prepare(device)
+    import_bridge(ours)
+    if ours.model is not None:
+        read_model_from(ours.model)
+    overrides = [*ours.overrides, *(resume(ours.resume) if ours.resume else ()), *stop_in_time(ours.overrides)]
+    config = configuration(ours.recipe, overrides)
+    if device == "cpu":
+        adapt_to_cpu(config)
+    probe.install(_TRAIN, lambda: asked_for(config))
+    pretrain = importlib.import_module(_LOOP).pretrain
+    worker.run_to_the_end(lambda: pretrain(config, forward_step(ours.step)))
+
+
+if __name__ == "__main__":
+    main()

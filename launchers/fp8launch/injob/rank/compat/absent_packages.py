@@ -1,0 +1,133 @@
+"""Stand-ins for packages that Megatron-Bridge imports for models other than text, where they are not installed.
+
+`megatron.bridge` imports all of its models and data loaders at once, among them those for images, speech and
+diffusion, and tools for distillation. NVIDIA's images have what these need; a Python environment of one's own rarely
+does. A recipe for text uses none of it, so each package that is missing is replaced by empty classes.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+# Never replaced: without these nothing trains.
+NEEDED = frozenset(("megatron", "torch", "transformers", "omegaconf", "hydra", "fp8launch"))
+# Functions that the training loop asks whether there is something to do; Megatron refuses any answer but None.
+_NOTHING_TO_SAY = frozenset(("get_tensor_shapes_adjust_fn_for_distillation",))
+# A package inside the namespace of another.
+_ENERGON = "megatron.energon"
+
+
+class _EmptyType(abc.ABCMeta):
+    """The type of a class whose attributes are again empty classes."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = _empty_class(name)
+        setattr(cls, name, value)
+        return value
+
+    def __or__(cls, other: object) -> Any:
+        return cls
+
+    def __ror__(cls, other: object) -> Any:
+        return cls
+
+
+def _empty_class(name: str) -> Any:
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # A decorator gets the function or class that it decorates back.
+        if len(args) == 1 and not kwargs and callable(args[0]):
+            return args[0]
+        return None if name in _NOTHING_TO_SAY else object.__new__(cls)
+
+    members = {
+        "__new__": new,
+        "__init__": lambda self, *args, **kwargs: None,
+        "__call__": lambda self, *args, **kwargs: args[0] if args else None,
+        "__class_getitem__": classmethod(lambda cls, item: cls),
+        "__init_subclass__": classmethod(lambda cls, **kwargs: None),
+    }
+    return _EmptyType(name, (), members)
+
+
+class _EmptyModule(types.ModuleType):
+    __path__: list[str] = []  # noqa: RUF012  (an instance variable for type checkers)
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = _empty_class(name)
+        setattr(self, name, value)
+        return value
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the packages that were missing, after every other finder."""
+
+    names: ClassVar[set[str]] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        if name.split(".")[0] in self.names or name.startswith(_ENERGON):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _EmptyModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+def install() -> None:
+    """Let missing packages be replaced from now on; twice is once."""
+    if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
+        sys.meta_path.append(_Absent())
+
+
+def load(name: str, needed: Collection[str] = NEEDED) -> types.ModuleType:
+    """Import a module, replacing one missing package after the other, but none that is `needed`."""
+    while True:
+        before = set(sys.modules)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as missing:
+            package = (missing.name or "").split(".")[0]
+            if not package or package in needed or package in _Absent.names:
+                raise
+            _Absent.names.add(package)
+            _forget(package, before)
+
+
+def _forget(package: str, before: Collection[str]) -> None:
+    """Remove from Python's modules what a failed import left, so that the next one starts afresh.
+
+    Python removes a package whose import fails, but not the modules below it.
+    """
+    for name in list(sys.modules):
+        above = name.rpartition(".")[0]
+        orphan = name not in before and above and above not in sys.modules
+        if orphan or name.startswith("megatron.bridge") or name.split(".")[0] == package:
+            del sys.modules[name]
+
+
+def load_together(names: Sequence[str]) -> list[types.ModuleType]:
+    """Import modules that use each other: none of them from before a package was replaced."""
+    while True:
+        before = replaced()
+        modules = [load(name) for name in names]
+        if replaced() == before:
+            return modules
+
+
+def replaced() -> frozenset[str]:
+    """Return the packages that were replaced so far."""
+    return frozenset(_Absent.names)
