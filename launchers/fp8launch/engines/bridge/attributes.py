@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fp8launch.engines.bridge.fields import AXES, attribute_of, attribute_value
@@ -27,6 +29,19 @@ PARTS = {
     "openai/gpt-oss-20b": "gpt_oss_20b",
     "openai/gpt-oss-120b": "gpt_oss_120b",
 }
+# Megatron's attribute for a key of a Hugging Face configuration: the sizes that a model of the same kind may change.
+_SIZES = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+}
+_LARGEST_CONFIG = 1 << 20  # bytes
 # Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's, where a precision is asked for.
 _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"fp8_recipe": "tensorwise"},
@@ -34,12 +49,18 @@ _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def of_recipe(recipe: BridgeRecipe) -> dict[str, Any]:
-    """Return what the recipe alone sets; without the shape of the model where the pack does not have it."""
+def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]:
+    """Return what the recipe alone sets; without the shape of the model where the pack does not have it.
+
+    `folder` has the configuration that is read in place of the hub's; one that cannot be read from here counts as the
+    model that the recipe names.
+    """
     found: dict[str, Any] = {}
     for hub in recipe.hub:
         if hub in PARTS:
             found |= _model(PARTS[hub], MEGATRON[recipe.release])
+    if found and folder is not None:
+        found |= _sizes(Path(folder))
     for field, value in _fields(recipe):
         name = attribute_of(field)
         if name is not None:
@@ -79,6 +100,21 @@ def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
     yield "model.seq_length", recipe.sequence
     if recipe.fsdp:
         yield "ddp.use_megatron_fsdp", True
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    """The sizes in a folder's config.json, by Megatron's names."""
+    try:
+        with (folder / "config.json").open("rb") as file:
+            stated = json.loads(file.read(_LARGEST_CONFIG))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    sizes = stated if isinstance(stated, dict) else {}
+    found = {name: sizes[key] for key, name in _SIZES.items() if isinstance(sizes.get(key), int)}
+    heads = found.get("num_attention_heads")
+    if "hidden_size" in found and heads and "kv_channels" not in found:
+        found["kv_channels"] = found["hidden_size"] // heads
+    return found
 
 
 @functools.cache

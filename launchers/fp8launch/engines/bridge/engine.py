@@ -84,7 +84,7 @@ class Bridge(Engine):
         if loaded.recipe.checkpoint.dir is None:
             # Every recipe saves to a folder of its own unless it is told not to.
             found.setdefault("checkpoint.save", Setting(None, loaded.where("bridge", "recipe")))
-        stated = attributes.with_settings(attributes.of_recipe(recipe), found)
+        stated = attributes.with_settings(attributes.of_recipe(recipe, loaded.recipe.bridge.model), found)
         where = loaded.where("bridge", "recipe")
         arguments = [
             Argument("recipe", (f"--recipe={recipe.module}:{recipe.function}",)),
