@@ -8,80 +8,18 @@ model a recipe reads and returns an empty model configuration, in which the reci
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
 import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fp8launch.injob.rank.compat import absent_packages
+
 _REAL = {"megatron", "torch", "transformers"}
-
-
-class _EmptyType(abc.ABCMeta):
-    """The type of a class whose attributes are again empty classes."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = _empty_class(name)
-        setattr(cls, name, value)
-        return value
-
-    def __or__(cls, other: object) -> Any:
-        return cls
-
-    def __ror__(cls, other: object) -> Any:
-        return cls
-
-
-def _empty_class(name: str) -> Any:
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # A decorator gets the function or class that it decorates back.
-        if len(args) == 1 and not kwargs and callable(args[0]):
-            return args[0]
-        return object.__new__(cls)
-
-    members = {
-        "__new__": new,
-        "__init__": lambda self, *args, **kwargs: None,
-        "__call__": lambda self, *args, **kwargs: args[0] if args else None,
-        "__class_getitem__": classmethod(lambda cls, item: cls),
-        "__init_subclass__": classmethod(lambda cls, **kwargs: None),
-    }
-    return _EmptyType(name, (), members)
-
-
-class _EmptyModule(types.ModuleType):
-    __path__: list[str] = []  # noqa: RUF012  (an instance variable for type checkers)
-    __version__ = "0.0.0"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = _empty_class(name)
-        setattr(self, name, value)
-        return value
-
-
-class _MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    names: ClassVar[set[str]] = set()
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name.split(".")[0] in self.names or name.startswith("megatron.energon"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _EmptyModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
 
 
 def install() -> None:
@@ -90,7 +28,7 @@ def install() -> None:
 
     python311.install()
     triton_stub.install(("megatron.", "transformer_engine."), launches_do_nothing=True)
-    sys.meta_path.append(_MissingPackages())
+    absent_packages.install()
     transformers = importlib.import_module("transformers")
 
     # Newer releases of transformers have models of their own under names that Bridge registers.
@@ -105,25 +43,15 @@ def _register_anew(register: Callable[..., None], *args: Any, **kwargs: Any) -> 
 
 def load(name: str) -> types.ModuleType:
     """Import a module, replacing one missing package after the other."""
-    while True:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as missing:
-            package = (missing.name or "").split(".")[0]
-            if not package or package in _REAL or package in _MissingPackages.names:
-                raise
-            _MissingPackages.names.add(package)
-            for loaded in list(sys.modules):
-                if loaded.startswith("megatron.bridge") or loaded.split(".")[0] == package:
-                    del sys.modules[loaded]
+    return absent_packages.load(name, _REAL)
 
 
 def settled(read: Callable[[], Any]) -> Any:
     """Call `read` until it replaces no further package: what it returns then comes from one set of modules."""
     while True:
-        before = set(_MissingPackages.names)
+        before = absent_packages.replaced()
         result = read()
-        if before == _MissingPackages.names:
+        if before == absent_packages.replaced():
             return result
 
 

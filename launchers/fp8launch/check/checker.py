@@ -172,6 +172,8 @@ def _look(
         said = list(rule.problems(part.run))
         problems += said
         fired += [rule] * bool(said)
+    if "rules" in layers:
+        problems += part.prepared.engine.warnings(part.prepared.loaded)
     if "memory" in layers:
         problems += memory.problems(part.run)
     if "machine" in layers:

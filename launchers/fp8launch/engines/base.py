@@ -193,6 +193,10 @@ class Engine(ABC):
         """Settings of the recipe that this engine cannot use, beside keys that belong to another engine."""
         return ()
 
+    def warnings(self, loaded: LoadedRecipe) -> Iterable[Problem]:
+        """What the check reports of this engine's recipes beside its rules; it stops no run."""
+        return ()
+
     @abstractmethod
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         """The arguments that a recipe means. Raises UserError with every problem that the flag schema shows."""

@@ -101,11 +101,17 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
 
 
 def _arguments(a: Prepared, b: Prepared) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The stated values by flag; for two engines, which name flags differently, everything by Megatron's names."""
+    """The stated values by flag; for two engines, which name flags differently, everything by Megatron's names.
+
+    A default that only one of the engines has says nothing about the other.
+    """
     if a.engine is b.engine:
         return {**a.args.values, **a.args.own_values}, {**b.args.values, **b.args.own_values}
-    resolved = [{**one.engine.defaults(one.args), **one.args.recorded} for one in (a, b)]
-    return resolved[0], resolved[1]
+    defaults = [one.engine.defaults(one.args) for one in (a, b)]
+    resolved = [{**known, **one.args.recorded} for known, one in zip(defaults, (a, b), strict=True)]
+    comparable = resolved[0].keys() & resolved[1].keys() | a.args.recorded.keys() | b.args.recorded.keys()
+    first, second = ({name: value for name, value in one.items() if name in comparable} for one in resolved)
+    return first, second
 
 
 def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -18,7 +18,7 @@ from fp8launch.engines.base import (
     NeededFile,
 )
 from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.fields import attribute_of, hydra
+from fp8launch.engines.bridge.fields import attribute_of, fields_of, hydra
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings
 from fp8launch.engines.megatron_lm import translate
@@ -47,6 +47,8 @@ _STEPS = {
 }
 # They prepare a first start; a resume takes the run's own checkpoint.
 _FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
+# Variables that name a cache of the hub's files.
+_HUB_CACHES = frozenset(("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
 # Slurm sends SIGTERM before it ends or preempts a job: with this, Bridge then saves and leaves.
 _LEAVE_ON_SIGTERM = "train.exit_signal_handler"
 
@@ -76,6 +78,17 @@ class Bridge(Engine):
                 fix = "set fields of `ddp`" if key == "fsdp" else "set fields of `model`"
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
 
+    def warnings(self, loaded: LoadedRecipe) -> Iterator[Problem]:
+        stated, hub = loaded.recipe, _recipe(loaded).hub
+        cached = _HUB_CACHES & stated.environment.keys()
+        if hub and stated.bridge.model is None and "HF_TOKEN" not in stated.secrets and not cached:
+            message = f"the recipe reads the configuration of {hub[0]} from the Hugging Face hub when the job starts"
+            fix = (
+                "name a local folder with its config.json (bridge.model: /path), "
+                "or pass a token by name (secrets: [HF_TOKEN])"
+            )
+            yield Problem("warning", "hub-model", message, loaded.where("bridge", "recipe"), fix)
+
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         recipe = _recipe(loaded)
         _refuse_untrained(recipe, loaded)
@@ -89,6 +102,7 @@ class Bridge(Engine):
         arguments = [
             Argument("recipe", (f"--recipe={recipe.module}:{recipe.function}",)),
             Argument("step", (f"--step={_step(recipe)}",)),
+            Argument("release", (f"--release={recipe.release}",)),
         ]
         if loaded.recipe.bridge.model is not None:
             arguments.append(Argument("model", (f"--model={loaded.recipe.bridge.model}",)))
@@ -106,7 +120,9 @@ class Bridge(Engine):
         )
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
-        return translate.defaults(args.version)
+        # Megatron-LM's parser has the defaults of TransformerConfig, as Bridge's models do; nothing else is shared.
+        own = fields_of(TRAINED_RELEASES[-1])["model"]
+        return {name: value for name, value in translate.defaults(args.version).items() if name in own}
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)

@@ -7,11 +7,15 @@ arguments to the same dataclasses (megatron/training/arguments.py, core_transfor
 
 from __future__ import annotations
 
+import functools
 import json
+import lzma
+import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+_DATA = pathlib.Path(__file__).with_name("fields.json.xz")
 Path: TypeAlias = "tuple[str, ...]"
 
 # Sections of Bridge's configuration; `env_vars` are a recipe's `env`.
@@ -68,6 +72,13 @@ _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 # What Hydra reads as another value than the text.
 _NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
+
+
+@functools.cache
+def fields_of(release: str) -> Mapping[str, frozenset[str]]:
+    """Return the fields of each section in a release, of all classes that the section may hold; none if not known."""
+    known = json.loads(lzma.decompress(_DATA.read_bytes())).get(release, {})
+    return {section: frozenset(names.split()) for section, names in known.items()}
 
 
 def attribute_of(field: str) -> str | None:

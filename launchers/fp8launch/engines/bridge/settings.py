@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import Problem, UserError, nearest
-from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, flat
+from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, fields_of, flat
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.recipe.load import LoadedRecipe
 
@@ -29,7 +29,7 @@ def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
     problems: list[Problem] = []
     for field, path, value in flat(loaded.recipe.bridge.overrides):
         where = loaded.where("bridge", "overrides", *path)
-        problems += _unknown(field, where)
+        problems += _unknown(field, recipe.release, where)
         before = found.get(field)
         if before is not None and before.value != value:
             key = ".".join(OWN_KEYS[field])
@@ -60,15 +60,21 @@ def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
             yield field, Setting(value, loaded.where(section, key))
 
 
-def _unknown(field: str, where: str) -> Iterator[Problem]:
-    section, dot, _ = field.partition(".")
-    bare = section.lstrip("+~")
-    if bare in SECTIONS and dot:
-        return
-    near = nearest(bare, SECTIONS)
-    fix = f"did you mean '{near}'? " if near and near != bare else ""
-    fix += "write SECTION.FIELD, with a section of " + ", ".join(SECTIONS)
-    yield Problem("error", "unknown-bridge-field", f"'{field}' is not a field of Bridge's configuration", where, fix)
+def _unknown(field: str, release: str, where: str) -> Iterator[Problem]:
+    section, _, name = field.lstrip("+~").partition(".")
+    name = name.partition(".")[0]
+    known = fields_of(release).get(section, frozenset())
+    if section not in SECTIONS or not name:
+        near = nearest(section, SECTIONS)
+        fix = f"did you mean '{near}'?" if near and near != section else f"sections: {', '.join(SECTIONS)}"
+        message = f"'{field}' is not SECTION.FIELD of Bridge's configuration"
+        yield Problem("error", "unknown-bridge-field", message, where, fix)
+    # What Hydra adds (+) may be a key of a mapping.
+    elif known and name not in known and not field.startswith("+"):
+        near = nearest(name, known)
+        fix = f"did you mean '{section}.{near}'?" if near else f"see `{section}` in megatron/bridge/training/config.py"
+        message = f"'{section}' of Megatron-Bridge {release} has no field '{name}'"
+        yield Problem("error", "unknown-bridge-field", message, where, fix)
 
 
 def _scaled_batch(found: dict[str, Setting], loaded: LoadedRecipe, recipe: BridgeRecipe) -> Setting:

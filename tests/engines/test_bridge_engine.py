@@ -1,0 +1,254 @@
+"""The engine `bridge`: a recipe of Megatron-Bridge by its name, from its keys to the batch script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import only, refused
+
+from fp8launch.check.checker import check
+from fp8launch.cli import run
+from fp8launch.engines.bridge.engine import TASKS, TRAINED_RELEASES
+from fp8launch.engines.bridge.fields import fields_of, flat, hydra
+from fp8launch.engines.bridge.index import recipes_of
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.megatron.argv import words_of
+
+LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
+BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
+
+Write = Callable[[str, str], str]
+
+
+def argv(one: Prepared) -> list[str]:
+    return list(one.args.argv)
+
+
+def test_a_name_is_a_recipe() -> None:
+    one = prepare(LLAMA)
+    recipe = one.loaded.recipe
+    assert (one.engine.name, recipe.name) == ("bridge", LLAMA.partition(":")[2])
+    assert (recipe.resources.gpu, recipe.resources.nodes, recipe.resources.gpus_per_node) == ("h100", 1, 8)
+    assert recipe.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert (one.layout.dp, one.layout.global_batch, one.layout.microbatches) == (8, 128, 16)
+    assert argv(one)[:3] == [
+        "--recipe=megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_fp8cs_config",
+        "--step=megatron.bridge.training.gpt_step:forward_step",
+        "--release=0.6.0",
+    ]
+    # Recipes save into a folder of their own unless they are told not to.
+    assert argv(one)[3:] == ["checkpoint.save=null"]
+
+
+def test_gb200_nodes_have_four_gpus() -> None:
+    recipe = prepare("bridge:qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config").loaded.recipe
+    assert (recipe.resources.nodes, recipe.resources.gpus_per_node) == (2, 4)
+
+
+@pytest.mark.parametrize("name", sorted(recipes_of(TRAINED_RELEASES[-1]))[::7])
+def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
+    found = recipes_of(TRAINED_RELEASES[-1])[name]
+    if found.task not in TASKS:
+        assert only(refused(prepare, f"bridge:{name}", exit_code=1)).code == "bridge-task"
+        return
+    if found.gpu not in GPUS:
+        assert f"not '{found.gpu}'" in only(refused(prepare, f"bridge:{name}")).message
+        return
+    one = prepare(f"bridge:{name}")
+    assert one.layout.world == found.gpus and one.layout.global_batch == found.global_batch
+    assert not [p for p in check(one, layers=("rules",)).problems if p.severity == "error"]
+
+
+def test_the_key_of_a_file_means_the_same(write: Write) -> None:
+    name = LLAMA.partition(":")[2]
+    file = write("mine.yaml", f"engine: bridge\nbridge: {{recipe: {name}, release: 0.6.0}}\nname: mine\n")
+    assert argv(prepare(file)) == argv(prepare(LLAMA))
+    assert prepare(file).loaded.recipe.name == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: {train_iters: 5}",
+        "train: {iterations: 5}",
+        "bridge: {overrides: {train: {train_iters: 5}}}",
+        "bridge: {overrides: {train.train_iters: 5}}",
+    ],
+)
+def test_a_field_may_be_written_in_any_of_its_places(text: str, write: Write) -> None:
+    file = write("mine.yaml", f"engine: bridge\n{text}\n")
+    one = prepare(file, ["bridge.recipe=" + LLAMA.partition(":")[2]])
+    assert argv(one)[3] == "train.train_iters=5"
+    assert one.loaded.recipe.train.iterations == 5
+    assert one.args.attributes["train_iters"] == 5
+    assert str(one.args.places["train.train_iters"]).endswith("mine.yaml:2")
+
+
+def test_overrides_of_bridges_own_sections(write: Write) -> None:
+    sets = ["train.train_iters=50", "ddp.overlap_grad_reduce=false", "model.recompute_granularity=null"]
+    one = prepare(LLAMA, sets)
+    assert argv(one)[3:] == [
+        "train.train_iters=50",
+        "ddp.overlap_grad_reduce=false",
+        "model.recompute_granularity=null",
+        "checkpoint.save=null",
+    ]
+    assert one.args.attributes["overlap_grad_reduce"] is False
+    assert "recompute_granularity" not in one.args.attributes
+
+
+def test_the_batch_grows_with_the_replicas_as_in_bridges_own_runner() -> None:
+    assert prepare(LLAMA, nodes=2).layout.global_batch == 256
+    on_two = prepare(LLAMA, ["resources.gpus_per_node=2", "resources.gpu=h200"])
+    assert (on_two.layout.global_batch, on_two.layout.microbatches) == (32, 16)
+    assert "train.global_batch_size=32" in argv(on_two)
+    assert prepare(LLAMA, ["batch.scaling=strong"], nodes=2).layout.global_batch == 128
+    # The bf16 recipe divides its contexts by two: without that it has twice the replicas.
+    assert prepare(BF16, ["parallel.cp=1"]).layout.global_batch == 256
+    assert prepare(BF16, ["parallel.cp=1", "train.global_batch_size=16"]).layout.global_batch == 16
+
+
+def test_bridges_own_runner_has_a_default_for_bf16() -> None:
+    assert "optimizer.use_precision_aware_optimizer=true" in argv(prepare(BF16))
+    off = prepare(BF16, ["optimizer.use_precision_aware_optimizer=false"])
+    assert "optimizer.use_precision_aware_optimizer=true" not in argv(off)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "code", "words"),
+    [
+        ("bridge:llama3_8b_pretrain_8gpu_h100_fp8c_config", [], "unknown-bridge-recipe", "fp8cs_config"),
+        (LLAMA, ["bridge.release=0.9.0"], "unknown-bridge-release", "0.4.0, 0.5.0, 0.6.0"),
+        (LLAMA, ["train.train_itres=5"], "unknown-bridge-field", "did you mean 'train.train_iters'?"),
+        (LLAMA, ["bridge.overrides.dpp.bucket_size=5"], "unknown-bridge-field", "did you mean 'ddp'?"),
+        (LLAMA, ["precision.recipe=bf16"], "key-of-other-engine", "mixed_precision"),
+        (LLAMA, ["megatron.lr=1"], "key-of-other-engine", "SECTION.FIELD"),
+        (LLAMA, ["parallel.fsdp=megatron"], "key-of-other-engine", "ddp"),
+        (LLAMA, ["engine=megatron_lm"], "key-of-other-engine", "engine: bridge"),
+        (LLAMA, ["launch.profile_iteration=3"], "no-such-evidence", "kernel profile"),
+        (LLAMA, ["train.iterations=5", "train.train_iters=6"], "flag-set-twice", "keep train.iterations"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(recipe: str, sets: list[str], code: str, words: str) -> None:
+    problems = refused(prepare, recipe, sets)
+    assert {problem.code for problem in problems} == {code}
+    assert words in f"{problems[0].message} {problems[0].fix}"
+
+
+def test_a_release_whose_recipes_have_no_names_is_refused() -> None:
+    name = "bridge:llama3_70b_pretrain_64gpu_gb300_fp8mx_v1_config"
+    assert only(refused(prepare, name, exit_code=1)).code == "bridge-release"
+
+
+def test_an_engine_without_a_recipe_says_where_the_names_are(write: Write) -> None:
+    problem = only(refused(prepare, write("r.yaml", "engine: bridge\n")))
+    assert problem.fix is not None and "fp8launch recipes --engine bridge" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("sets", "warned"),
+    [
+        ([], True),
+        (["secrets=[HF_TOKEN]"], False),
+        (["bridge.model=/models/llama"], False),
+        (["env.HF_HOME=/models"], False),
+    ],
+)
+def test_the_check_says_what_is_read_from_the_hub(sets: list[str], warned: bool) -> None:
+    found = {p.code: p for p in check(prepare(LLAMA, sets), layers=("rules",)).problems}
+    assert ("hub-model" in found) == warned
+    if warned:
+        assert "meta-llama/Meta-Llama-3-8B" in found["hub-model"].message
+        assert found["hub-model"].severity == "warning"
+
+
+def test_a_gpu_without_the_precision_is_refused() -> None:
+    found = check(prepare(LLAMA, ["resources.gpu=a100"]), layers=("rules",)).problems
+    assert "fp8-needs-newer-gpu" in [p.code for p in found]
+
+
+def test_the_sizes_of_a_local_model_count(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    one = prepare(LLAMA, [f"bridge.model={tmp_path}"])
+    assert f"--model={tmp_path}" in argv(one)
+    assert (one.args.attributes["num_layers"], one.args.attributes["kv_channels"]) == (2, 16)
+    # Where it is not to be seen from here, it is taken for the model that the recipe names.
+    assert prepare(LLAMA, ["bridge.model=/not/here"]).args.attributes["num_layers"] == 32
+
+
+def test_a_resume_takes_the_runs_own_checkpoint() -> None:
+    sets = ["checkpoint.dir=ckpt", "checkpoint.interval=5", "checkpoint.load=/base"]
+    one = prepare(LLAMA, sets)
+    attempts = one.engine.attempts(one.args)
+    assert attempts is not None and attempts.save == "ckpt"
+    assert words_of(attempts.first_start) == ("checkpoint.load=/base",)
+    assert words_of(attempts.resume) == ("--resume=ckpt",)
+    assert words_of(attempts.always)[-1] == "train.exit_signal_handler=true"
+    assert "checkpoint.load=/base" not in words_of(attempts.always)
+    assert {"checkpoint.save=ckpt", "checkpoint.save_interval=5"} <= set(words_of(attempts.always))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (3, "3"),
+        (1e-05, "1e-05"),
+        ("selective", "selective"),
+        ("/data/a b", '"/data/a b"'),
+        ("true", '"true"'),
+        ("1.0", '"1.0"'),
+        ('say "x"', '"say \\"x\\""'),
+        (["a", 1], "[a,1]"),
+        ({"a": None}, "{a:null}"),
+    ],
+)
+def test_values_in_hydras_syntax(value: Any, text: str) -> None:
+    assert hydra("model.x", value) == f"model.x={text}"
+
+
+def test_hydra_reads_the_values_back() -> None:
+    """Hydra comes with Bridge; where it is installed, its own parser is asked."""
+    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+    for value in (None, True, 3, 1e-05, "selective", "/data/a b", "true", "1.0", 'say "x"', "back\\", ["a", 1, "b c"]):
+        assert parser.parse_override(hydra("model.x", value)).value() == value
+
+
+def test_overrides_are_flat_however_they_are_nested() -> None:
+    found = {field: value for field, _, value in flat({"a": {"b": 1, "c": {"d": 2}}, "e.f": 3, "g": {}})}
+    assert found == {"a.b": 1, "a.c.d": 2, "e.f": 3, "g": {}}
+
+
+def test_the_fields_of_the_release_are_known() -> None:
+    known = fields_of("0.6.0")
+    assert {"train_iters", "exit_duration_in_mins"} <= known["train"]
+    assert {"num_layers", "recompute_granularity", "seq_length"} <= known["model"]
+    assert {"save", "ckpt_step"} <= known["checkpoint"]
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    assert run(["submit", LLAMA, "--dry-run", "--set", "train.train_iters=50"]) == 0
+    script = capsys.readouterr().out
+    assert '"$code/rank/bridge.py"' in script or "--worker=bridge.py" in script
+    assert "train.train_iters=50" in script and "NVTE_FWD_LAYERNORM_SM_MARGIN=20" in script
+    assert run(["estimate", LLAMA, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248
+
+
+def test_diff_with_a_recipe_of_the_pack_compares_what_both_know(
+    capsys: pytest.CaptureFixture[str], home: object
+) -> None:
+    assert run(["diff", LLAMA, "llama8b_fp8", "--json"]) == 0
+    found = {d["name"]: (d["a"], d["b"]) for d in json.loads(capsys.readouterr().out) if d["part"] == "arguments"}
+    assert found["recompute_num_layers"] == (5, 8)
+    # The same model, though Bridge's comes from the hub and ours from the pack.
+    assert not {"num_layers", "hidden_size", "rotary_base", "swiglu", "seq_length", "global_batch_size"} & found.keys()
+    # Defaults of Megatron-LM's parser say nothing of Bridge.
+    assert "enable_msc" not in found
