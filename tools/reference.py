@@ -41,7 +41,8 @@ MEANING = {
     "recipe": {
         "name": "names the run, its folder and the Slurm job",
         "description": "one line for `fp8launch recipes`",
-        "engine": "what trains: fp8launch's own GPT entry, or the script of `launch.script`, which implies `script`",
+        "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge, or the script of `launch.script`; "
+        "the keys of an engine imply it",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
         "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
@@ -70,6 +71,10 @@ MEANING = {
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
         "launch.config": "fields of Megatron's TransformerConfig that have no flag",
         "launch.tensor_stats": "measure FP8 tensors every N iterations: underflow, scales, largest values",
+        "bridge.recipe": "name of a recipe of Megatron-Bridge (`fp8launch recipes --engine bridge`)",
+        "bridge.release": "release that has it; the newest by default",
+        "bridge.model": "local folder with the `config.json` that the recipe would read from the Hugging Face hub",
+        "bridge.overrides": "fields of Bridge's configuration, such as `{ddp: {overlap_grad_reduce: false}}`",
         "software.megatron": "version of Megatron-Core in the job; selects the known flags",
         "software.transformer_engine": "version of Transformer Engine in the job",
         "software.cuda": "version of CUDA in the job",

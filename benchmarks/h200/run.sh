@@ -12,11 +12,12 @@
 #          compare.json, compare.md, summary.txt, host.txt, submit.log; in runs.tar.xz also TITLE.compare.json and .md
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
+#          (megatron-bridge-*.tar.xz in it is unpacked beside megatron-core, for recipes `bridge:NAME`)
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,18p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,19p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
@@ -40,6 +41,10 @@ if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
     mkdir -p "$SITE"
     tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
     python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE" "$PACK"/whl/*.whl || exit 3
+    for bundle in "$PACK"/megatron-bridge-*.tar.xz; do
+        # A namespace package: Bridge lies beside megatron-core.
+        [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"
+    done
     for bundle in "$PACK"/torchao-*.tar.xz; do
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && AO=$work/ao
     done
@@ -111,7 +116,7 @@ while read -r need name recipe options <&3; do
     fi
     ids=$(IFS=,; echo "${free[*]:0:need}")
     free=("${free[@]:need}")
-    [ -f "$recipe" ] || recipe=$here/recipes/$recipe.yaml
+    [ -f "$recipe" ] || [[ "$recipe" == *:* ]] || recipe=$here/recipes/$recipe.yaml
     options=${options//\{here\}/$here}
     one "$name" "$ids" "$recipe" ${options//\{text\}/$work/text} &
     taken[$!]=$ids
