@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ MODEL = {
     "torch_dtype": "bfloat16",
     "hidden_act": "silu",
 }
-TINY = """
+TINY = shlex.split("""
     train.global_batch_size=4 train.micro_batch_size=2 dataset.seq_length=64 model.seq_length=64
     model.context_parallel_size=1 validation.eval_iters=0 dataset.num_workers=0 scheduler.lr_warmup_iters=2
     tokenizer.vocab_size=512 checkpoint.save=ckpt checkpoint.save_interval=3
-""".split()
+""")
 
 
 def job(folder: Path, *words: str) -> train_jobs.Run:
