@@ -41,8 +41,8 @@ MEANING = {
     "recipe": {
         "name": "names the run, its folder and the Slurm job",
         "description": "one line for `fp8launch recipes`",
-        "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), or the script "
-        "of `launch.script`; these keys imply it",
+        "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), or the "
+        "script of `launch.script`; these keys imply it",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
         "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
