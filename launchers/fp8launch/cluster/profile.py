@@ -58,6 +58,13 @@ class Rehearse(Section):
     from_gpu_hours: float = Field(ge=0, description="submit rehearses runs that may cost at least so many GPU-hours")
 
 
+class Network(Section):
+    """The links between GPUs, for `plan`; what is unset is as in NVIDIA's reference system of the GPU type."""
+
+    gbit_per_gpu: float | None = Field(default=None, gt=0, description="network speed of one GPU, Gbit/s one way")
+    nvlink_domain: Positive | None = Field(default=None, description="GPUs that NVLink connects: 8, or 72 in a rack")
+
+
 class Cluster(Section):
     """The settings of one cluster. All are optional; an empty profile uses the cluster's defaults."""
 
@@ -84,6 +91,7 @@ class Cluster(Section):
         default={}, description="action when an attempt ends, by cause (docs/survival.md)"
     )
     ask_gpu_hours: float = Field(default=500, description="submit asks for confirmation above this number of GPU-hours")
+    network: Network | None = Field(default=None, description="links between GPUs, for plan")
     rehearse: Rehearse | None = Field(default=None, description="submit rehearses runs from a cost on")
     arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
     mpi: Option | None = None

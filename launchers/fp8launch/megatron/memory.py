@@ -93,8 +93,25 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     run = _Run(args, model, split, microbatches, precision(args, gpu))
     measured = split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding
     uncertainty = MEASURED_UNCERTAINTY if measured else DERIVED_UNCERTAINTY
-    found = (MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, own)) for rank, own in enumerate(pipeline))
+    # Of stages that hold the same, the first one has the most micro batches in flight.
+    different = {_content(run, own): rank for rank, own in reversed(list(enumerate(pipeline)))}
+    found = (
+        MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, pipeline[rank]))
+        for rank in sorted(different.values())
+    )
     return max(found, key=lambda estimate: estimate.total)
+
+
+def _content(run: _Run, chunks: Sequence[Chunk]) -> tuple[object, ...]:
+    """What stages of the same memory have in common: kinds of layers, and what comes before and after them."""
+    depth = run.model.layers
+    return tuple(
+        (
+            tuple((run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers),
+            (chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm),
+        )
+        for chunk in chunks
+    )
 
 
 @dataclass(frozen=True)

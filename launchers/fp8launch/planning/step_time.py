@@ -93,7 +93,7 @@ def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) 
     kinds = {(moe, run.precision.covers(number, model.layers)) for number, moe in enumerate(model.moe)}
     kinds |= {(model.moe[-1], run.precision.covers(None, model.layers))}
     layers = {kind: layer_time(run, *kind) for kind in kinds}
-    of_stages = [_stage(run, chunks, layers) for chunks in pipeline]
+    of_stages = _stages(run, pipeline, layers)
     slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
     terms = seconds()
     for name, part in of_stages[slowest].items():
@@ -119,6 +119,27 @@ def _notes(run: Workload) -> dict[str, str]:
     recipe = run.recipe if run.precision.output_quantized else "bf16"
     vocab = run.model.vocab // run.split.tp
     found["GEMM output layer"] = f"{recipe}, {run.tokens:.0f} x {vocab} x {run.model.hidden}"
+    return found
+
+
+def _stages(
+    run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[bool, bool], LayerTime]
+) -> list[Seconds]:
+    """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
+    depth = run.model.layers
+    different: dict[object, Seconds] = {}
+    found = []
+    for chunks in pipeline:
+        content = tuple(
+            (
+                tuple((run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers),
+                (chunk.mtp, chunk.embedding, chunk.output),
+            )
+            for chunk in chunks
+        )
+        if content not in different:
+            different[content] = _stage(run, chunks, layers)
+        found.append(different[content])
     return found
 
 

@@ -1,0 +1,211 @@
+"""`fp8launch plan`: the fastest layouts of a model on a number of GPUs, predicted."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from fp8launch.check.checker import check
+from fp8launch.check.memory import run_estimate
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table
+from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
+from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
+from fp8launch.cluster.profile import load_cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import prepare
+from fp8launch.megatron.memory import MemoryEstimate
+from fp8launch.megatron.model_arithmetic import whole
+from fp8launch.planning.change import Change, Target
+from fp8launch.planning.layouts import FILLED, Layout, Search, search
+from fp8launch.planning.step_time import StepTime, step_time_at
+from fp8launch.recipe.load import RecipeSource
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layout that the rules accept, as the recipe with its overrides says it."""
+
+    overrides: tuple[str, ...]
+    layout: Layout
+    step: StepTime
+    memory: MemoryEstimate | None
+
+
+@click.command()
+@click.argument("recipe")
+@set_option
+@click.option("--gpu", "gpu_name", type=click.Choice([name for name in GPUS if name != "cpu"]),
+              help="GPU type (default: the recipe's; h100 for a model).")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(min=1), help="Number of GPUs (default: the recipe's).")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes instead; the global batch stays.")
+@click.option("--sequence", type=click.IntRange(min=1), help="Tokens per sequence.")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step.")
+@click.option("--precision", metavar="A,B", help="Precisions to compare (default: the recipe's).")
+@click.option("--top", type=click.IntRange(min=1), default=TOP, show_default=True, help="Layouts to show.")
+@click.option("--sort", type=click.Choice(["speed", "memory"]), default="speed", show_default=True, help="Best first.")
+@click.option("--cluster", metavar="NAME", help="Profile whose `network` states speed and NVLink domain.")
+@click.option("--write", type=click.Path(path_type=Path), help="Write the best layout as a recipe to this new file.")
+@json_option
+def plan(
+    recipe: str,
+    overrides: tuple[str, ...],
+    gpu_name: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    sequence: int | None,
+    global_batch: int | None,
+    precision: str | None,
+    top: int,
+    sort: str,
+    cluster: str | None,
+    write: Path | None,
+    as_json: bool,
+) -> int:
+    """Predict the fastest layouts of RECIPE, or of a model of the pack such as llama3_1_405b, that fit the GPUs.
+
+    Nothing runs. Each layout is a list of overrides for `--set`; exit code 1 if none fits.
+    """
+    if gpus is not None and nodes is not None:
+        raise click.UsageError("--gpus and --nodes exclude each other")
+    if write is not None and write.exists():
+        raise error("file-exists", f"{write} exists", "--write", "name a new file")
+    precisions = precisions_of(precision)
+    with tempfile.TemporaryDirectory() as folder:
+        source, parents = source_of(recipe, gpu_name, precisions, Path(folder))
+        asked = [*overrides, *resource_overrides(source, overrides, gpu_name, gpus, nodes)]
+        if sequence is None and len(parents) > 1:
+            # A model has no sequence length of its own, and the written recipe needs one.
+            sequence = SEQUENCE
+        asked += [f"batch.sequence={sequence}"] if sequence else []
+        asked += [f"batch.global={global_batch}"] if global_batch else []
+        bases = [base_of(source, asked, name) for name in precisions or (None,)]
+        target = target_of(source, asked, load_cluster(cluster) if cluster else None)
+        found = search(bases, target, 2 * top + 4, by_memory=sort == "memory")
+        planned, refused = _accepted(found, source, asked, target, top)
+    if not planned:
+        raise _nothing(found, bases, target, refused)
+    if write is not None:
+        write.write_text(_recipe_text(parents, planned[0]), encoding="utf-8")
+        eprint(f"wrote {write}")
+    if as_json:
+        show_json([_as_json(one) for one in planned])
+        return 0
+    _show(planned, found, target, refused)
+    return 0
+
+
+# --- which layouts are good ------------------------------------------------------------------------------------------
+
+
+def _accepted(
+    found: Search, source: RecipeSource, asked: Sequence[str], target: Target, top: int
+) -> tuple[list[Planned], list[str]]:
+    """The layouts that the rules of the check accept, and why others are refused."""
+    planned: list[Planned] = []
+    refused: list[str] = []
+    for layout in found.layouts:
+        if len(planned) == top:
+            break
+        words = (*asked, *layout.overrides, f"batch.global={target.global_batch}")
+        try:
+            prepared = prepare(source, words)
+            result = check(prepared, layers=("rules",))
+        except UserError as problems:
+            refused.append(f"{layout.short}: {problems.problems[0].message}")
+            continue
+        if not result.ok:
+            refused.append(f"{layout.short}: {result.problems[0].message}")
+            continue
+        run = resolve_run(prepared)
+        step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
+        if step is not None:
+            planned.append(Planned(words, layout, step, run_estimate(run)))
+    return planned, refused
+
+
+def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Sequence[str]) -> UserError:
+    """Why there is no layout at all, in one sentence."""
+    on = f"{target.gpus} {target.gpu.name}"
+    if found.misses:
+        least = found.misses[0]
+        message = (
+            f"the model does not fit {on}: the smallest layout found ({least.short}) needs "
+            f"{least.memory.total / 2**30:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}"
+        )
+        return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
+    if not found.legal:
+        layers = whole(bases[0].args, "num_layers")
+        message = f"no division of {on} fits a global batch of {target.global_batch} and {layers} layers"
+        more = -(-target.global_batch // target.gpus) * target.gpus
+        return error("no-layout", message, "--gpus", f"for example --global-batch {more}", ANSWER_IS_NO)
+    if refused:
+        return error("no-layout", f"the rules refuse every layout on {on}: {refused[0]}", None, None, ANSWER_IS_NO)
+    message = f"the model does not fit {on}: its weights and gradients alone exceed {target.gpu.memory_gib:g} GiB a GPU"
+    return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _as_json(one: Planned) -> dict[str, Any]:
+    return {
+        "layout": one.layout.short,
+        "overrides": list(one.overrides),
+        "predicted": predicted_as_json(one.step, one.memory),
+        "terms": terms_as_json(one.step),
+    }
+
+
+def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Sequence[str]) -> None:
+    sequence = planned[0].step.tokens // target.global_batch
+    echo(
+        f"{target.gpus} {target.gpu.name}, {target.global_batch} sequences of {sequence} tokens a step, "
+        f"± {planned[0].step.uncertainty:.0%}; {found.legal:,} layouts divide"
+    )
+    echo()
+    rows = []
+    for number, one in enumerate(planned, 1):
+        tflops = "" if one.step.tflops_per_gpu is None else f"{one.step.tflops_per_gpu:,.0f}"
+        peak = f"{one.memory.peak / 2**30:.1f}" if one.memory else ""
+        speed = f"{one.step.tokens_per_s_per_gpu:,.0f}"
+        rows.append((str(number), speed, tflops, f"{one.step.ms:,.0f}", peak, one.layout.short))
+    show_table(("", "tokens/s/GPU", "TFLOP/s/GPU", "step (ms)", "peak (GiB)", "layout"), rows)
+    echo()
+    show_step_time(planned[0].step)
+    for miss in found.misses:
+        need = miss.memory.total / 2**30
+        eprint(f"does not fit: {miss.short} needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}")
+    for reason in refused[:3]:
+        eprint(f"refused by a rule: {reason}")
+    changed = [word for word in planned[0].overrides if "null" not in word]
+    echo()
+    echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in changed))
+
+
+def _recipe_text(parents: Sequence[str], best: Planned) -> str:
+    """A recipe that lays the overrides of a layout on what was planned."""
+    values: dict[str, Any] = {}
+    for word in best.overrides:
+        key, _, text = word.partition("=")
+        *sections, last = key.split(".")
+        into = values
+        for section in sections:
+            into = into.setdefault(section, {})
+        into[last] = yaml.safe_load(text)
+    step = best.step
+    head = (
+        f"# {best.layout.short}.\n# Predicted by fp8launch plan: {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
+        f"{step.ms:,.0f} ms a step, ± {step.uncertainty:.0%}.\n"
+    )
+    return head + yaml.safe_dump({"extends": list(parents), **values}, sort_keys=False)

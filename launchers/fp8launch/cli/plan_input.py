@@ -1,0 +1,125 @@
+"""What `fp8launch plan` plans: a recipe or a model, its arguments in each precision, the GPUs and their links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8launch.cli.output import eprint
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import error
+from fp8launch.engines import engine_of
+from fp8launch.hardware.gpus import gpu
+from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.megatron.architecture import architecture
+from fp8launch.planning.change import Change, Target
+from fp8launch.planning.speeds import DEVICES, Links, speeds
+from fp8launch.recipe.load import RecipeSource, load_recipe, read_recipe
+from fp8launch.resources import pack_folder
+
+# A model alone has no batch: this many tokens a step.
+TOKENS = 4 * 2**20
+SEQUENCE = 8192
+
+
+def precisions_of(text: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    for name in names:
+        if name not in PRECISIONS:
+            raise error("unknown-precision", f"no precision {name!r}", "--precision", f"use {', '.join(PRECISIONS)}")
+    return names
+
+
+def source_of(
+    recipe: str, gpu_name: str | None, precisions: Sequence[str], folder: Path
+) -> tuple[RecipeSource, tuple[str, ...]]:
+    """The recipe, or one that is made of a model of the pack, and what a recipe that builds on it extends."""
+    name = recipe.removeprefix("models/").removesuffix(".yaml")
+    if not (pack_folder("recipes") / "models" / f"{name}.yaml").is_file() or "/" in name:
+        source = read_recipe(recipe)
+        in_pack = source.path.is_relative_to(pack_folder("recipes"))
+        return source, (source.path.stem if in_pack else str(source.path.resolve()),)
+    device = gpu(gpu_name or "h100")
+    usual = "bf16" if device.fp8 is None else "tensorwise"
+    parts = [f"models/{name}", "parts/pretrain", "parts/benchmark", "parts/distributed_optimizer"]
+    has_part = (pack_folder("recipes") / "hardware" / f"{device.name}.yaml").is_file()
+    parts += [f"precision/{precisions[0] if precisions else usual}", f"hardware/{device.name if has_part else 'h100'}"]
+    source = _of_parts(name, parts, folder)
+    if "num_experts" in load_recipe(source).recipe.model:
+        parts += ["moe/alltoall", "moe/layer_graphs"]
+        source = _of_parts(name, parts, folder)
+    return source, tuple(parts)
+
+
+def _of_parts(name: str, parts: Sequence[str], folder: Path) -> RecipeSource:
+    file = folder / f"{name}.yaml"
+    batch = f"{{micro: 1, global: {TOKENS // SEQUENCE}, sequence: {SEQUENCE}}}"
+    file.write_text(f"extends: [{', '.join(parts)}]\nname: {name}\nbatch: {batch}\n", encoding="utf-8")
+    return read_recipe(str(file))
+
+
+def resource_overrides(
+    source: RecipeSource, overrides: Sequence[str], gpu_name: str | None, gpus: int | None, nodes: int | None
+) -> list[str]:
+    """Overrides for the GPUs that are asked for. Raises UserError for GPUs that are not whole nodes."""
+    resources = load_recipe(source, overrides).recipe.resources
+    each = resources.gpus_per_node
+    found = []
+    if gpu_name is not None and gpu_name != resources.gpu:
+        found.append(f"resources.gpu={gpu_name}")
+        each = 4 if gpu_name in ("gb200", "gb300") else 8
+    if gpus is not None:
+        if gpus > each and gpus % each:
+            message = f"{gpus} GPUs are not whole nodes of {each} {gpu_name or resources.gpu}"
+            raise error("world-size", message, "--gpus", f"use {gpus // each * each} or {(gpus // each + 1) * each}")
+        nodes, each = max(gpus // each, 1), min(gpus, each)
+    if nodes is not None:
+        found.append(f"resources.nodes={nodes}")
+    if each != resources.gpus_per_node:
+        found.append(f"resources.gpus_per_node={each}")
+    return found
+
+
+def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | None) -> Change:
+    """All arguments of the run in a precision, and the override that chooses it."""
+    chosen = {"precision.recipe": precision} if precision else {}
+    loaded = load_recipe(source, [*overrides, *(f"{key}={value}" for key, value in chosen.items())])
+    if loaded.recipe.phases:
+        raise error("phases", "a recipe with phases has no one layout", loaded.where("phases"), "--set phases=null")
+    engine = engine_of(loaded)
+    args = engine.translate(loaded)
+    values = {**engine.defaults(args), **engine.traits(loaded.recipe).fills_in, **args.attributes}
+    if architecture(values) is None:
+        message = "the speed and memory of this kind of model are not predicted"
+        raise error("model-not-counted", message, loaded.where("model"), "plan a transformer (docs/speed_model.md)")
+    return Change(values, chosen)
+
+
+def target_of(source: RecipeSource, overrides: Sequence[str], profile: Cluster | None) -> Target:
+    recipe = load_recipe(source, overrides).recipe
+    resources, device = recipe.resources, gpu(recipe.resources.gpu)
+    reference = DEVICES.get(device.name)
+    if reference is None:
+        raise error("no-speeds", f"nothing is known of the speed of {device.name}", "resources.gpu", "pass --gpu")
+    links = _links(reference.links, resources.world_size, profile)
+    known = speeds(device, links)
+    assert known is not None
+    batch = recipe.batch.global_ or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
+    return Target(resources.world_size, batch, device, known)
+
+
+def _links(reference: Links, world: int, profile: Cluster | None) -> Links:
+    """The cluster's links; those of NVIDIA's reference system where its profile states none."""
+    if profile is None or profile.network is None:
+        if profile is not None and world > reference.domain:
+            eprint(
+                f"the cluster profile states no `network`; planned with {reference.network * 8:g} Gbit/s a GPU and "
+                f"NVLink domains of {reference.domain}, as in NVIDIA's reference system"
+            )
+        return reference
+    network = profile.network
+    return Links(
+        reference.nvlink,
+        network.gbit_per_gpu / 8 if network.gbit_per_gpu else reference.network,
+        network.nvlink_domain or reference.domain,
+    )

@@ -1,0 +1,194 @@
+"""Every legal division of a model over GPUs: TP, PP with virtual stages, CP, EP, FSDP and the micro batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from fp8launch.hardware.quantization import QUANTIZATION, requested
+from fp8launch.megatron.model_arithmetic import Arguments, query_groups, whole
+from fp8launch.planning.change import Change, Target
+
+MICRO_BATCHES = (1, 2, 4, 8)
+MOST_STAGES = 64
+MOST_VIRTUAL = 20
+# How much more layers the largest stage may have than an even split gives it.
+UNEVEN = 1.06
+
+
+def divisions(args: Arguments, target: Target) -> Iterator[Change]:
+    """Every legal division: TP, PP with virtual stages, CP, EP, FSDP and the micro batch."""
+    domain = target.speeds.device.links.domain
+    for tp in _powers(min(domain, 8, target.gpus)):
+        if not _tensors_divide(args, tp):
+            continue
+        for pp in _divisors(target.gpus // tp, MOST_STAGES) if target.gpus % tp == 0 else ():
+            for cp in _powers(target.gpus // (tp * pp)):
+                if not _sequences_divide(args, tp, cp) or target.gpus % (tp * pp * cp):
+                    continue
+                dp = target.gpus // (tp * pp * cp)
+                for micro in MICRO_BATCHES:
+                    if target.global_batch % (micro * dp) == 0:
+                        count = target.global_batch // (micro * dp)
+                        yield from _divided(args, target, tp, pp, cp, micro, count)
+
+
+def _divided(
+    args: Arguments, target: Target, tp: int, pp: int, cp: int, micro: int, microbatches: int
+) -> Iterator[Change]:
+    change = Change(
+        {
+            "tensor_model_parallel_size": tp,
+            "sequence_parallel": tp > 1,
+            "context_parallel_size": cp,
+            "micro_batch_size": micro,
+        },
+        {
+            "parallel.tp": str(tp),
+            "parallel.sequence": "auto",
+            "parallel.cp": str(cp),
+            "batch.micro": str(micro),
+        },
+    )
+    if tp == 1:
+        change = change.then(_switched_off(args, "tp_comm_overlap"))
+    pipelines = list(_pipelines(args, pp, microbatches))
+    for experts in _experts(args, target, tp, pp):
+        for pipeline in pipelines:
+            yield change.then(experts).then(pipeline).then(_no_fsdp(args))
+        if pp == 1 and tp == 1 and not whole(args, "num_experts") and target.gpus // cp > 1:
+            yield change.then(experts).then(pipelines[0]).then(_fsdp())
+
+
+def _switched_off(args: Arguments, *flags: str) -> Change:
+    on = [flag for flag in flags if args.get(flag)]
+    return Change(dict.fromkeys(on, False), {f"megatron.{flag}": "null" for flag in on})
+
+
+def _no_fsdp(args: Arguments) -> Change:
+    if not (args.get("use_megatron_fsdp") or args.get("use_torch_fsdp2")):
+        return Change()
+    return Change({"use_megatron_fsdp": False, "use_torch_fsdp2": False}, {"parallel.fsdp": "none"})
+
+
+def _fsdp() -> Change:
+    return Change(
+        {
+            "use_megatron_fsdp": True,
+            "use_torch_fsdp2": False,
+            "data_parallel_sharding_strategy": "optim_grads_params",
+            "gradient_accumulation_fusion": False,
+            "ddp_average_in_collective": False,
+        },
+        {
+            "parallel.fsdp": "megatron",
+            "megatron.no_gradient_accumulation_fusion": "true",
+            "megatron.init_model_with_meta_device": "true",
+            "megatron.ddp_average_in_collective": "null",
+        },
+    )
+
+
+def _tensors_divide(args: Arguments, tp: int) -> bool:
+    if tp == 1:
+        return True
+    sizes = [whole(args, "num_attention_heads"), query_groups(args), whole(args, "ffn_hidden_size") or tp]
+    if args.get("multi_latent_attention"):
+        sizes[1] = tp
+    if any(size is None or size % tp for size in sizes):
+        return False
+    recipe = QUANTIZATION.get(requested(args))
+    multiple = recipe.feature_multiple if recipe else None
+    ffn, hidden = whole(args, "ffn_hidden_size"), whole(args, "hidden_size")
+    return all(size is None or size // tp % (multiple or 1) == 0 for size in (ffn, hidden))
+
+
+def _sequences_divide(args: Arguments, tp: int, cp: int) -> bool:
+    length = whole(args, "seq_length") or 0
+    if cp > 1 and (args.get("window_size") or cp > 16):
+        return False
+    return length % (cp * 2 * tp if cp > 1 else tp) == 0
+
+
+def _experts(args: Arguments, target: Target, tp: int, pp: int) -> Iterator[Change]:
+    count = whole(args, "num_experts")
+    if not count:
+        yield Change()
+        return
+    for ep in _powers(min(count, target.gpus // pp)):
+        if count % ep == 0 and (target.gpus // pp) % ep == 0:
+            yield Change(
+                {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1},
+                {"parallel.ep": str(ep), "parallel.etp": "1"},
+            )
+
+
+_OF_ONE_PIPELINE = (
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "num_layers_per_virtual_pipeline_stage",
+)
+
+
+def _pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
+    """The split of the layers over `pp` stages, plain and with virtual stages."""
+    layers, mtp = whole(args, "num_layers") or 0, whole(args, "mtp_num_layers") or 0
+    # What the recipe says of its own pipeline does not hold for another.
+    cleared = Change(
+        dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
+    )
+    cleared = cleared.then(
+        _switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    )
+    size = Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)})
+    for vp in range(1, MOST_VIRTUAL + 1 if pp > 1 and microbatches % pp == 0 else 2):
+        pieces = pp * vp
+        if pieces > layers + 2:
+            return
+        # Embedding and loss may take the place of a layer each; more uneven stages wait for the largest.
+        if -(-layers // pieces) * pieces > UNEVEN * (layers + 2):
+            continue
+        change = cleared.then(size)
+        if layers % pieces == 0 and not mtp:
+            stages = Change(
+                {"num_virtual_stages_per_pipeline_rank": vp if vp > 1 else None},
+                {"parallel.vp": str(vp) if vp > 1 else "null"},
+            )
+        elif pp > 1:
+            text = stage_layout(layers, mtp, pieces)
+            stages = Change(
+                {"pipeline_model_parallel_layout": text, "num_virtual_stages_per_pipeline_rank": None},
+                {"megatron.pipeline_model_parallel_layout": text, "parallel.vp": "null"},
+            )
+        else:
+            stages = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
+        yield change.then(stages)
+
+
+def stage_layout(layers: int, mtp: int, pieces: int) -> str:
+    """Megatron's text of a pipeline layout, as even as there is; the last and the first pieces are smaller."""
+    smaller = -layers % pieces
+    order = [pieces - 1, 0, *range(pieces - 2, 0, -1)]
+    counts = [-(-layers // pieces)] * pieces
+    for i in range(smaller):
+        counts[order[i % pieces]] -= 1
+    words = [_letters(count) for count in counts]
+    words[0] = "E" + words[0]
+    text = ""
+    for word, alike in itertools.groupby(words[:-1]):
+        times = len(list(alike))
+        text += f"({word}|)*{times}," if times > 1 else f"{word}|"
+    return text + words[-1] + "m" * mtp + "L"
+
+
+def _letters(layers: int) -> str:
+    return f"t*{layers}" if layers > 1 else "t" * layers
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(max(most, 1).bit_length()) if 1 << i <= most]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [i for i in range(1, min(number, most) + 1) if number % i == 0]

@@ -1,0 +1,162 @@
+"""`fp8launch plan`: what it ranks is what the recipe with its overrides runs, and bad input is answered in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8launch.cli import run
+from fp8launch.megatron.model_arithmetic import parse_layout
+from fp8launch.planning.divisions import stage_layout
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run a command that prints JSON."""
+
+    def asked(*words: str) -> Any:
+        assert run([*words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    return asked
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run a command that is refused: its exit code and message."""
+
+    def refused(*words: str) -> tuple[int, str]:
+        code = run(["plan", *words])
+        shown = capsys.readouterr()
+        assert code and not shown.out and "Traceback" not in shown.err
+        return code, shown.err
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("llama8b_fp8",),
+        ("llama405b_tensorwise_h100", "--top", "3"),
+        ("qwen3_30b_a3b_tensorwise_h100", "--top", "3"),
+        ("llama3_70b", "--gpu", "gb200", "--gpus", "64", "--precision", "mxfp8", "--top", "2"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_layouts_are_best_first_fit_and_have_every_term(words: tuple[str, ...], ask: Ask) -> None:
+    found = ask("plan", *words)
+    speeds = [one["predicted"]["tokens_per_s_per_gpu"] for one in found]
+    assert speeds == sorted(speeds, reverse=True)
+    memory = {"gb200": 185.0, "h100": 79.6}["gb200" if "gb200" in " ".join(words) else "h100"]
+    for one in found:
+        assert one["predicted"]["peak_memory_gib"] < memory
+        assert sum(term["ms"] for term in one["terms"]) == pytest.approx(one["predicted"]["step_time_ms"])
+
+
+@pytest.mark.parametrize("recipe", ["llama8b_fp8", "llama70b_tensorwise_h100"])
+def test_estimate_says_the_same_of_a_layout(recipe: str, ask: Ask) -> None:
+    for one in ask("plan", recipe, "--top", "3"):
+        words = [word for override in one["overrides"] for word in ("--set", override)]
+        estimated = ask("estimate", recipe, *words)
+        assert estimated["predicted"] == pytest.approx(one["predicted"])
+        assert estimated["terms"] == one["terms"]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["llama405b_tensorwise_h100", "llama70b_tensorwise_gb200"],
+)
+def test_nvidias_own_layout_is_close_to_the_predicted_best(recipe: str, ask: Ask) -> None:
+    best = ask("plan", recipe, "--top", "1")[0]["predicted"]["tokens_per_s_per_gpu"]
+    assert ask("estimate", recipe)["predicted"]["tokens_per_s_per_gpu"] > 0.9 * best
+
+
+def test_sorted_by_memory_the_smallest_comes_first(ask: Ask) -> None:
+    peaks = [one["predicted"]["peak_memory_gib"] for one in ask("plan", "llama8b_fp8", "--sort", "memory")]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < ask("plan", "llama8b_fp8", "--top", "1")[0]["predicted"]["peak_memory_gib"]
+
+
+def test_the_written_recipe_is_the_best_layout(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "best.yaml"
+    words = ("llama3_8b", "--gpu", "h200", "--gpus", "2", "--precision", "tensorwise,delayed", "--top", "1")
+    best = ask("plan", *words, "--write", str(file))[0]
+    estimated = ask("estimate", str(file))
+    assert estimated["predicted"] == pytest.approx(best["predicted"])
+    assert estimated["gpus"] == 2 and estimated["gpu"] == "h200"
+    code = run(["plan", *words, "--write", str(file)])
+    assert code == 2
+
+
+def test_precisions_are_compared(ask: Ask) -> None:
+    found = ask("plan", "llama8b_fp8_h200x2", "--precision", "bf16,delayed", "--top", "40")
+    names = {word for one in found for word in one["overrides"] if word.startswith("precision.recipe")}
+    assert names == {"precision.recipe=bf16", "precision.recipe=delayed"}
+    assert "precision.recipe=delayed" in found[0]["overrides"]
+
+
+def test_the_network_of_the_profile_counts(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow, silent = tmp_path / "slow.yaml", tmp_path / "silent.yaml"
+    slow.write_text("network: {gbit_per_gpu: 25, nvlink_domain: 8}\n")
+    silent.write_text("account: me\n")
+    words = ("plan", "llama70b_tensorwise_h100", "--top", "1")
+    fast, crawling = ask(*words), ask(*words, "--cluster", str(slow))
+    assert crawling[0]["predicted"]["step_time_ms"] > fast[0]["predicted"]["step_time_ms"]
+    assert run([*words, "--cluster", str(silent)]) == 0
+    assert "states no `network`; planned with 400 Gbit/s" in capsys.readouterr().err
+
+
+def test_what_fits_nowhere_is_said_in_a_sentence(refusal: Callable[..., tuple[int, str]]) -> None:
+    code, message = refusal("llama3_1_405b", "--gpu", "h100", "--gpus", "8")
+    assert code == 1 and "does not fit 8 h100" in message and "GiB, more than 94% of 79.6" in message
+    code, message = refusal("llama3_1_405b", "--gpu", "a100", "--gpus", "1")
+    assert code == 1 and "does not fit 1 a100" in message
+
+
+def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., tuple[int, str]]) -> None:
+    code, message = refusal("llama8b_fp8", "--gpus", "12")
+    assert code == 2 and "12 GPUs are not whole nodes of 8 h100" in message and "8 or 16" in message
+    # 37 layers and a batch of 128: seven GPUs divide neither.
+    code, message = refusal("llama8b_fp8", "--gpus", "7", "--set", "model.num_layers=3")
+    assert code == 1 and "no division of 7 h100 fits a global batch of 128 and 3 layers" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("llama8b_fp8", "--precision", "fp7"), "no precision 'fp7'"),
+        (("tiny_cpu",), "nothing is known of the speed of cpu"),
+        (("llama8b_fp8", "--gpus", "8", "--nodes", "1"), "exclude each other"),
+        (("no_such_model",), "no such recipe"),
+        (("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*M*"), "of this kind of model are not predicted"),
+    ],
+)
+def test_bad_input_is_named(words: tuple[str, ...], message: str, refusal: Callable[..., tuple[int, str]]) -> None:
+    assert message in refusal(*words)[1]
+
+
+def test_text_shows_layouts_terms_and_how_to_run_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "llama8b_fp8"]) == 0
+    shown = capsys.readouterr()
+    for words in ("tokens/s/GPU", "micro batch", "GEMM fc1", "--set parallel.tp=1"):
+        assert words in shown.out
+    assert "does not fit" in shown.err
+
+
+@given(st.integers(1, 200), st.integers(0, 2), st.data())
+def test_a_stage_layout_has_every_layer_once_and_is_even(layers: int, mtp: int, data: st.DataObject) -> None:
+    pieces = data.draw(st.integers(2, max(min(layers, 64), 2)))
+    parsed = parse_layout(stage_layout(layers, mtp, pieces))
+    assert parsed is not None and len(parsed) == pieces
+    counts = [piece.count("t") for piece in parsed]
+    assert sum(counts) == layers and max(counts) - min(counts) <= 1
+    assert parsed[0].startswith("E") and parsed[-1].endswith("m" * mtp + "L")
