@@ -1,4 +1,4 @@
-"""`fp8launch plan`: what it ranks is what the recipe with its overrides runs, and bad input is answered in a sentence."""
+"""`fp8launch plan`: it ranks what the recipe with its overrides runs, and answers bad input in a sentence."""
 
 from __future__ import annotations
 
