@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.check import checkpoint_space
+from fp8launch.check import checkpoint_space, checkpoints
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
@@ -44,6 +44,19 @@ def test_room_for_some_is_a_warning_and_keep_helps(tmp_path: Path) -> None:
     assert found(tmp_path, "tiny_cpu", *often, "checkpoint.keep=3") == []
     [still] = found(tmp_path, "tiny_cpu", *often, f"checkpoint.keep={many // 2 + many // 4}")
     assert still.code == "checkpoint-space-low" and "checkpoint.keep: " in still.message
+
+
+def test_survival_without_checkpoints_is_reported() -> None:
+    """No supervisor looks after such a run, on Slurm or on this machine."""
+    without = prepare("tiny_cpu", ["survive.hang_after=30", "survive.rules={nccl: stop}"])
+    [problem] = checkpoints.survival_problems(without.loaded)
+    assert (problem.code, problem.severity) == ("survive-unused", "warning")
+    assert problem.message.startswith("survive.hang_after, survive.rules have no effect")
+    saving = prepare("tiny_cpu", ["survive.hang_after=30", "checkpoint={dir: c, interval: 5}"])
+    assert [
+        *checkpoints.survival_problems(saving.loaded),
+        *checkpoints.survival_problems(prepare("tiny_cpu").loaded),
+    ] == []
 
 
 def test_what_this_machine_does_not_see_is_not_judged(tmp_path: Path) -> None:

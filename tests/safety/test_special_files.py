@@ -13,7 +13,6 @@ import pytest
 
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoints import TRACKER
-from fp8launch.job.phase_script import one_by_one
 
 PIPE_OR_DEVICE = pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 Make = Callable[[Path], object]
@@ -73,29 +72,3 @@ def test_check_names_a_tracker_that_is_no_file(tmp_path: Path, make: Make) -> No
     )
     assert done.returncode == 1
     assert f"{TRACKER} that cannot be read: it is not a regular file" in done.stderr
-
-
-@PIPE_OR_DEVICE
-def test_phases_on_this_machine_do_not_wait_for_a_pipe(tmp_path: Path, make: Make) -> None:
-    from fp8launch.cluster.profile import Cluster
-    from fp8launch.job.build_job import plan
-    from fp8launch.job.prepared import prepare
-
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text(
-        f"extends: tiny_cpu\nname: r\ncheckpoint: {{dir: {tmp_path}, interval: 5}}\n"
-        "phases: {a: {iterations: 10}, b: {}}\n"
-    )
-    prepared = prepare(str(recipe))
-    job = plan(
-        prepared.loaded, prepared.args, Cluster(), tmp_path / "run", phases=prepared.phases, runtime="none",
-        check_paths=False,
-    )  # fmt: skip
-    lines = one_by_one(job)
-    begin = next(at for at, line in enumerate(lines) if line.startswith("reached()"))
-    function = "\n".join(lines[begin : begin + 3])
-    make(tmp_path / TRACKER)
-    done = subprocess.run(
-        ["bash", "-c", f"{function}\nreached"], timeout=300, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "0\n"

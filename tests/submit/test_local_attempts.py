@@ -15,7 +15,8 @@ import pytest
 from fp8launch.rundir.registry import find_run
 
 Site = Any
-# Trains from the tracker's iteration to 20, saving every 5; breaks off where the file `breaks` names an iteration.
+# Trains from the tracker's iteration to 20, or to the end of its phase, saving every 5; breaks off where the file
+# `breaks` names an iteration.
 TRAINING = """
 import os, sys, time, zipfile
 from pathlib import Path
@@ -25,7 +26,8 @@ start = int(tracker.read_text()) if tracker.exists() else 0
 assert ("--load" in sys.argv) == (start > 0), sys.argv
 print(" loaded", start)
 breaks = Path({folder!r}) / "breaks"
-for iteration in range(start + 1, 21):
+end = int(sys.argv[sys.argv.index("--exit-interval") + 1]) if "--exit-interval" in sys.argv else 20
+for iteration in range(start + 1, end + 1):
     print(f" [2026-01-01 00:00:00] iteration {{iteration:8d}}/      20 | lm loss: 1.0 |", flush=True)
     if iteration % 5 == 0:
         part = saved / f"iter_{{iteration:07d}}/mp_rank_00/model_optim_rng.pt"
@@ -116,13 +118,30 @@ def test_a_cancelled_run_ends_and_may_be_resumed(laptop: Site, tmp_path: Path) -
     assert laptop.state(run)["state"] == "completed"
 
 
-def test_there_is_no_time_limit(laptop: Site) -> None:
-    run = laptop.submit("--set", "resources.time=00:01:00", "--wait").name
+def test_there_is_no_time_limit_and_no_other_node(laptop: Site) -> None:
+    run = laptop.submit("--set", "resources.time=00:01:00", "--set", "survive.hang_after=30", "--wait").name
     plan = json.loads((find_run(run).path / "survive.json").read_text())
-    assert (plan["continue_by"], plan["hang"], "limit" in plan) == ("rerun", None, False)
+    assert (plan["continue_by"], plan["hang"]["after"], "limit" in plan) == ("rerun", 30, False)
+    assert set(plan["rules"].values()) == {"go-on", "free", "stop"}
     assert log_of(run)[0]["until"] - log_of(run)[0]["began"] > 86400
 
 
-def test_phases_are_not_started_again(laptop: Site, write: Any) -> None:
-    phases = write("p.yaml", "extends: tiny_cpu\nname: p\nphases: {a: {iterations: 5}, b: {}}\n")
-    assert "[local-phases]" in laptop.submit("--attempts", "2", recipe=phases, expect=2).err
+def test_phases_follow_each_other_over_failures(laptop: Site, tmp_path: Path, write: Any) -> None:
+    phases = write("p.yaml", "extends: tiny_cpu\nname: p\nphases: {a: {iterations: 10}, b: {}}\n")
+    (tmp_path / "breaks").write_text("7 13")
+    run = laptop.submit("--attempts", "3", "--wait", recipe=phases).name
+    assert laptop.state(run)["state"] == "completed"
+    assert [(one["phase"], one["before"], one["after"], one["cause"], one["counts"]) for one in log_of(run)] == [
+        ("a", 0, 5, "segfault", True), ("a", 5, 10, "phase-end", False),
+        ("b", 10, 10, "segfault", True), ("b", 10, 20, "finished", True),
+    ]  # fmt: skip
+
+
+def test_a_phase_that_stops_is_continued_by_resume(laptop: Site, tmp_path: Path, write: Any) -> None:
+    phases = write("p.yaml", "extends: tiny_cpu\nname: p\nphases: {a: {iterations: 10}, b: {}}\n")
+    (tmp_path / "breaks").write_text("13")
+    run = laptop.submit("--wait", recipe=phases, expect=1).name
+    laptop("resume", run, "--wait")
+    assert [(one["phase"], one["cause"]) for one in log_of(run)] == [
+        ("a", "phase-end"), ("b", "segfault"), ("b", "finished"),
+    ]  # fmt: skip

@@ -5,13 +5,31 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
-from fp8launch.diagnostics import Problem
+from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoints import TRACKER, read_tracker, whole_number
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Survive
+
+CODES: Mapping[str, Severity] = {"survive-unused": "warning"}
+
+
+def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Yield a warning for settings of `survive` in a run without checkpoints, which has no supervisor."""
+    if loaded.recipe.goes_on:
+        return
+    usual = Survive()
+    stated = [name for name, value in loaded.recipe.survive if value != getattr(usual, name)]
+    if stated:
+        names = ", ".join(f"survive.{name}" for name in stated)
+        verb = "has" if len(stated) == 1 else "have"
+        message = f"{names} {verb} no effect: a run without checkpoints is not watched and cannot continue"
+        fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
+        yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
 
 
 def load_problems(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:

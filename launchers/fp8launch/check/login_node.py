@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
-from fp8launch.check import checkpoint_space, data, run_root
+from fp8launch.check import checkpoint_space, checkpoints, data, run_root
 from fp8launch.check.job_paths import kind_of
 from fp8launch.cluster.images import image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
@@ -37,6 +37,7 @@ CODES: Mapping[str, Severity] = {
     **data.CODES,
     **schedulers.problem_codes(),
     **checkpoint_space.CODES,
+    **checkpoints.CODES,
 }
 
 
@@ -91,6 +92,7 @@ def file_problems(
     """Find what is wrong with the files and the checkpoints of a run without phases, or of one of its phases."""
     yield from data.problems(part, cluster, environment, runtime)
     yield from checkpoint_space.problems(part, cluster, runtime)
+    yield from checkpoints.survival_problems(part.loaded)
 
 
 def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:

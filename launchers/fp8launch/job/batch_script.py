@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fp8launch import __version__
 from fp8launch.job.job import Container, Job, JobPhase
-from fp8launch.job.phase_script import one_by_one, own_arguments, phase_cases, short_of_its_end, tracker
+from fp8launch.job.phase_script import own_arguments, phase_cases, tracker
 from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quote
 
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
@@ -20,8 +20,7 @@ AUTHOR = f"Written by fp8launch {__version__}."
 # The script's own names, which a recipe cannot use for a variable.
 OWN_VARIABLES = {
     "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
-    "phase_end", "python", "reached", "run_folder", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
-    "MASTER_PORT",
+    "python", "run_folder", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 _WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
 
@@ -74,14 +73,13 @@ def local_script(job: Job) -> str:
         start += ["nice", "-n", "0"]
     command = [start, *_container(job), *process_command(replace(job, mode="torchrun"))]
     redirect = '>> "$attempt.log" 2>&1'
-    supervised = job.survival is not None and not job.phases
-    step = _with_status(command, redirect, _END_WATCH if supervised else short_of_its_end(job))
+    supervised = job.survival is not None
+    step = _with_status(command, redirect, _END_WATCH if supervised else [])
     blocks = [
         head,
         _places(job, "FP8LAUNCH_START"),
-        one_by_one(job),
         _setup(job),
-        _begin(job) if supervised else [],
+        _begin(job),
         _environment(job),
         _container_environment(job, *(["FP8LAUNCH_STOP_AT"] if supervised else [])),
         _health(replace(job, survival=None)),
@@ -117,7 +115,7 @@ def _sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
 def _supervised_here(job: Job, step: list[str]) -> list[str]:
     """A step on this machine with its supervisor; another attempt is this script once more, in the same process."""
     return [
-        "# Old checkpoints go as new ones come.",
+        "# A log that stops growing ends the training, and old checkpoints go as new ones come.",
         f'{_supervisor(job)} watch "$run_folder" "$attempt" &',
         *step[:-1],
         "# Done, or another attempt, or the end of it.",

@@ -134,7 +134,7 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute or relative to the run folder. Slurm jobs keep the `keep` newest checkpoints."""
+    """`dir` and `load` are absolute or relative to the run folder. Runs keep the `keep` newest checkpoints."""
 
     dir: str | None = None
     interval: Positive | None = None

@@ -7,13 +7,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
+from fp8launch.injob.supervisor.training_step import AGENT
+
 # A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
 # Marks of a run on this machine: processes that it starts elsewhere do not belong to it.
-LOCAL_RUN, LOCAL_KEY = "FP8LAUNCH_LOCAL_RUN", "FP8LAUNCH_SUBMISSION"
+LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # and LOCAL_RUN
 _OF_A_RANK = {
     LOCAL_RUN,
     LOCAL_KEY,
+    AGENT,
     "FP8LAUNCH_START",
     "RANK",
     "WORLD_SIZE",

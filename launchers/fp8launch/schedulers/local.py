@@ -6,21 +6,20 @@ are known by a variable that all of them inherit, not by their group.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from fp8launch.diagnostics import error
+from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
+from fp8launch.injob.supervisor.training_step import end_all, processes_with
 from fp8launch.job.batch_script import local_script
 from fp8launch.job.job import Job
 from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Capabilities, JobState, Scheduler, Submission
-from fp8launch.schedulers.environment import LOCAL_KEY, LOCAL_RUN, clean_environment
+from fp8launch.schedulers.environment import LOCAL_KEY, clean_environment
 
 GRACE_SECONDS = 20.0
 
@@ -51,7 +50,7 @@ class LocalScheduler(Scheduler):
         """Only the processes that still run can be found by their key."""
         found = {}
         for key in keys:
-            processes = _oldest_first(_processes_with(LOCAL_KEY, key))
+            processes = _oldest_first(processes_with(LOCAL_KEY, key))
             if processes:
                 found[key] = _job_id(processes[0])
         return found
@@ -95,27 +94,15 @@ def _start(run: RunFolder, key: str) -> str:
 def _end(run: RunFolder) -> None:
     """End every process of a run: ask them to leave, and kill those that still live after the grace time."""
     # A manifest may list any process; those of this run inherited its mark.
-    if not any(_processes_with(LOCAL_RUN, str(run.path))):
+    if not any(processes_with(LOCAL_RUN, str(run.path))):
         return
     run.update(cancelled=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-    for number, wait in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
-        signalled: set[int] = set()
-        end = time.monotonic() + wait
-        while time.monotonic() < end:
-            alive = set(_processes_with(LOCAL_RUN, str(run.path)))
-            if not alive:
-                return
-            # Each process once, also those that were just being started.
-            for pid in alive - signalled:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            signalled |= alive
-            time.sleep(0.1)
+    end_all(lambda: set(processes_with(LOCAL_RUN, str(run.path))), GRACE_SECONDS)
 
 
 def _started_here(run: RunFolder) -> str | None:
     """Return the job id of a run whose launcher was killed before it recorded it; None for one that was not started."""
-    alive = _oldest_first(_processes_with(LOCAL_RUN, str(run.path)))
+    alive = _oldest_first(processes_with(LOCAL_RUN, str(run.path)))
     if alive:
         return _job_id(alive[0])
     return "0:" if run.attempts() else None  # it has ended, and its log shows how
@@ -154,13 +141,4 @@ def _alive(run: RunFolder) -> list[int]:
         return []
     pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
     script = [int(pid)] if started and start_of(int(pid)) == started else []
-    return list(dict.fromkeys([*script, *_processes_with(LOCAL_RUN, str(run.path))]))
-
-
-def _processes_with(name: str, value: str) -> Iterator[int]:
-    """Yield the processes that inherited a variable. Those of other users, and zombies, show no environment."""
-    mark = f"{name}={value}".encode()
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in file.read_bytes().split(b"\0"):
-                yield int(file.parent.name)
+    return list(dict.fromkeys([*script, *processes_with(LOCAL_RUN, str(run.path))]))

@@ -74,13 +74,6 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
             prepared.loaded.where("survive", "attempts"),
             "remove it, or submit to Slurm",
         )
-    if recipe.survive.attempts > 1 and prepared.phases and "rerun" in scheduler.capabilities.continue_by:
-        raise error(
-            f"{scheduler.name}-phases",
-            f"the {scheduler.name} backend starts each phase of a run only once",
-            prepared.loaded.where("survive", "attempts"),
-            "remove it; `fp8launch resume` continues a run that stopped",
-        )
     job = placed(job or _plan(prepared, cluster, scheduler), folder, cluster)
     scheduler.validate(job)
     return job

@@ -43,12 +43,11 @@ def survival_text(
         "attempts": recipe.survive.attempts,
         "stuck": recipe.survive.stuck,
         "stop_before": stop_before(recipe),
-        # The step of a Slurm job is what the hang watchdog ends.
-        "hang": None if capabilities.on_this_machine else hang_plan(recipe, args),
+        "hang": hang_plan(recipe, args),
         "keep": recipe.checkpoint.keep,
         "comment": text_in(dict(job.slurm).get("comment")),
         "continue_by": _way(cluster, capabilities),
-        "rules": with_overrides({**cluster.rules, **recipe.survive.rules}),
+        "rules": _rules(cluster, recipe, capabilities),
     }
     if capabilities.time_limits:
         plan["limit"] = int(recipe.resources.hours * 3600)
@@ -62,6 +61,14 @@ def _way(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
         if way == preferred:
             return way
     return capabilities.continue_by[0]
+
+
+def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict[str, str]:
+    """The actions by cause. No node is excluded where there is only one."""
+    rules = with_overrides({**cluster.rules, **recipe.survive.rules})
+    if capabilities.several_nodes:
+        return rules
+    return {cause: "go-on" if action == "exclude" else action for cause, action in rules.items()}
 
 
 def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 
-AGENT = "FP8LAUNCH_AGENT"  # the process of node.py that started this rank
+AGENT = "FP8LAUNCH_AGENT"  # the process of node.py that started this rank; supervisor/training_step.py knows it too
 EVERY = 1.0  # seconds
 
 

@@ -1,4 +1,5 @@
-"""Looks after a training while it runs: `supervisor.py watch` runs beside srun on the batch host.
+"""Looks after a training while it runs: `supervisor.py watch` runs beside srun on the batch host,
+or beside torchrun on a machine without Slurm.
 
 It keeps only the newest checkpoints, and ends a training that hangs.
 
@@ -26,16 +27,17 @@ from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.injob.supervisor.slurm_cli import say, slurm, tail
+from fp8launch.injob.supervisor.training_step import training_step
 
-ASK = "USR1"  # rank/signals.py answers it with the stack
 ANSWERS_WITHIN = 10  # seconds
 AFTER_THE_END = 300.0  # seconds that processes may stay once everything is written; they leave by themselves sooner
 MARGIN = 4  # times what was seen of this training, before silence is a hang
 HUNG = "fp8launch: hang: "
 _ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{1,9})?)(?![\d.])")
-# "3: Stack (most recent call first):" of a task, or "0: [rank3]: Stack ..." of a rank that torchrun started.
-_LABELLED = re.compile(r"\s{0,20}(\d{1,9}): (?:\[rank(\d{1,9})\]: )?\s{0,20}(.*)")
+# "3: Stack (most recent call first):" of a task, or "0: [rank3]: Stack ..." of a rank that torchrun started, there
+# without the task's number where torchrun was not started by srun.
+_LABELLED = re.compile(r"\s{0,20}(?=\d|\[)(?:(\d{1,9}): )?(?:\[rank(\d{1,9})\]: )?\s{0,20}(.*)")
 _FRAME = re.compile(r'File "([^"]{1,1000})", line (\d{1,9}) in (\S{1,500})')
 _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
 
@@ -133,9 +135,9 @@ def prune(checkpoint: Path, keep: int | None) -> None:
 
 
 def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> bool:
-    """Ask for stacks, report what was seen, end the training step. False where Slurm names no step to end."""
-    steps = training_steps(job)
-    if not steps:
+    """Ask for stacks, report what was seen, end the training step. False where there is no step to end."""
+    step = training_step(job, env)
+    if step is None:
         return False
     try:
         _append(log, f"fp8launch: nothing for {seen.silent:.0f} s: asking all processes for their stacks\n")
@@ -144,7 +146,7 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
         seen.silent = 0.0
         return False
     where = f"since iteration {seen.iteration}" if seen.iteration is not None else "and there was no iteration yet"
-    slurm("scancel", f"--signal={ASK}", *steps)
+    step.ask_for_stacks()
     time.sleep(ANSWERS_WITHIN)
     words, tasks = describe_stacks(parse_stacks(tail(log, seen.size)), int(env.get("SLURM_NTASKS") or 0))
     nodes = nodes_of(tasks, env)
@@ -154,13 +156,7 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
     with contextlib.suppress(OSError):
         _append(log, line + "\n")
     say(line.partition(" ")[2])
-    return slurm("scancel", *steps) is not None
-
-
-def training_steps(job: str) -> list[str]:
-    """The job's steps that srun started, without those of Slurm's own such as the batch script."""
-    answer = slurm("squeue", "-h", "-s", "-j", job, "-o", "%i") or ""
-    return [step for step in answer.split() if step.split(".")[-1].isdigit()]
+    return step.end()
 
 
 def hung_nodes(line: str) -> str | None:
@@ -191,12 +187,14 @@ class Stack:
 def parse_stacks(text: str) -> list[Stack]:
     """The answers in what was added to a log, by rank, one for each."""
     found: dict[int, Stack] = {}
-    begun: set[tuple[str, str | None]] = set()
+    begun: set[tuple[str | None, str | None]] = set()
     for line in text.splitlines():
         labelled = _LABELLED.match(line[:LONGEST_LINE])
         if labelled is None:
             continue
         task, rank, words = labelled.groups()
+        if task is None and rank is None:
+            continue
         if words.startswith(("Stack", "Current thread")):
             begun.add((task, rank))
             continue
@@ -208,7 +206,7 @@ def parse_stacks(text: str) -> list[Stack]:
             if not words.startswith(("File ", "<")):
                 continue
             frame = _place(words)
-        answer = Stack(int(task), int(rank) if rank else None, frame)
+        answer = Stack(int(task or 0), int(rank) if rank else None, frame)
         if answer.frame is not None or answer.name not in found:
             found[answer.name] = answer
     return [found[name] for name in sorted(found)]
