@@ -66,6 +66,19 @@ def test_the_cause_is_named_and_not_what_followed() -> None:
     assert cause(OOM, *CASCADE) == "out-of-memory"
 
 
+STEP = CASCADE[-1]
+
+
+def test_a_cancelled_step_is_no_cancelled_job_until_slurm_says_so() -> None:
+    """srun ends a step for a process that failed in the same words, and its own may be in another file."""
+    assert cause(line(1), STEP) == "step-cancelled"
+    assert cause(line(1), STEP, *CASCADE[:3]) == "step-cancelled"
+    assert cause(line(1), STEP, STEP.replace("STEP 12.0", "JOB 12")) == "cancelled"
+    for reason, code in (("TIME LIMIT", "time-limit"), ("PREEMPTION", "preempted"), ("NODE FAILURE", "node-failure")):
+        assert cause(STEP, STEP.replace(" ***", f" DUE TO {reason} ***")) == code
+    assert cause(STEP.replace(" ***", " DUE TO TIME LIMIT ***"), STEP) == "time-limit"
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations([OOM, *CASCADE[:3]])))
 def test_order_of_arrival_does_not_hide_the_cause(order: tuple[str, ...]) -> None:
     assert cause(*order) == "out-of-memory"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fp8launch.injob.supervisor.failure_pattern import EXCEPTION
+from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
 from fp8launch.logs import Ending, Failure, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
@@ -114,9 +114,12 @@ def attempt_of(log: ParsedLog, process: Process) -> AttemptReport:
 
 def with_batch_output(report: RunReport, run: RunFolder) -> RunReport:
     """Add the cause that srun reports: its own lines are in the batch script's output, not in the log."""
-    if report.status in ("ok", "no_data") or (report.failure is not None and report.failure.depth < EXCEPTION):
+    if report.status in ("ok", "no_data"):
+        return report
+    known = report.failure
+    if known is not None and known.depth < EXCEPTION and known.code != STEP_CANCELLED:
         return report
     failure = last_failure(run)
-    if failure is None or (report.failure is not None and failure.code == report.failure.code):
+    if failure is None or (known is not None and failure.code == known.code):
         return report
     return replace(report, status="failed", failure=failure)

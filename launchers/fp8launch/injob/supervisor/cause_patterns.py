@@ -5,7 +5,7 @@ Standard library only, on any Python from 3.7: this also runs on a compute node'
 
 from __future__ import annotations
 
-from fp8launch.injob.supervisor.failure_pattern import CAUSE, CONTAINER_ADVICE, Pattern
+from fp8launch.injob.supervisor.failure_pattern import CAUSE, CONTAINER_ADVICE, STEP_CANCELLED, Pattern
 
 # The first match in this order gives a line its meaning, so the special stands before the general.
 CAUSES: tuple[Pattern, ...] = (
@@ -42,8 +42,15 @@ CAUSES: tuple[Pattern, ...] = (
         CAUSE,
         "cancelled",
         "someone, or a script, cancelled the job",
-        r"\*\*\* (?:JOB|STEP) .*CANCELLED AT",
+        r"\*\*\* JOB .*CANCELLED AT",
         r"srun: forcing job termination",
+    ),
+    Pattern(
+        CAUSE,
+        STEP_CANCELLED,
+        "Slurm ended the processes: somebody cancelled the job or its step, or srun ended the step because a process "
+        "failed; the output of srun and of the batch script (slurm-JOB.out) shows which",
+        r"\*\*\* STEP .*CANCELLED AT",
     ),
     Pattern(
         CAUSE,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fp8launch.injob.supervisor import hang_watchdog
 from fp8launch.injob.supervisor.attempt_log import Run
+from fp8launch.injob.supervisor.failure_pattern import STEP_CANCELLED
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt, failures_of
 from fp8launch.injob.supervisor.slurm_cli import slurm, tail
 
@@ -78,7 +79,7 @@ def cause_of_end(run: Run, status: int, shown: str) -> Cause:
         return Cause("finished", whole=ending.whole)
     if status == 0 or failure is None:
         return Cause("unknown")
-    if failure.code == "cancelled":
+    if failure.code in ("cancelled", STEP_CANCELLED):
         return _cancelled(failure, batch_output, run, shown)
     node = _node_to_blame(failure, log, batch_output, run)
     if failure.code == "killed" and node is not None:

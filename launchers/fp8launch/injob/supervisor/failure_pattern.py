@@ -11,6 +11,9 @@ from fp8launch.injob.supervisor.line_pattern import LinePattern
 # code. So the cause is the earliest line of the lowest depth. VAGUE only says that something ended badly.
 CAUSE, EXCEPTION, PEER, END, VAGUE = range(5)
 
+# Slurm ends a step in the same words whether somebody cancelled it or srun ended it for a process that failed.
+STEP_CANCELLED = "step-cancelled"
+
 CONTAINER_ADVICE = "the container could not start: check the image name and the mounts"
 
 

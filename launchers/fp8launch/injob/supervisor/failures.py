@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, VAGUE, Pattern
+from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, STEP_CANCELLED, VAGUE, Pattern
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.injob.supervisor.line_pattern import needles
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
@@ -44,6 +44,8 @@ _HARMLESS = re.compile(
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP [^*]{0,200}CANCELLED AT (?![^*]{0,200}DUE TO)")
 # srun says this where it ends the step itself, because a process of it failed; never for a cancellation.
 _STEP_ENDED_BY_SRUN = re.compile(r"srun: [^*]{0,100}?Terminating (?:StepId=|job step )")
+# srun says this of a step that is ended from outside. (It says so too where it ends the step itself.)
+_STEP_ABORTED = re.compile(r"srun: Job step aborted")
 # How srun reports the tasks that end badly, in the order of their ends.
 _TASK_ENDED = re.compile(r"srun: error: [\w.-]{1,255}: tasks? \d[\d,-]{0,200}: (.{1,100})")
 # The first process to end so cannot have done it because another one was gone: nobody had ended anything yet.
@@ -61,7 +63,7 @@ _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError",
 NEEDLES: tuple[bytes, ...] = needles(
     (alternative for pattern in PATTERNS for alternative in pattern.alternatives),
     "Traceback", '  File "', "Error", "Exception", "Exit", "Interrupt", "Expired",
-    TRAINED, ALL_WRITTEN, "[exiting program", "Terminating ",
+    TRAINED, ALL_WRITTEN, "[exiting program", "Terminating ", "Job step aborted",
 )  # fmt: skip
 
 _NEEDLES_AS_TEXT = tuple(needle.decode() for needle in NEEDLES)
@@ -115,7 +117,10 @@ class FailureFinder:
 
     def feed(self, offset: int, raw: str) -> None:
         if self.found is not None and self.found.depth == CAUSE:
-            return  # no later line is a deeper cause
+            # No later line is a deeper cause. But why the step was cancelled, Slurm may say later.
+            if self.found.code == STEP_CANCELLED:
+                self._why_cancelled(offset, raw[:LONGEST_LINE])
+            return
         source = clean(raw[:LONGEST_LINE])
         rank, line = split_prefix(source)
         if _TRACEBACK.search(line):
@@ -153,20 +158,30 @@ class FailureFinder:
             return
         self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset, source=source))
 
+    def _why_cancelled(self, offset: int, raw: str) -> None:
+        if not _SLURM_ANNOUNCES.search(raw):
+            return
+        source = clean(raw)
+        line = split_prefix(source)[1]
+        pattern = _meaning(line, EXCEPTION)
+        if pattern is not None and pattern.code != STEP_CANCELLED:
+            self.found = Failure(pattern.code, _short(line), pattern.advice, CAUSE, offset, source=source)
+
     def _take(self, failure: Failure) -> None:
         if self.found is None or failure.depth < self.found.depth:
             self.found = failure
 
 
-def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, ended_by_srun: bool = False) -> Ending:
+def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: str = "") -> Ending:
     """How a process ended, from lines given as (byte offset, text): all of them, or those with one of `NEEDLES`.
 
-    What went wrong before offset `since` did not stop the training, except what Slurm announced. `ended_by_srun` says
-    that srun has ended the step itself, as its own output shows.
+    What went wrong before offset `since` did not stop the training, except what Slurm announced. `batch_output` is what
+    srun printed, where that is another file: whether srun ended the step itself.
     """
     finished, whole, exit_line = False, False, None
     finder = FailureFinder()
-    finder.left = ended_by_srun
+    finder.left = _STEP_ENDED_BY_SRUN.search(batch_output) is not None
+    aborted = _STEP_ABORTED.search(batch_output) is not None
     for offset, raw in lines:
         line = raw[:LONGEST_LINE]
         if offset < since and not _SLURM_ANNOUNCES.search(line):
@@ -178,19 +193,23 @@ def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, ended_by_srun:
             finder.left = True
         elif _STEP_ENDED_BY_SRUN.search(line):
             finder.left = True
+        elif _STEP_ABORTED.search(line):
+            aborted = True
         elif "[exiting program" in line:
             found = _EXITING.search(line)
             exit_line = found.group(1).strip() if found else exit_line
             finder.left = True
         else:
             finder.feed(offset, line)
-    return Ending(finished, exit_line, None if whole else finder.found, whole)
+    failure = finder.found
+    if failure is not None and failure.code == STEP_CANCELLED and aborted and not finder.left:
+        failure = replace(failure, code="cancelled", advice=ADVICE["cancelled"])
+    return Ending(finished, exit_line, None if whole else failure, whole)
 
 
 def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
     """How an attempt ended, from the end of its log and from what its batch script printed (srun's own words)."""
-    ended_by_srun = _STEP_ENDED_BY_SRUN.search(batch_output) is not None
-    ending = read_ending(_telling_lines(log), _last_iterations(log), ended_by_srun)
+    ending = read_ending(_telling_lines(log), _last_iterations(log), batch_output)
     of_srun = read_ending(_telling_lines(batch_output)).failure
     if of_srun is None or ending.whole:
         return ending
@@ -198,7 +217,8 @@ def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
     if first is not None and (ending.failure is None or ending.failure.depth >= EXCEPTION):
         return replace(ending, failure=first)
     # The log is the training's own; srun's words only say more where those of the log say next to nothing.
-    if ending.failure is None or (of_srun.depth == CAUSE and ending.failure.depth >= EXCEPTION):
+    says_little = ending.failure is None or ending.failure.depth >= EXCEPTION or ending.failure.code == STEP_CANCELLED
+    if ending.failure is None or (of_srun.depth == CAUSE and says_little):
         return replace(ending, failure=of_srun)
     return ending
 

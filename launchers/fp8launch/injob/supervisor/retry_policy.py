@@ -38,6 +38,7 @@ RULES: Mapping[str, str] = {
     "slurm": "go-on",
     "hang": "exclude",
     "cancelled": "stop",
+    "step-cancelled": "stop",
     "out-of-memory": "stop",
     "host-out-of-memory": "go-on",
     "nan": "stop",
