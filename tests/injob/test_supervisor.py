@@ -203,6 +203,7 @@ def test_what_follows_an_end(
 
 GLOO = "0: RuntimeError: [gloo/x.cc:1] Connection closed by peer\n"
 KILLED = "srun: error: node2: task 2: Killed\n"
+TORCHRUN = "2: E1122 15:19:19.2 13 torch/distributed/elastic/x.py:1] failed (exitcode: -9) local_rank: 1 (pid: 15)\n"
 BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=5.0\n"
 NODE = '{}: fp8launch-node: {{"node": "node{}", "rank": {}, "gpus": {{}}, "driver": null, "memory_kills": 2}}\n'
 NODES = NODE.format(0, 1, 0) + NODE.format(2, 2, 2)
@@ -218,6 +219,15 @@ NODES = NODE.format(0, 1, 0) + NODE.format(2, 2, 2)
         # srun ends the step in the words of a cancellation, whichever file they reach first.
         (NODES + STEP_ENDED, KILLED + BY_SRUN, 3, "host-out-of-memory", "node2"),
         (STEP_ENDED + GLOO, KILLED + BY_SRUN, 2, "killed", "node2"),
+        # torchrun's own line, where srun misses the torchrun of a peer first.
+        (GLOO + TORCHRUN, "srun: error: node1: task 0: Exited with exit code 1\n" + BY_SRUN, 2, "killed", "node2"),
+        (
+            NODES + GLOO + TORCHRUN,
+            "srun: error: node1: task 0: Exited with exit code 1\n" + BY_SRUN,
+            3,
+            "host-out-of-memory",
+            "node2",
+        ),
         (GLOO, "srun: error: node2: task 2: Exited with exit code 137\n", 2, "killed", "node2"),
         (GLOO, "srun: error: node2: task 2: Segmentation fault (core dumped)\n", 2, "segfault", "node2"),
         # Somebody who cancels the step makes srun wait, and kill what stays.

@@ -79,6 +79,20 @@ def test_a_cancelled_step_is_no_cancelled_job_until_slurm_says_so() -> None:
     assert cause(STEP.replace(" ***", " DUE TO TIME LIMIT ***"), STEP) == "time-limit"
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_rank_of_torchrun_that_was_killed_is_the_cause_of_what_its_peers_report(order: tuple[int, ...]) -> None:
+    """Its own torchrun may report it after the peers on another node have failed."""
+    lines = [
+        "0: [rank0]: RuntimeError: [/w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:2",
+        "0: E1122 15:19:18.522000 2067 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
+        "local_rank: 0 (pid: 2243) of binary: /usr/bin/python",
+        "1: E1122 15:19:19.243000 1376 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) "
+        "local_rank: 1 (pid: 1523) of binary: /usr/bin/python",
+    ]
+    found = find_failure(enumerate(lines[at] for at in order))
+    assert found and (found.code, found.source) == ("killed", lines[2])
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations([OOM, *CASCADE[:3]])))
 def test_order_of_arrival_does_not_hide_the_cause(order: tuple[str, ...]) -> None:
     assert cause(*order) == "out-of-memory"

@@ -14,6 +14,7 @@ CAUSE, EXCEPTION, PEER, END, VAGUE = range(5)
 # Slurm ends a step in the same words whether somebody cancelled it or srun ended it for a process that failed.
 STEP_CANCELLED = "step-cancelled"
 
+KILLED_ADVICE = "killed from outside, most often by the kernel because the node's memory ran out"
 CONTAINER_ADVICE = "the container could not start: check the image name and the mounts"
 
 

@@ -5,7 +5,15 @@ Standard library only, on any Python from 3.7: this also runs on a compute node'
 
 from __future__ import annotations
 
-from fp8launch.injob.supervisor.failure_pattern import CONTAINER_ADVICE, END, EXCEPTION, PEER, VAGUE, Pattern
+from fp8launch.injob.supervisor.failure_pattern import (
+    CONTAINER_ADVICE,
+    END,
+    EXCEPTION,
+    KILLED_ADVICE,
+    PEER,
+    VAGUE,
+    Pattern,
+)
 
 # The first match in this order gives a line its meaning, so the special stands before the general.
 SYMPTOMS: tuple[Pattern, ...] = (
@@ -49,6 +57,9 @@ SYMPTOMS: tuple[Pattern, ...] = (
         r"CUDNN_STATUS_",
         r"cuDNN Error",
     ),
+    # torchrun's line about the rank of its node that ended first. Nobody but the kernel or a user ends one by SIGKILL
+    # while torchrun lives, so the exceptions of its peers follow from it.
+    Pattern(EXCEPTION, "killed", KILLED_ADVICE, r"failed \(exitcode: -9\) local_rank"),
     # Peers that noticed that someone is gone.
     Pattern(
         PEER,
@@ -102,7 +113,7 @@ SYMPTOMS: tuple[Pattern, ...] = (
     Pattern(
         END,
         "killed",
-        "killed from outside, most often by the kernel because the node's memory ran out",
+        KILLED_ADVICE,
         r"SIGKILL",
         r"ignal 9\b",
         r"exitcode\s{0,20}:? -9",
