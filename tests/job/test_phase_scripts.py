@@ -1,4 +1,4 @@
-"""Scripts of runs in phases: what each phase's processes get, byte for byte, and how phases follow without Slurm."""
+"""Scripts of runs in phases: what each phase's processes get, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,17 +29,14 @@ phases:
   body: {env: {SOME: "the body's; $(date)", MORE: "*"}, megatron: {wandb_project: "a 'b' $c"}}
   cool-down: {iterations: 10, env: {SOME: null}}
 """
-# Stands in for the training: it says what it got, and leaves the checkpoint that a phase ends with.
-TRAINING = """#!/bin/bash
-{ printf '%s\\0' "$@"; } > "$ATTEMPTS/$(ls "$ATTEMPTS" | wc -l).args"
-env -0 > "$ATTEMPTS/$(ls "$ATTEMPTS" | wc -l).env"
-mkdir -p ckpt
-while [ $# -gt 0 ]; do
-    case "$1" in --exit-interval) end=$2 ;; --train-iters) total=$2 ;; esac
-    shift
-done
-echo "${END:-${end:-$total}}" > ckpt/latest_checkpointed_iteration.txt
-exit "${STATUS:-0}"
+# Stands in for the job's Python. As the supervisor it names the phase to continue with; as the training it says what it
+# got.
+PYTHON = """#!/bin/bash
+case "$1 $2" in
+*supervisor.py\\ begin) echo "0 $NEXT" ;;
+*supervisor.py*) ;;
+*) { printf '%s\\0' "$@"; } > "$SEEN.args"; env -0 > "$SEEN.env"; exit "${STATUS:-0}" ;;
+esac
 """
 
 
@@ -101,62 +98,24 @@ def test_what_images_must_be_told_holds_for_every_phase(write: Callable[[str, st
     assert {found["APPTAINERENV_ALL"] for found in seen.values()} == {"of $HOME, 'all'"}
 
 
-@pytest.fixture
-def run(prepared: Prepared, tmp_path: Path) -> Callable[..., tuple[int, Path]]:
-    """Runs the local script with a stand-in for the Python of the job; its status and the folder of what was got."""
-
-    def start(**env: str) -> tuple[int, Path]:
-        folder, seen = tmp_path / "a run", tmp_path / "seen"
-        for each in (folder, seen):
-            each.mkdir(exist_ok=True)
-        python = tmp_path / "python"
-        python.write_text(TRAINING)
-        python.chmod(python.stat().st_mode | stat.S_IXUSR)
-        planned = job(prepared, folder)
-        script = folder / "job.sh"
-        script.write_text(local_script(planned).replace(f"python={shlex.quote(planned.python)}", f"python={python}"))
-        environment = {**os.environ, "ATTEMPTS": str(seen), **env}
-        return subprocess.run(["bash", str(script)], env=environment, check=False).returncode, seen
-
-    return start
-
-
-def got(seen: Path, number: int) -> tuple[list[str], dict[str, str]]:
-    words = (seen / f"{2 * number}.args").read_bytes().decode().split("\0")[:-1]
-    pairs = (seen / f"{2 * number + 1}.env").read_bytes().decode().split("\0")[:-1]
-    return words, dict(pair.split("=", 1) for pair in pairs)
-
-
-def test_phases_follow_without_slurm(run: Callable[..., tuple[int, Path]], tmp_path: Path) -> None:
-    status, seen = run()
-    assert status == 0
+def test_each_phase_gets_its_own_without_slurm(prepared: Prepared, tmp_path: Path) -> None:
+    folder, python = tmp_path / "a run", tmp_path / "python"
+    folder.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    planned = job(prepared, folder)
+    script = folder / "job.sh"
+    script.write_text(local_script(planned).replace(f"python={shlex.quote(planned.python)}", f"python={python}"))
     environments = []
-    for number, end in enumerate(["10", "20", None]):
-        words, environment = got(seen, number)
-        environments.append(environment)
+    for phase, end in (("warmup", "10"), ("body", "20"), ("cool-down", None)):
+        seen = tmp_path / phase
+        environment = {**os.environ, "SEEN": str(seen), "NEXT": phase}
+        subprocess.run(["bash", str(script)], env=environment, check=True)
+        words = seen.with_suffix(".args").read_bytes().decode().split("\0")[:-1]
+        pairs = seen.with_suffix(".env").read_bytes().decode().split("\0")[:-1]
+        environments.append(dict(pair.split("=", 1) for pair in pairs))
         assert (words[words.index("--exit-interval") + 1] if "--exit-interval" in words else None) == end
-        # From the second on, from the checkpoint of the one before.
-        assert ("--load" in words) == (number > 0)
+        assert ("a 'b' $c" in words) == (phase == "body")
     assert [e.get("SOME") for e in environments] == ["outer", "the body's; $(date)", None]
     assert [e.get("MORE") for e in environments] == [None, "*", None]
     assert {e["ALL"] for e in environments} == {"of $HOME, 'all'"}
-    assert "a 'b' $c" in got(seen, 1)[0]
-    assert sorted(f.name for f in (tmp_path / "a run" / "logs").glob("*.exit")) == [f"local-{i}.exit" for i in range(3)]
-
-
-@pytest.mark.parametrize(("changes", "status"), [({"STATUS": "7"}, 7), ({"END": "9"}, 75)])
-def test_nothing_follows_a_phase_that_failed_or_left_early(
-    run: Callable[..., tuple[int, Path]], tmp_path: Path, changes: dict[str, str], status: int
-) -> None:
-    assert run(**changes)[0] == status
-    (left,) = (tmp_path / "a run" / "logs").glob("*.exit")
-    assert left.read_text().strip() == str(status)
-
-
-def test_a_phase_that_is_done_is_not_done_again(run: Callable[..., tuple[int, Path]], tmp_path: Path) -> None:
-    (tmp_path / "a run" / "ckpt").mkdir(parents=True)
-    (tmp_path / "a run" / "ckpt" / "latest_checkpointed_iteration.txt").write_text("15")
-    status, seen = run()
-    assert status == 0
-    assert got(seen, 0)[1]["MORE"] == "*"
-    assert len(list(seen.glob("*.args"))) == 2

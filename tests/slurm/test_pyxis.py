@@ -181,4 +181,4 @@ def test_a_container_that_an_earlier_start_left_is_not_in_the_way(
     assert not any(folder.exists() for folder in left)
     assert other.exists()
     said = (pyxis_site.runs / run / "logs" / f"slurm-{job}.out").read_text()
-    assert f"removed container pyxis_{job}.1, which an earlier start of this job left on node1" in said
+    assert f"removed container pyxis_{job}.1, which was left on node1" in said

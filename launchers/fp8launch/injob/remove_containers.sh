@@ -1,5 +1,5 @@
 #!/bin/bash
-# Removes what pyxis left on this node of earlier starts of a job: remove_containers.sh JOB
+# Removes the containers of a job that pyxis left on this node: remove_containers.sh JOB
 # On all nodes of a Slurm job, from its batch script: remove_containers.sh --all-nodes JOB
 #
 # pyxis names the container of a step by the numbers of the job and the step (pyxis_JOB.STEP, or pyxis_JOB_JOB.STEP),
@@ -10,7 +10,7 @@ set -uo pipefail
 export LC_ALL=C
 
 if [ "${1:-}" = --all-nodes ]; then
-    timeout 300 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+    timeout 120 srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
         --kill-on-bad-exit=0 bash "$(readlink -f "$0")" "$2" || true
     exit 0
 fi
@@ -21,7 +21,7 @@ enroot list 2> /dev/null | while read -r name; do
     case $name in
     "pyxis_$job."* | "pyxis_${job}_"*)
         if enroot remove --force "$name" > /dev/null 2>&1; then
-            echo "fp8launch: removed container $name, which an earlier start of this job left on ${SLURMD_NODENAME:-this node}"
+            echo "fp8launch: removed container $name, which was left on ${SLURMD_NODENAME:-this node}"
         fi
         ;;
     esac

@@ -25,6 +25,7 @@ OWN_VARIABLES = {
 _WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
 
 
+_REMOVE_CONTAINERS = 'bash "$code/remove_containers.sh" --all-nodes "$SLURM_JOB_ID"'
 # The log watcher was started right before the step.
 _END_WATCH = ["{ kill $! && wait $!; } 2> /dev/null || true"]
 
@@ -283,9 +284,16 @@ def _left_containers(job: Job) -> list[str]:
     return [
         "# pyxis names containers by the job's number: what an earlier start left has the name that this one needs.",
         'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then',
-        f'{INDENT}bash "$code/remove_containers.sh" --all-nodes "$SLURM_JOB_ID"',
+        INDENT + _REMOVE_CONTAINERS,
         "fi",
     ]
+
+
+def _killed_containers(job: Job) -> list[str]:
+    """A step that is killed leaves its containers, and the run may continue on other nodes."""
+    if job.container is None or job.container.runtime != "pyxis":
+        return []
+    return [f'[ "$status" -eq 0 ] || {_REMOVE_CONTAINERS}']
 
 
 def _arguments(job: Job) -> list[str]:
@@ -314,6 +322,7 @@ def _step(job: Job) -> list[str]:
         srun.append([f"--cpus-per-task={job.cpus_per_task}"])
     end_watch = _END_WATCH if job.survival else []
     lines = _with_status([*srun, *_container(job), *process_command(job)], after=end_watch)
+    lines[-1:-1] = _killed_containers(job)
     if job.survival is None:
         return lines
     return [

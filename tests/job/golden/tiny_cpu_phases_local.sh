@@ -11,29 +11,12 @@ attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
-if [ $# -eq 0 ]; then
-    for phase in warmup body cool-down; do
-        bash "$0" "$phase" || exit
-    done
-    exit 0
-fi
-phase=$1
-case "$phase" in
-warmup)
-    phase_end=5 attempt=$run_folder/logs/$job-0
-    ;;
-body)
-    phase_end=15 attempt=$run_folder/logs/$job-1
-    ;;
-cool-down)
-    phase_end=20 attempt=$run_folder/logs/$job-2
-    ;;
-esac
-# The iteration of the newest checkpoint.
-reached() {
-    [ -f /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ] && head -c 20 /shared/checkpoints/tiny/latest_checkpointed_iteration.txt || echo 0
-}
-[ "$(reached)" -lt "$phase_end" ] || exit 0
+# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and
+# in which phase: that of the newest checkpoint.
+begun=$("$python" "$code/supervisor/supervisor.py" begin "$run_folder" "$attempt") || exit
+read -r FP8LAUNCH_STOP_AT phase <<< "$begun" || true
+[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0
+export FP8LAUNCH_STOP_AT
 
 # Environment of the recipe and the cluster, for the processes only: `env` hands it over.
 environment=(
@@ -130,9 +113,15 @@ if [ -s /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ]; then
     megatron_args+=(--load /shared/checkpoints/tiny)
 fi
 
+# A log that stops growing ends the training, and old checkpoints go as new ones come.
+"$python" "$code/supervisor/supervisor.py" watch "$run_folder" "$attempt" &
 status=0
 env "${environment[@]}" \
     "$python" "$code/rank/node.py" --nproc-per-node=1 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
-[ "$status" -ne 0 ] || [ "$(reached)" -ge "$phase_end" ] || status=75
+{ kill $! && wait $!; } 2> /dev/null || true
 echo "$status" > "$attempt.exit" || true
-exit "$status"
+# Done, or another attempt, or the end of it.
+again=$("$python" "$code/supervisor/supervisor.py" end "$run_folder" "$attempt" "$status") || exit
+[ -n "$again" ] || exit "$status"
+export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))
+exec bash "$0"

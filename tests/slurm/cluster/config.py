@@ -155,7 +155,9 @@ SwitchType=switch/none
 ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout=10
-MessageTimeout=5
+# A node answers an order to end a step after KillWait. Without an answer in time the controller repeats the order a
+# minute later, and ends a job's next start, which cred_expire lets begin earlier than on a real cluster.
+MessageTimeout=15
 KillWait=5
 MinJobAge=600
 JobRequeue=1
