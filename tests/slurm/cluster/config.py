@@ -154,14 +154,14 @@ MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout=20
 # A node answers an order to end a step after KillWait. Without an answer in time the controller repeats the order a
 # minute later, and ends a job's next start, which cred_expire lets begin earlier than on a real cluster.
-MessageTimeout=15
+MessageTimeout=10
 KillWait=5
 MinJobAge=600
 JobRequeue=1
-UnkillableStepTimeout=30
+UnkillableStepTimeout=60
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
