@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from cluster import Cluster
 from cluster.image import NAME
 from cluster.processes import until
+from drilling import Chain
 from launching import ROOT, TWO_BY_TWO, PyxisImage, Site, sets
 
 from fp8launch.check.job_paths import JobPaths, parse_mount
@@ -182,3 +185,28 @@ def test_a_container_that_an_earlier_start_left_is_not_in_the_way(
     assert other.exists()
     said = (pyxis_site.runs / run / "logs" / f"slurm-{job}.out").read_text()
     assert f"removed container pyxis_{job}.1, which was left on node1" in said
+
+
+@pytest.mark.train
+def test_a_step_that_was_killed_leaves_no_container(pyxis_site: Site, pyxis_image: PyxisImage, tmp_path: Path) -> None:
+    """A rank is killed; srun ends the other, which cannot save alone and is killed too."""
+    path = f"setup: ['export PATH={pyxis_site.slurm.root}/bin:$PATH']"
+    profile = pyxis_image.profile(tmp_path, "run_root: " + str(pyxis_site.runs), "nodelist: node1", path)
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    inside = sets(
+        "container.image=tiny",
+        f"container.mounts=[{saves}:/saves]",
+        f"launch.python={sys.executable}",
+        "train.iterations=5000",
+        "checkpoint.dir=/saves/new",
+        "resources.gpus_per_node=2",
+    )
+    run = pyxis_site.submit("--cluster", str(profile), *inside, *INTERVAL)
+    assert until((saves / "new" / "latest_checkpointed_iteration.txt").exists, 240, 0.5)
+    [job] = pyxis_site.state(run)["jobs"]
+    containers = pyxis_site.slurm.root / "disk" / "node1" / "enroot" / "data"
+    assert list(containers.glob(f"pyxis_{job}*"))
+    os.kill(Chain(pyxis_site, run).ranks(1)[-1].pid, signal.SIGKILL)
+    assert until(lambda: pyxis_site.state(run)["state"] == "failed", 120, 0.5), pyxis_site.state(run)
+    assert not list(containers.glob(f"pyxis_{job}*"))
