@@ -11,8 +11,9 @@ import click
 from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.follow import GrowingFile, last_lines
-from fp8launch.cli.output import eprint, for_terminal
-from fp8launch.diagnostics import error
+from fp8launch.cli.output import echo, eprint, for_terminal
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.report.log_lines import as_csv, lines_of_node, lines_of_rank
 from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_dir import RunFolder
 
@@ -25,8 +26,32 @@ from fp8launch.rundir.run_dir import RunFolder
     "--attempt", type=click.IntRange(min=1), metavar="N", help="Print the log of attempt N instead of the newest."
 )
 @click.option("--batch", is_flag=True, help="Print the output of the batch script instead of the training.")
-def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch: bool) -> None:
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Print only the lines of rank N (under torchrun: on its node).",
+)
+@click.option("--node", metavar="NAME", help="Print only the lines of the processes on this node.")
+@click.option("--path", "show_path", is_flag=True, help="Print the path of the log instead.")
+@click.option("--metrics", is_flag=True, help="Print the iterations as CSV: loss, step time, TFLOP/s and others.")
+def logs(
+    name: str,
+    follow: bool,
+    lines: int | None,
+    attempt: int | None,
+    batch: bool,
+    rank: int | None,
+    node: str | None,
+    show_path: bool,
+    metrics: bool,
+) -> None:
     """Print the log of a run."""
+    chosen = [flag for flag, given in (("--rank", rank is not None), ("--node", node), ("--path", show_path),
+                                       ("--metrics", metrics)) if given]  # fmt: skip
+    if len(chosen) > 1 or (follow and chosen):
+        both = "follow with -f" if follow else "be combined"
+        raise click.UsageError(f"{' and '.join(chosen)} cannot {both}; `fp8launch watch` follows and filters")
     run = find_run(name)
     files = run.batch_output() if batch else [a.log for a in run.attempts()]
     if attempt is not None and attempt > len(files):
@@ -39,7 +64,19 @@ def logs(name: str, follow: bool, lines: int | None, attempt: int | None, batch:
             "no-log", f"{run.run_id} has no log yet", str(run.path / "logs"), "`fp8launch runs` shows its state", 1
         )
     path = files[(attempt or len(files)) - 1]
-    if lines is None:
+    if show_path:
+        echo(path)
+    elif metrics:
+        echo(as_csv(path), nl=False)
+    elif rank is not None or node is not None:
+        found = list(lines_of_rank(path, rank) if rank is not None else lines_of_node(path, str(node)))
+        if not found:
+            message = f"no line of the log belongs to {f'node {node}' if node else f'rank {rank}'}"
+            fix = "a log of a single process has no ranks; `fp8launch logs RUN` prints all of it"
+            raise error("no-lines", message, str(path), fix, ANSWER_IS_NO)
+        for line in found[-lines:] if lines else found:
+            echo(line)
+    elif lines is None:
         GrowingFile(path).copy(final=True)
     else:
         text = last_lines(path, lines)
