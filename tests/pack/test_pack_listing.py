@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pack_support import HEADLINE, PACK, ROOT, STUDIES, name_of, points
 
+from fp8launch.cli import run
 from fp8launch.recipe.catalog import explained, pack_recipes, study_points
 from fp8launch.recipe.load import load_recipe
 
@@ -88,3 +89,22 @@ def test_a_changed_value_is_told_from_an_inherited_one(tmp_path: Path) -> None:
 
 def test_the_pack_folder_holds_nothing_else() -> None:
     assert {path.suffix for path in PACK.rglob("*") if path.is_file()} == {".yaml"}
+
+
+def test_every_part_is_listed_by_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [file for file in (ROOT / "recipes").glob("*/*.yaml") if file.parent.name != "studies"]
+    for kind in {file.parent.name for file in files}:
+        assert run(["recipes", "--kind", kind, "--json"]) == 0
+        listed = {part["name"]: part["description"] for part in json.loads(capsys.readouterr().out)}
+        assert set(listed) == {f"{kind}/{file.stem}" for file in files if file.parent.name == kind}
+    assert run(["recipes", "--kind", "models"]) == 0
+    assert "Llama 3 8B, 8 030 261 248 parameters." in capsys.readouterr().out
+
+
+def test_kinds_filter_and_near_names_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "--kind", "studies"]) == 0
+    shown = capsys.readouterr().out
+    assert "studies/scaling_weak_llama8b" in shown and "llama8b_fp8 " not in shown
+    for wrong, near in ((["--kind", "model"], "'models'"), (["llama8b_f8"], "llama8b_fp8")):
+        assert run(["recipes", *wrong]) == 2
+        assert f"did you mean {near}?" in capsys.readouterr().err

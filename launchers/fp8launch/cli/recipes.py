@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
+from fp8launch.diagnostics import error, nearest
 from fp8launch.job.prepared import prepare
-from fp8launch.recipe.catalog import Row, explained, pack_recipes, places
+from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_recipes, places
 from fp8launch.resources import pack_folder
 
 
@@ -20,6 +23,9 @@ from fp8launch.resources import pack_folder
 @click.option("--gpu", metavar="GPU", help="Only recipes for this GPU, such as h100.")
 @click.option("--model", metavar="TEXT", help="Only recipes whose model's name contains TEXT, such as qwen3.")
 @click.option("--precision", metavar="NAME", help="Only recipes of this precision, such as mxfp8.")
+@click.option(
+    "--kind", metavar="KIND", help="List only these: recipes, studies, models, precision, hardware, parts, ..."
+)
 @click.option("--release", metavar="X.Y.Z", help="With --engine bridge: the release (default: the newest known).")
 @json_option
 def recipes(
@@ -28,10 +34,12 @@ def recipes(
     gpu: str | None,
     model: str | None,
     precision: str | None,
+    kind: str | None,
     release: str | None,
     as_json: bool,
 ) -> None:
-    """List the recipes and studies of the pack, or explain one: every value, and the file and line it comes from.
+    """List the recipes and studies of the pack and the parts that recipes extend, or explain one: every value, and the
+    file and line it comes from.
 
     With --engine bridge, or NAME as bridge:RECIPE, the same for the performance recipes of Megatron-Bridge.
     """
@@ -45,27 +53,51 @@ def recipes(
     if name is not None:
         _explain(name, as_json)
         return
-    single = [row for row in pack_recipes() if _fits(row, gpu, model, precision)]
-    studies = [row for row in pack_recipes("studies") if _fits(row, gpu, model, precision)]
+    parts = pack_parts()
+    kinds = ("recipes", "studies", *dict.fromkeys(part.kind for part in parts))
+    if kind is not None and kind not in kinds:
+        near = nearest(kind, kinds)
+        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(kinds)}"
+        raise error("unknown-kind", f"'{kind}' is not a kind of recipe", "--kind", fix)
+    if kind not in (None, "recipes", "studies"):
+        _show_parts([part for part in parts if part.kind == kind], as_json)
+        return
+    single = [row for row in pack_recipes() if kind != "studies" and _fits(row, gpu, model, precision)]
+    studies = [row for row in pack_recipes("studies") if kind != "recipes" and _fits(row, gpu, model, precision)]
     if as_json:
         show_json([row.as_dict() for row in [*single, *studies]])
         return
     if not single and not studies:
         eprint("no recipe of the pack fits these filters; `fp8launch recipes` lists all")
         return
-    show_table(
-        ["recipe", "model", "GPUs", "precision", "description"],
-        [(row.name, row.model, row.gpus, row.precision, row.recipe.description) for row in single],
-        unbroken=("recipe",),
-        drop=("model",),
-    )
-    echo()
-    show_table(
-        ["study", "model", "GPUs", "precision", "runs", "description"],
-        [(row.name, row.model, row.gpus, row.precision, str(row.runs), row.recipe.description) for row in studies],
-        unbroken=("study",),
-        drop=("model", "precision"),
-    )
+    if single:
+        show_table(
+            ["recipe", "model", "GPUs", "precision", "description"],
+            [(row.name, row.model, row.gpus, row.precision, row.recipe.description) for row in single],
+            unbroken=("recipe",),
+            drop=("model",),
+        )
+    if single and studies:
+        echo()
+    if studies:
+        rows = []
+        for row in studies:
+            rows.append((row.name, row.model, row.gpus, row.precision, str(row.runs), row.recipe.description))
+        show_table(
+            ["study", "model", "GPUs", "precision", "runs", "description"],
+            rows,
+            unbroken=("study",),
+            drop=("model", "precision"),
+        )
+    if kind is None and not (gpu or model or precision):
+        eprint(f"parts to extend: `fp8launch recipes --kind KIND`, for {', '.join(kinds[2:])}")
+
+
+def _show_parts(parts: Sequence[Part], as_json: bool) -> None:
+    if as_json:
+        show_json([asdict(part) for part in parts])
+        return
+    show_table(["to extend", "description"], [(part.name, part.description) for part in parts], unbroken=("to extend",))
 
 
 def _fits(row: Row, gpu: str | None, model: str | None, precision: str | None) -> bool:

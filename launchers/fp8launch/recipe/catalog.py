@@ -73,6 +73,27 @@ def pack_recipes(folder: str = "") -> list[Row]:
     return sorted(rows, key=lambda row: (row.name.count("/"), row.recipe.resources.world_size, row.name))
 
 
+@dataclass(frozen=True)
+class Part:
+    """A file that recipes extend: its name for `extends`, and the first line of its comment."""
+
+    kind: str
+    name: str
+    description: str
+
+
+def pack_parts() -> list[Part]:
+    """Return the parts of the pack by kind (models, precision, hardware, ...) and name."""
+    top = pack_folder("recipes")
+    found = []
+    for file in sorted(top.glob("*/*.yaml")):
+        if file.parent.name != "studies":
+            lines = file.read_text(encoding="utf-8").splitlines()
+            comment = lines[0].removeprefix("#").strip() if lines and lines[0].startswith("#") else ""
+            found.append(Part(file.parent.name, str(file.relative_to(top).with_suffix("")), comment))
+    return found
+
+
 def study_points(recipe: Recipe) -> int:
     """How many runs the axes and numbers of nodes span."""
     return math.prod(len(values) for values in recipe.axes.values()) * len(recipe.nodes or [0])
