@@ -11,8 +11,10 @@ import click
 from fp8launch.check.checker import CheckResult, check_all, schema_result
 from fp8launch.check.rehearsal_report import RehearsalReport
 from fp8launch.cli import complete
+from fp8launch.cli.check_summary import summary
 from fp8launch.cli.output import (
     counting_bar,
+    echo,
     eprint,
     json_option,
     print_problems,
@@ -63,11 +65,15 @@ def check(
     profile = load_cluster(cluster)
     names = list(_expanded(recipes))
     what_if = (*overrides, *([f"resources.gpu={gpu}"] if gpu else []))
-    results = dict(zip(names, _results(names, what_if, nodes, profile, rehearse, count), strict=True))
+    prepared: dict[str, Prepared] = {}
+    results = dict(zip(names, _results(names, what_if, nodes, profile, rehearse, count, prepared), strict=True))
     if as_json:
         show_json(_as_json(results))
     else:
         _show(results, verbose)
+        if len(results) == 1 and all(result.ok for result in results.values()):
+            for run in prepared.values():
+                echo("\n".join(summary(run)))
     return max(result.exit_code or (0 if result.ok else ANSWER_IS_NO) for result in results.values())
 
 
@@ -142,9 +148,15 @@ def _expanded(recipes: Sequence[str]) -> Iterator[str]:
 
 
 def _results(
-    names: Sequence[str], overrides: Sequence[str], nodes: int | None, cluster: Cluster, rehearse: bool, count: bool
+    names: Sequence[str],
+    overrides: Sequence[str],
+    nodes: int | None,
+    cluster: Cluster,
+    rehearse: bool,
+    count: bool,
+    prepared: dict[str, Prepared],
 ) -> Iterator[CheckResult]:
-    prepared: dict[str, Prepared] = {}
+    """The result of each recipe; those that parse are added to `prepared`."""
     refused: dict[str, CheckResult] = {}
     for name in with_bar(names, "reading recipes"):
         try:

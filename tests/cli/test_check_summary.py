@@ -1,0 +1,37 @@
+"""A pass of `check` says in four lines on stdout what would run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8launch.cli import run
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+
+
+def test_four_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "llama8b_fp8", "--set", "container.image=null", "--nodes", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["size", "memory", "data", "image"]
+    assert "world size 16: data parallel size 16, 16 micro batches of 1 per step" in lines[0]
+    assert "of 79.6 GiB per GPU" in lines[1]
+
+
+def test_a_layout_and_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "tiny_cpu"]) == 0
+    size, memory, data, image = capsys.readouterr().out.splitlines()
+    assert (memory, data) == ("memory  not estimated for this run", "data    mock: generated tokens")
+    assert "1 x 1 cpu" in size and "none" in image
+
+
+def test_nothing_but_json_and_nothing_of_what_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "tiny_cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    assert run(["check", "tiny_cpu", "--set", "precision.recipe=tensorwise"]) == 1
+    assert capsys.readouterr().out == ""
