@@ -42,6 +42,7 @@ GROUPS = {
         "parse": ("parse", "report the throughput of a run or a log"),
         "verify": ("verify", "report whether FP8 ran, with the evidence"),
         "compare": ("compare", "compare variants and node counts side by side"),
+        "archive": ("archive", "write a run to one file for a bug report, without secrets"),
         "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
     },
     "Site": {

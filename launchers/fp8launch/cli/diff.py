@@ -1,30 +1,38 @@
-"""`fp8launch diff`: two resolved recipes side by side."""
+"""`fp8launch diff`: two resolved recipes, or those of two runs, side by side."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, recipe_options, show_json, show_table, with_options
 from fp8launch.cluster.profile import load_cluster
+from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
+from fp8launch.recipe.load import find_recipe
+from fp8launch.recipe.yaml_source import is_file
+from fp8launch.rundir.registry import find_run
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.submit.recipe_diff import differences
 
 EFFECTS = ("numerics", "speed", "neutral")
 
 
 @click.command()
-@click.argument("a", shell_complete=complete.recipes)
-@click.argument("b", shell_complete=complete.recipes)
+@click.argument("a", metavar="RECIPE|RUN", shell_complete=complete.recipes)
+@click.argument("b", metavar="RECIPE|RUN", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
 @json_option
 def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster: str | None, as_json: bool) -> None:
-    """List the differences of two recipes, and whether each affects numerics, speed or neither.
+    """List the differences of two recipes or runs, and whether each affects numerics, speed or neither.
 
-    `--set` and `--nodes` apply to both.
+    A run id, or the folder of a run, stands for the recipe that it ran with. `--set` and `--nodes` apply to both.
     """
-    found = differences(prepare(a, overrides, nodes), prepare(b, overrides, nodes), load_cluster(cluster))
+    ones, others = (prepare(recipe_named(name), overrides, nodes) for name in (a, b))
+    found = differences(ones, others, load_cluster(cluster))
     if as_json:
         show_json([one.as_json() for one in found])
     elif not found:
@@ -34,6 +42,21 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
         show_table(["touches", "in", "what", a, b], sorted(rows, key=lambda row: EFFECTS.index(row[0])))
         counts = {effect: sum(one.effect == effect for one in found) for effect in EFFECTS}
         eprint(", ".join(f"{count} {effect}" for effect, count in counts.items() if count))
+
+
+def recipe_named(name: str) -> str:
+    """Return the recipe that a name means: a recipe, or the one that a run was submitted with."""
+    if is_file(Path(name) / MANIFEST):
+        return str(RunFolder(Path(name).absolute()).path / "recipe.yaml")
+    try:
+        find_recipe(name)
+    except UserError as unknown:
+        try:
+            return str(find_run(name).path / "recipe.yaml")
+        except UserError as other:
+            # Of a name that fits several runs that is the mistake; else it was meant for a recipe.
+            raise (other if other.problems[0].code == "ambiguous-run" else unknown) from None
+    return name
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,76 @@
+"""One file for a bug report: a run's texts without secrets and without the paths of a home folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fp8launch.rundir.atomic_io import is_own_file
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder
+from fp8launch.secrets import redacted
+
+# Of a longer file the beginning and the end.
+HALF_BYTES = 1 << 20
+# What a bug report never needs: the user's uncommitted changes.
+LEFT_OUT = ("git.diff",)
+
+
+def archive_bytes(run: RunFolder, environment: Mapping[str, str]) -> bytes:
+    """Return a .tar.gz of the run's manifest, recipe, script, attempts and logs.
+
+    Secrets of this shell are removed by their values, others by their form. The home folder becomes `~`, and the
+    user's name in `environment` becomes `USER`.
+    """
+    clean = _Cleaner([str(name) for name in run.manifest().get("secrets") or []], environment)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for file in _files(run):
+            data = clean(_read(file)).encode("utf-8", "backslashreplace")
+            info = tarfile.TarInfo(f"{clean(run.run_id)}/{clean(str(file.relative_to(run.path)))}")
+            info.size, info.mtime, info.mode = len(data), int(file.stat().st_mtime), 0o644
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+class _Cleaner:
+    def __init__(self, secrets: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._secrets = secrets
+        homes = {str(Path.home()), os.path.realpath(Path.home()), environment.get("HOME", "")}
+        # A home folder that is the root would take every path apart.
+        places = sorted((home for home in homes if len(home) > 1), key=len, reverse=True)
+        self._home = re.compile("|".join(rf"{re.escape(home)}(?![\w.-])" for home in places)) if places else None
+        user = environment.get("USER") or environment.get("LOGNAME") or ""
+        # Other users' folders and short words stay: `root` is a word of many sentences.
+        named = len(user) > 2 and user != "root"
+        self._user = re.compile(rf"(?<![\w.-]){re.escape(user)}(?![\w.-])") if named else None
+
+    def __call__(self, text: str) -> str:
+        text = redacted(text, self._secrets)
+        if self._home is not None:
+            text = self._home.sub("~", text)
+        return self._user.sub("USER", text) if self._user is not None else text
+
+
+def _files(run: RunFolder) -> Iterator[Path]:
+    """The run's own texts: those at its top and its logs, no link and nothing of `code/` or a checkpoint."""
+    top = sorted(run.path.iterdir(), key=lambda file: (file.name != MANIFEST, file.name))
+    logs = run.path / "logs"
+    below = sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else []
+    for file in (*top, *below):
+        if is_own_file(file) and file.name not in LEFT_OUT and not file.name.startswith("."):
+            yield file
+
+
+def _read(file: Path) -> str:
+    with file.open("rb") as stream:
+        head = stream.read(2 * HALF_BYTES)
+        size = stream.seek(0, 2)
+        if size > len(head):
+            stream.seek(-HALF_BYTES, 2)
+            left_out = size - 2 * HALF_BYTES
+            head = head[:HALF_BYTES] + f"\n... {left_out} bytes left out ...\n".encode() + stream.read()
+    return head.decode("utf-8", "backslashreplace")
