@@ -156,3 +156,10 @@ def test_a_rank_that_stays_after_its_training_ends_as_a_success(megatron: None, 
     assert run.codes == [0]
     assert "has not ended 2 s after its training" in run.output
     assert "everything is written" in run.output
+
+
+def test_garbage_is_collected_in_training_but_not_among_imports(megatron: None, tmp_path: Path) -> None:
+    script = tmp_path / "looks.py"
+    script.write_text("import gc\nprint('collects:', gc.isenabled(), gc.get_freeze_count() > 100_000)\n")
+    run = worker(MOCK, ("--script", str(script))).succeeded()
+    assert "collects: True True" in run.output
