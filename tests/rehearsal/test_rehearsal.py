@@ -103,6 +103,13 @@ def test_the_world_and_its_groups_stay() -> None:
     assert small["num_attention_heads"] == run.args.values["num_attention_heads"]
 
 
+@pytest.mark.parametrize(("heads", "kept"), [(128, 64), (192, 64), (160, 160)])
+def test_latent_attention_keeps_heads_that_divide_as_all_do(heads: int, kept: int) -> None:
+    run = prepare("deepseek_v3_mxfp8_gb300", ["parallel.tp=4"])
+    small = shrink({**run.args.values, "num_attention_heads": heads}, run.layout).values
+    assert small["num_attention_heads"] == kept
+
+
 def test_other_sizes_divide_alike() -> None:
     run = prepare("llama405b_tensorwise_h100")
     small, larger = (shrink(run.args.values, run.layout, scale) for scale in (1, 3))

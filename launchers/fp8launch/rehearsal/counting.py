@@ -65,7 +65,7 @@ def counting_plan(args: EngineArguments, layout: Layout) -> CountingPlan:
     usual = shrink(args.values, layout, parts=False)
     values, sizes = dict(usual.values), dict(usual.sizes)
     # Beside a latent there are positions in one matrix, whose width is a sum.
-    for flag in ("num_experts", *LATENT):
+    for flag in ("num_experts", "num_attention_heads", *LATENT):
         if flag in sizes:
             values[flag] = sizes.pop(flag)[0]
     widths = _widths(args, layout, values, sizes)

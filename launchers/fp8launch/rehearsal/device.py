@@ -115,7 +115,9 @@ def _with_defined_memory() -> None:
     original, original_like = torch.empty, torch.empty_like
 
     def defined(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type != "meta" and type(tensor) is torch.Tensor:
+        # The workspace of a kernel: large, allocated for each call, and nothing reads it.
+        workspace = tensor.dtype is torch.uint8 and tensor.dim() == 1
+        if tensor.device.type != "meta" and type(tensor) is torch.Tensor and not workspace:
             with torch.no_grad():
                 (tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor).zero_()
         return tensor

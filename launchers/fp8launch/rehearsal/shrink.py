@@ -30,8 +30,9 @@ PATTERNED = (
 PARTS = ("recompute_num_layers", "cpu_offloading_num_layers")
 # Layers at either end that stay in bf16.
 ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-# Widths of latent attention.
+# Widths of latent attention, and the heads that are left of its many on a rank.
 LATENT = ("q_lora_rank", "kv_lora_rank")
+HEADS = 16
 # Nothing is read or written outside the process, and nothing outlives the step.
 DROPPED = (
     "data_path", "data_args_path", "per_split_data_args_path", "train_data_path", "valid_data_path", "test_data_path",
@@ -84,6 +85,9 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
         if (entries := _whole(values, flag)) is not None:
             put(flag, residue(entries, tensor))
     small.setdefault("vocab_size", 8 * BLOCK)
+    if values.get("multi_latent_attention") and (heads := _whole(values, "num_attention_heads")):
+        kept = HEADS * scale * layout.tp * layout.cp
+        put("num_attention_heads", heads if heads % kept else kept)
     _sequence(values, layout, block, put)
     _layers(values, layout, put, parts)
     _experts(values, layout, put)
