@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fp8launch.report.grouping import ComparisonRow, Measure
+from fp8launch.report.loss_summary import LossSummary, compares_learning
 from fp8launch.report.scaling import Ratio, ScalingEfficiency
 
 NONE = "–"
@@ -47,6 +48,7 @@ class Entry:
     efficiency: ScalingEfficiency | None
     published: Published | None
     notes: tuple[str, ...]
+    loss: LossSummary | None = None
 
     def as_json(self) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -219,6 +221,8 @@ def _tokens(entry: Entry) -> object:
     return entry.tokens
 
 
+LOSS = "loss"
+
 COLUMNS: tuple[Column, ...] = (
     Column("variant", lambda e: e.row.label, "variant", lambda e: e.row.label, number=False),
     Column("nodes", lambda e: e.row.nodes, "nodes", lambda e: _count(e.row.nodes)),
@@ -303,6 +307,17 @@ COLUMNS: tuple[Column, ...] = (
             "published_ratio": _of(lambda e: e.published, "ratio"),
         },
     ),
+    Column(
+        LOSS,
+        lambda e: e.loss,
+        "loss at the end (perplexity)",
+        lambda e: NONE if e.loss is None else e.loss.text,
+        csv={
+            "loss_last": _of(lambda e: e.loss, "last"),
+            "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
+            "perplexity": _of(lambda e: e.loss, "perplexity"),
+        },
+    ),
     Column("notes", lambda e: list(e.notes), csv={}),
 )
 
@@ -319,13 +334,23 @@ class Table:
     numbers: tuple[bool, ...]
 
 
+def _table_columns(entries: Sequence[Entry]) -> list[Column]:
+    """The columns in the order of the table: the loss comes first where the rows differ in how they learn, else not."""
+    others = [column for column in COLUMNS if column.name != LOSS]
+    if not compares_learning([entry.row.runs for entry in entries]):
+        return others
+    names = [column.name for column in others]
+    at = names.index("runs") + 1
+    return [*others[:at], *(column for column in COLUMNS if column.name == LOSS), *others[at:]]
+
+
 def main_table(entries: Sequence[Entry]) -> Table:
     """Return the columns in which something is known. Runs without a number keep their row."""
     modes = sorted({entry.efficiency.mode for entry in entries if entry.efficiency})
     headers: list[str] = []
     cells: list[list[str]] = []
     numbers: list[bool] = []
-    for column in COLUMNS:
+    for column in _table_columns(entries):
         if not column.header:
             continue
         texts = [column.text(entry) for entry in entries]

@@ -17,6 +17,7 @@ from fp8launch.report.differences import (
     speed_comparability,
 )
 from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
+from fp8launch.report.loss_summary import loss_summary
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.run_data import NOT_SUBMITTED, RunData, with_unset
 from fp8launch.report.run_report import RunReport, Statistic
@@ -123,6 +124,7 @@ def _entry(
         efficiency=efficiency,
         published=_published(row, tokens, rows),
         notes=tuple(_row_notes(row, recomputed)),
+        loss=loss_summary(row.good),
     )
 
 

@@ -1,0 +1,72 @@
+"""The loss of a row in numbers: last, smoothed over the end of the training, and as perplexity."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from fp8launch.report.parity import losses
+from fp8launch.report.run_data import RunData
+
+# The end of a training that is smoothed: this share of its iterations, and at least so many.
+SHARE, LEAST = 0.1, 5
+# Arguments whose variants are compared by their loss.
+LEARNING = ("lr", "min_lr", "lr_warmup_iters", "lr_decay_style", "weight_decay", "adam_beta1", "adam_beta2", "seed",
+            "init_method_std", "optimizer")  # fmt: skip
+# Above this loss (in nats) the perplexity is no readable number.
+_LARGEST = 50.0
+
+
+@dataclass(frozen=True)
+class LossSummary:
+    """Losses in nats, each the median over a row's runs. `spread` is the range of the runs' smoothed losses.
+
+    `iterations` were smoothed in each run; `runs` have a loss.
+    """
+
+    last: float
+    smoothed: float
+    perplexity: float | None
+    spread: float
+    iterations: int
+    runs: int
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """The smoothed loss, with half the range of several runs, and the perplexity."""
+        text = f"{self.smoothed:.4f}" + (f" ± {self.spread / 2:.4f}" if self.runs > 1 else "")
+        return text if self.perplexity is None else f"{text} ({self.perplexity:,.2f})"
+
+
+def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
+    """Summarise the losses of runs of one kind; None where none has logged a finite one."""
+    ends = []
+    for run in runs:
+        curve = losses(run)
+        values = [curve[number] for number in sorted(curve) if math.isfinite(curve[number])]
+        if values:
+            count = min(len(values), max(LEAST, round(SHARE * len(values))))
+            ends.append((values[-1], statistics.fmean(values[-count:]), count))
+    if not ends:
+        return None
+    smoothed = [end[1] for end in ends]
+    middle = statistics.median(smoothed)
+    return LossSummary(
+        last=statistics.median(end[0] for end in ends),
+        smoothed=middle,
+        perplexity=math.exp(middle) if middle < _LARGEST else None,
+        spread=max(smoothed) - min(smoothed),
+        iterations=min(end[2] for end in ends),
+        runs=len(ends),
+    )
+
+
+def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
+    """Return whether rows differ in how they learn (learning rate, seed, optimizer): then the loss is the result."""
+    known = [runs[0].facts for runs in rows if runs]
+    return any(len({str(facts.get(name)) for facts in known}) > 1 for name in LEARNING)
