@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.engines.megatron_lm.translate import translate
+from fp8launch.job.prepared import prepare_loaded
 from fp8launch.recipe.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,10 +26,10 @@ def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     assert set(options[::2]) <= {"--set"}
     settings = [text.replace("{here}", str(H200)).replace("{text}", "/data/text") for text in options[1::2]]
     path = ROOT / recipe if (ROOT / recipe).is_file() else H200 / "recipes" / f"{recipe}.yaml"
-    loaded = load_recipe(str(path), overrides=settings)
+    loaded = load_recipe(recipe if recipe.startswith("bridge:") else str(path), overrides=settings)
     assert loaded.recipe.resources.gpus_per_node <= int(gpus)
     if loaded.recipe.launch.script is None:
-        layout(translate(loaded), loaded)
+        assert prepare_loaded(loaded).layout.world == loaded.recipe.resources.world_size
 
 
 def test_a_comparison_names_runs_of_its_list() -> None:
