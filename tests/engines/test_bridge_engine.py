@@ -172,6 +172,13 @@ def test_a_gpu_without_the_precision_is_refused() -> None:
     assert "fp8-needs-newer-gpu" in [p.code for p in found]
 
 
+def test_memory_is_estimated_and_no_key_of_megatron_lm_is_advised() -> None:
+    sets = ["resources.gpus_per_node=1", "train.global_batch_size=16", "model.recompute_granularity=null"]
+    problem = only(check(prepare(LLAMA, sets), layers=("memory",)).problems)
+    assert problem.code == "does-not-fit"
+    assert problem.fix is not None and problem.fix.startswith("divide the model over more GPUs")
+
+
 def test_the_sizes_of_a_local_model_count(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes))

@@ -66,7 +66,9 @@ def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str
 def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
     """Return the changes that save memory, each with its estimate, the sufficient ones first."""
     saved = []
-    for order, (words, changes) in enumerate(_remedies(run)):
+    # The remedies are keys of Megatron-LM's command line; other engines have their own.
+    remedies = _remedies(run) if run.engine.covers("megatron_lm") else ()
+    for order, (words, changes) in enumerate(remedies):
         other = run_estimate(run, changes)
         if other is not None and other.total < 0.99 * found.total:
             saved.append((other.total > TIGHT * capacity, order, f"{words} ({_gib(other.total)})"))
