@@ -94,7 +94,10 @@ def csv_row(entry: Entry) -> dict[str, object]:
 
 
 def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) -> str:
-    """Render a ratio with its interval and mark: `*` something else differs too, `!` forced between unlike runs."""
+    """Render a ratio with its interval and mark, or that no difference is seen.
+
+    `*`: something else differs too; `!`: forced between unlike runs.
+    """
     if ratio is None or ratio.missing:
         return NONE
     if ratio.value is None:
@@ -106,6 +109,9 @@ def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) ->
     more = digits + 1 if unit == "×" else digits
     low, high = (f"{scale * bound:.{more}f}" for bound in (ratio.interval.low, ratio.interval.high))
     within = " within" if ratio.interval.covers == "iterations" else ""
+    if unit == "×" and ratio.interval.low < 1 < ratio.interval.high:
+        # A ratio that may be noise is no headline; JSON and CSV have it.
+        text = f"no difference seen{ratio_mark(ratio)}"
     return f"{text} [{low}, {high}{within}]"
 
 
