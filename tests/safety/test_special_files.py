@@ -72,3 +72,25 @@ def test_check_names_a_tracker_that_is_no_file(tmp_path: Path, make: Make) -> No
     )
     assert done.returncode == 1
     assert f"{TRACKER} that cannot be read: it is not a regular file" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["check", "render", "submit", "import"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_in_the_place_of_a_recipe_holds_nobody_up(tmp_path: Path, verb: str, link: bool) -> None:
+    os.mkfifo(tmp_path / "p")
+    (tmp_path / "l.yaml").symlink_to(tmp_path / "p")
+    file = str(tmp_path / ("l.yaml" if link else "p"))
+    code = f"from fp8launch.cli import run; print(run([{verb!r}, {file!r}]))"
+    limited = [sys.executable, "-c", code]
+    done = subprocess.run(limited, timeout=300, capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"
+    assert "it is a pipe [unreadable-file]" in done.stderr
+
+
+def test_what_a_shell_passes_as_a_file_is_read(tmp_path: Path) -> None:
+    start = f"{sys.executable} -c 'from fp8launch.cli import main; main()'"
+    words = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64"
+    lines = f"{start} import <(sleep 1; echo {words}); {start} render <(sleep 1; echo 'extends: tiny_cpu')"
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+    assert "num_layers: 2" in done.stdout
+    assert "--num-layers 2" in done.stdout

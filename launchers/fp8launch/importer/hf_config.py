@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import UserError, error
+from fp8launch.recipe.yaml_source import MAX_BYTES, read_start
 
 # The kinds of models (`model_type`) whose every field below has a flag in Megatron.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
 SUPPORTED = (*DENSE, *EXPERTS)
-MAX_BYTES = 1 << 20
 # What Megatron's --use-rope-scaling does (megatron/core/models/common/embeddings/rotary_pos_embedding.py).
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -41,8 +41,7 @@ def read_config(path: Path) -> HfModel:
     """Read a `config.json`, or that of a folder. Raises UserError."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = read_start(file)
         config = json.loads(raw) if len(raw) <= MAX_BYTES else None
     except OSError as exc:
         raise error("unreadable-file", f"cannot be read: {exc.strerror}", str(file)) from None

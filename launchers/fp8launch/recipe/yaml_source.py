@@ -6,7 +6,11 @@ Anchors work, but what they expand to is bounded, so a small file cannot become 
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,12 +116,23 @@ def numbers_as_written(mapping: Node) -> Node:
     return Node(written, mapping.where)
 
 
+def read_start(path: Path) -> bytes:
+    """The first bytes of a file, one more than a recipe may have: a device may have no end. Raises OSError.
+
+    A named pipe is refused, since it may have no writer; what a shell passes as /dev/fd/N is read.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISFIFO(os.stat(os.path.realpath(path)).st_mode):  # noqa: PTH116 (raises what open would)
+            raise OSError(errno.ESPIPE, "it is a pipe")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
 def read_yaml(path: Path) -> Node:
     """The mapping in a YAML file. Raises UserError for whatever keeps it from being read."""
     name = str(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_start(path)
     except FileNotFoundError:
         raise error("file-not-found", "no such file", name) from None
     except OSError as exc:
