@@ -50,7 +50,8 @@ def test_help_fits_one_screen(fp8launch: Callable[..., Done], verb: str) -> None
     done = fp8launch(*([verb] if verb else []), "--help")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert len(lines) <= 40
+    # The list of all commands is longer than the help of any of them.
+    assert len(lines) <= (40 if verb else 44)
     assert max(map(len, lines)) <= 110
 
 

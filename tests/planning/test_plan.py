@@ -98,7 +98,7 @@ def test_the_written_recipe_is_the_best_layout(ask: Ask, tmp_path: Path) -> None
 
 
 def test_precisions_are_compared(ask: Ask) -> None:
-    found = ask("plan", "llama8b_fp8_h200x2", "--precision", "bf16,delayed", "--top", "40")
+    found = ask("plan", "llama8b_fp8_h200x2", "--precision", "bf16,delayed", "--top", "400")
     names = {word for one in found for word in one["overrides"] if word.startswith("precision.recipe")}
     assert names == {"precision.recipe=bf16", "precision.recipe=delayed"}
     assert "precision.recipe=delayed" in found[0]["overrides"]

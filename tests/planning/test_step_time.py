@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.hardware.gpus import GPUS, gpu
@@ -118,3 +121,37 @@ def test_collectives_take_the_bytes_over_the_slowest_link() -> None:
     # One GPU of each node: through one card.
     assert gather(1e9, Group(2, stride=8), known) == pytest.approx(0.5e9 / known.network)
     assert exchange(1e9, Group(16), known) == pytest.approx(0.5e9 / known.network)
+
+
+HOSTILE = st.dictionaries(
+    st.sampled_from(
+        [
+            "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "num_experts",
+            "expert_model_parallel_size", "expert_tensor_parallel_size", "moe_router_topk", "moe_ffn_hidden_size",
+            "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout", "mtp_num_layers", "window_size",
+            "window_attn_skip_freq", "cp_comm_type", "cuda_graph_impl", "cuda_graph_modules", "recompute_modules",
+            "recompute_granularity", "recompute_method", "recompute_num_layers", "micro_batch_size",
+            "fp8_recipe", "fp4",           
+            "multi_latent_attention", "q_lora_rank", "kv_channels", "num_query_groups", "moe_layer_freq", "hidden_size",
+        ]
+    ),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-5, 200), st.integers(), st.floats(), st.text(max_size=8),
+        st.sampled_from(["full", "selective", "block", "full_iteration", "a2a", "Et*4|tL", "[0]*3+[1]*5"]),
+        st.lists(st.one_of(st.integers(0, 200), st.text(max_size=4)), max_size=3),
+    ),
+)  # fmt: skip
+
+
+# A loaded machine may take long for an example.
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=HOSTILE, world=st.integers(1, 4096), batch=st.integers(1, 10**6))
+def test_any_arguments_give_a_prediction_or_none(changes: dict[str, Any], world: int, batch: int) -> None:
+    """Nonsense is for the check to name; `estimate` must not fall over it."""
+    found = step_time({**_arguments(), **changes}, world, batch, gpu("gb200"))
+    assert found is None or found.ms > 0
+
+
+@functools.cache
+def _arguments() -> dict[str, Any]:
+    return dict(resolve_run(prepare("llama8b_fp8")).arguments)

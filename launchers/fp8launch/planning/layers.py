@@ -103,9 +103,10 @@ def _keys(run: Workload) -> float:
     """Keys that a query attends to, on average over a causal mask and over the layers."""
     length = run.model.seq_length
     window = run.args.get("window_size")
-    if not isinstance(window, (list, tuple)) or not window:
+    # Megatron's -1 is a window without an end.
+    if not isinstance(window, (list, tuple)) or not window or not isinstance(window[0], int) or window[0] < 0:
         return length / 2
-    near = min(float(window[0]) + 1, length / 2)
+    near = min(window[0] + 1, length / 2)
     skip = run.args.get("window_attn_skip_freq")
     full = 1 / skip if isinstance(skip, int) and skip > 0 else 0.0
     return full * length / 2 + (1 - full) * near
