@@ -131,7 +131,7 @@ HOSTILE = st.dictionaries(
             "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout", "mtp_num_layers", "window_size",
             "window_attn_skip_freq", "cp_comm_type", "cuda_graph_impl", "cuda_graph_modules", "recompute_modules",
             "recompute_granularity", "recompute_method", "recompute_num_layers", "micro_batch_size",
-            "fp8_recipe", "fp4",           
+            "fp8_recipe", "fp4",
             "multi_latent_attention", "q_lora_rank", "kv_channels", "num_query_groups", "moe_layer_freq", "hidden_size",
         ]
     ),
