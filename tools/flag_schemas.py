@@ -18,6 +18,7 @@ import enum
 import importlib
 import inspect
 import json
+import lzma
 import math
 import os
 import re
@@ -82,13 +83,18 @@ def describe_scripts(checkout: Path) -> dict[str, Json]:
 
 
 def write_scripts(checkouts: Path) -> None:
-    """Write schemas/scripts.json from one checkout for each minor version."""
+    """Write scripts.json.xz from one checkout for each minor version."""
     lines = []
     for minor in MINORS:
         for script, flags in describe_scripts(checkouts / minor).items():
             rows = ",\n".join(json.dumps(flag) for flag in flags)
             lines.append(f"{json.dumps(f'{minor} {script}')}: [\n{rows}\n]")
-    (MEGATRON / "scripts.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    (MEGATRON / "scripts.json.xz").write_bytes(compressed("{\n" + ",\n".join(lines) + "\n}\n"))
+
+
+def compressed(text: str) -> bytes:
+    """Pack a text for the repository; `xz -dc` shows it."""
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 # --- in the process that holds Megatron -----------------------------------------------------------------------------
@@ -301,7 +307,7 @@ def generate(wheels: Iterable[Path]) -> dict[str, str]:
     missing = [minor for minor in MINORS if minor not in newest]
     if missing:
         _fail(f"no megatron-core wheel of version {', '.join(missing)} found")
-    return {f"{minor}.json": _generate_one(newest[minor]) for minor in MINORS}
+    return {f"{minor}.json.xz": _generate_one(newest[minor]) for minor in MINORS}
 
 
 def _generate_one(wheel: Path) -> str:
@@ -334,7 +340,7 @@ def download(folder: Path) -> None:
 
 def stale(files: Mapping[str, str]) -> list[str]:
     """Names of the schema files whose committed text differs from `files`, or that have no place there."""
-    committed = {path.name: path.read_text() for path in SCHEMAS.glob("0.*.json")}
+    committed = {path.name: lzma.decompress(path.read_bytes()).decode() for path in SCHEMAS.glob("0.*.json.xz")}
     return sorted(name for name in files.keys() | committed.keys() if files.get(name) != committed.get(name))
 
 
@@ -366,7 +372,7 @@ def main() -> int:
         return 1 if names else 0
     SCHEMAS.mkdir(exist_ok=True)
     for name, text in files.items():
-        (SCHEMAS / name).write_text(text)
+        (SCHEMAS / name).write_bytes(compressed(text))
     print(f"changed: {', '.join(names)}" if names else "nothing changed")
     return 0
 

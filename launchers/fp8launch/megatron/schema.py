@@ -1,4 +1,4 @@
-"""The flags of each supported Megatron-Core version, from the JSON files that `tools/flag_schemas.py` writes.
+"""The flags of each supported Megatron-Core version, from the compressed JSON that `tools/flag_schemas.py` writes.
 
 A schema is as good for finding a wrong flag as Megatron's own parser, and loads in a few milliseconds: entries stay
 raw JSON until someone asks for them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import lzma
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from fp8launch.diagnostics import error
 from fp8launch.megatron.versions import DEFAULT, SUPPORTED
 
 SCHEMAS = Path(__file__).with_name("schemas")
-SCRIPT_FLAGS = Path(__file__).with_name("scripts.json")
+SCRIPT_FLAGS = Path(__file__).with_name("scripts.json.xz")
 # Megatron-LM's training scripts. An unknown flag is a mistake with these; with any other script it is the script's own.
 SCRIPTS = (
     "pretrain_bert.py",
@@ -196,14 +197,19 @@ def megatron_script(path: str) -> str | None:
 @functools.cache
 def _with_script(minor: str, script: str) -> FlagSchema:
     base = _load(minor)
-    own = json.loads(SCRIPT_FLAGS.read_text(encoding="utf-8")).get(f"{minor} {script}", [])
+    own = json.loads(lzma.decompress(SCRIPT_FLAGS.read_bytes())).get(f"{minor} {script}", [])
     raw = {normalize(option): entry for entry in own for option in entry["flags"]}
     return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **raw})
 
 
+def schema_text(minor: str) -> str:
+    """Read the JSON text of a minor version's schema, one flag a line."""
+    return lzma.decompress((SCHEMAS / f"{minor}.json.xz").read_bytes()).decode()
+
+
 @functools.cache
 def _load(minor: str) -> FlagSchema:
-    data = json.loads((SCHEMAS / f"{minor}.json").read_text(encoding="utf-8"))
+    data = json.loads(schema_text(minor))
     raw = {normalize(option): entry for entry in data["flags"] for option in entry["flags"]}
     return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), data["config_only"], raw)
 
