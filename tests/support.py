@@ -51,9 +51,10 @@ def sitting(name: str) -> Path:
     """The logs of one sitting on H200, unpacked into a folder that goes with this process."""
     folder = Path(tempfile.mkdtemp(prefix="sitting-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with tarfile.open(BENCHMARKS / "h200" / name / "logs.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    with tarfile.open(BENCHMARKS / "h200" / "logs.tar.xz") as archive:
+        members = [member for member in archive if member.name.startswith(f"{name}/")]
+        archive.extractall(folder, members, filter="data")
+    return folder / name
 
 
 def log_bytes(path: Path) -> bytes:

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Keep a sitting: collect.sh RESULTS FOLDER puts what run.sh left into a folder to be committed, without machine paths.
 #
-# One NAME.log a run, NAME.tensors.jsonl where statistics of tensors were measured, and summary.txt go into logs.tar.xz:
-# they have most of their lines in common. Every comparison as .md and host.txt stay beside it. Parsed records are left
-# out, because the logs make them again. Afterwards: memory.py.
+# One NAME.log a run, NAME.tensors.jsonl where statistics of tensors were measured, and summary.txt go into a folder of
+# the sitting's name in logs.tar.xz, one archive for all sittings: their logs have most lines in common. Every comparison
+# as .md and host.txt go into FOLDER. Parsed records are left out, because the logs make them again. Afterwards: memory.py.
 set -euo pipefail
 [ $# = 2 ] || { echo "usage: collect.sh RESULTS FOLDER" >&2; exit 2; }
 results=$1 folder=$2
@@ -26,8 +26,11 @@ find "$folder" -maxdepth 1 -type f -exec sed -i -E \
 (
     cd "$folder"
     shopt -s nullglob
-    packed=(*.log *.tensors.jsonl summary.txt)
-    tar --sort=name --owner=0 --group=0 -c "${packed[@]}" | xz -9e --lzma2=preset=9e,dict=64MiB > logs.tar.xz
-    rm "${packed[@]}"
+    mkdir -p "$work/sittings/${PWD##*/}"
+    [ ! -f ../logs.tar.xz ] || tar -C "$work/sittings" -xJf ../logs.tar.xz
+    mv -- *.log *.tensors.jsonl summary.txt "$work/sittings/${PWD##*/}/"
+    tar -C "$work/sittings" --sort=name --owner=0 --group=0 -c . --transform 's#^\./##' |
+        xz -9e --lzma2=preset=9e,dict=64MiB > "$work/logs.tar.xz"
+    mv "$work/logs.tar.xz" ../logs.tar.xz
 )
 du -sh "$folder"

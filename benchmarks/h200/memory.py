@@ -1,4 +1,4 @@
-"""Measured peaks of memory beside `fp8launch estimate`: memory.md, from every log of the dated folders.
+"""Measured peaks of memory beside `fp8launch estimate`: memory.md, from every log of logs.tar.xz.
 
     python benchmarks/h200/memory.py            # writes memory.md
     python benchmarks/h200/memory.py --check    # exit 1 where it is stale, or a run is off by more than 10 %
@@ -18,12 +18,13 @@ from pathlib import Path
 
 from fp8launch.hardware.gpus import gpu
 from fp8launch.logs import read_log
-from fp8launch.logs.open_log import log_name, logs_in
+from fp8launch.logs.open_log import log_name
 from fp8launch.megatron.memory import MIB, estimate
 from fp8launch.report.throughput import parse_paths
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "memory.md"
+ARCHIVE = HERE / "logs.tar.xz"
 OFF = 0.10
 HEAD = """# Memory: measured, and as estimated
 
@@ -56,20 +57,11 @@ class Peak:
 
 
 def logs() -> Iterator[tuple[str, Path]]:
-    """Every log with the name of its sitting; those of an archive are files only until the next one is asked for."""
-    for sitting in sorted(HERE.glob("20*")):
-        archive = sitting / "logs.tar.xz"
-        if not archive.is_file():
-            for log in logs_in(sitting):
-                yield sitting.name, log
-            continue
-        with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as packed:
-            for member in sorted(packed.getmembers(), key=lambda one: one.name):
-                content = packed.extractfile(member)
-                if content is not None and member.name.endswith(".log"):
-                    log = Path(folder) / Path(member.name).name
-                    log.write_bytes(content.read())
-                    yield sitting.name, log
+    """Every log with the name of its sitting; they are files until the last one was asked for."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(ARCHIVE) as packed:
+        packed.extractall(folder, filter="data")
+        for log in sorted(Path(folder).glob("*/*.log")):
+            yield log.parent.name, log
 
 
 def peaks() -> Iterator[Peak]:
