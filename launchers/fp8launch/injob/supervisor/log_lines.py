@@ -35,7 +35,7 @@ def clean(line: str) -> str:
 
 
 def bounded_int(text: str) -> int:
-    """An integer of a record or a log. Raises ValueError for more digits than a recipe may have (39): no float holds it."""
+    """An integer of a record or a log. Raises ValueError for more digits than a recipe may have (39)."""
     # Beyond 308 digits no float holds it, and arithmetic fails.
     if len(text) > 40:
         raise ValueError(f"it has a number with {len(text)} digits")
