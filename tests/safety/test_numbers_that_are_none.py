@@ -86,6 +86,18 @@ def test_in_a_manifest(home: Path, monkeypatch: pytest.MonkeyPatch, number: str)
         assert run(words) in (0, 1, 2)
 
 
+def test_the_largest_numbers_of_a_recipe_come_back_from_its_manifest(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FP8LAUNCH_RUNS", str(home / "runs"))
+    largest = "9" * 39
+    recipe = home / "r.yaml"
+    recipe.write_text(f"extends: tiny_cpu\nname: r\nmegatron: {{seed: {largest}}}\n")
+    words = ["submit", str(recipe), "--backend", "local", "--wait", "--yes", "--set", "launch.python=/bin/true"]
+    assert run(words) == 0
+    assert run(["cancel", "latest"]) == 0
+
+
 @pytest.mark.parametrize("kind", ["node", "probe", "tensors", "kernels"])
 def test_in_what_the_job_reports(kind: str) -> None:
     assert parse_evidence(f'fp8launch-{kind}: {{"gpus": {{"H200": {"9" * 400}}}}}') is None

@@ -74,7 +74,7 @@ def test_check_names_a_tracker_that_is_no_file(tmp_path: Path, make: Make) -> No
     assert f"{TRACKER} that cannot be read: it is not a regular file" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["check", "render", "submit", "import"])
+@pytest.mark.parametrize("verb", ["check", "render", "submit"])
 @pytest.mark.parametrize("link", [False, True])
 def test_a_pipe_in_the_place_of_a_recipe_holds_nobody_up(tmp_path: Path, verb: str, link: bool) -> None:
     os.mkfifo(tmp_path / "p")

@@ -10,7 +10,7 @@ import click
 from fp8launch.cli.output import echo, print_problems
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.megatron.schema import supported_versions
-from fp8launch.recipe.yaml_source import MAX_BYTES, read_start
+from fp8launch.recipe.yaml_source import MAX_BYTES
 
 
 @click.command(name="import")
@@ -43,5 +43,8 @@ def import_(file: str, megatron: str | None) -> int:
 
 
 def _read(file: str) -> bytes:
-    """The beginning of a file, enough to see that it is too large."""
-    return sys.stdin.buffer.read(MAX_BYTES + 1) if file == "-" else read_start(Path(file))
+    """The beginning of a file or of a pipe, enough to see that it is too large: a device may have no end."""
+    if file == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)

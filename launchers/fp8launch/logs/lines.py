@@ -32,6 +32,8 @@ _STEP_TIME = re.compile(rf"Step Time\s{{0,20}}:\s{{0,20}}({_DIGITS})s(.{{0,200}}
 _MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}MODEL_TFLOP/s/GPU", re.IGNORECASE)
 # Longer values than this are lists of files: nobody needs their Python value.
 _LONGEST_VALUE = 1 << 16
+# Of an integer with 40 digits.
+_LARGEST_BITS = 133
 
 
 @dataclass(frozen=True)
@@ -212,4 +214,4 @@ def argument_value(text: str) -> object:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
     # No argument of Megatron is that large, and no division takes it.
-    return text if isinstance(value, int) and value.bit_length() > 63 else value
+    return text if isinstance(value, int) and value.bit_length() > _LARGEST_BITS else value

@@ -142,7 +142,12 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
 def _study_point(study: Mapping[str, Any]) -> StudyPoint | None:
     if not study.get("name"):
         return None
-    return StudyPoint(str(study["name"]), _mapping(study.get("point")), int(study.get("repeat") or 1))
+    return _point_of(str(study["name"]), _mapping(study.get("point")), study.get("repeat"))
+
+
+def _point_of(name: str, values: Mapping[str, object], repeat: Any) -> StudyPoint:
+    shown = {redacted(key): _without_secret(key, value) for key, value in values.items()}
+    return StudyPoint(redacted(name), shown, int(repeat or 1))
 
 
 def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunData]:
@@ -182,7 +187,7 @@ def _planned(
         str(point["run"]),
         summarise([]),
         {name: value for name, value in facts.items() if value is not None},
-        study=StudyPoint(study, _mapping(point.get("values")), int(point.get("repeat") or 1)),
+        study=_point_of(study, _mapping(point.get("values")), point.get("repeat")),
         absent=str(point.get("why") or NOT_SUBMITTED),
     )
 
