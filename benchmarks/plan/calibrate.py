@@ -1,4 +1,4 @@
-"""Calibrate the speed model's parameters on measured runs, from values that do not come from these runs.
+"""Calibrate the speed model's parameters on measured runs, from values that hardly rest on these runs.
 
     python benchmarks/plan/calibrate.py             # prints the parameters: start, calibrated, as stated
     python benchmarks/plan/calibrate.py --left-out  # prints the errors with each family and each GPU left out in turn
@@ -43,9 +43,10 @@ HELD = {
 }
 
 
-# Where every calibration starts, from knowledge that does not come from the published rows: kernels measured alone on
-# H200 for both architectures (benchmarks/h200/NOTES.md), 60 % of NVLink and 80 % of the network, passes counted in
-# Megatron's source, launches of 12 layers of Qwen3 30B-A3B on H200, clocks by power limit.
+# Where every calibration starts. Hopper: kernels measured on H200 (benchmarks/h200/NOTES.md). Blackwell: the same, with
+# assumed fractions of the peak for its matrix products. Assumed too: 60 % of NVLink, 80 % of the network, passes over
+# the experts' tokens. Launches: 12 layers of Qwen3 30B-A3B on H200, compared with B200's rows without graphs.
+# Clocks: power limits.
 PRIOR: Parameters = {
     **{f"{name}.attention": 0.45 for name in ("hopper", "blackwell")},
     **{f"{name}.memory": 0.75 for name in ("hopper", "blackwell")},
