@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Imports and thousands of collected tests stay to the end. Python would search them for garbage again and again.
 gc.set_threshold(200_000, 10, 10)
 
-# How long one example takes says more of the machine's load than of the code.
-settings.register_profile("fp8launch", deadline=None)
+# How long examples take, to run or to draw, says more of the machine's load than of the code.
+settings.register_profile("fp8launch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fp8launch")
 
 # Variables of a surrounding job, and of a user's own folders, would reach what the tests start.

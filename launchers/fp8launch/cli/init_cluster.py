@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from fp8launch.job.build_job import probe_runtime
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.rundir.atomic_io import make_folders, write_atomically
 from fp8launch.rundir.registry import default_root
+from fp8launch.schedulers import CLUSTER_DEFAULT, by_name
 from fp8launch.schedulers.environment import clean_environment
-from fp8launch.schedulers.slurm.accounts import Association, associations, default_account
-from fp8launch.schedulers.slurm.first_profile import PartitionOffer, offers, qos_of, refusal
-from fp8launch.schedulers.slurm.inventory import Site, read_site
+from fp8launch.schedulers.site_offers import Association, PartitionOffer, SiteOffers
 
 RUNTIMES = ("pyxis", "apptainer", "charliecloud", "none")
 _options = (
@@ -65,12 +62,11 @@ def cluster(
         raise error("profile-exists", "already exists", str(target), "pass another NAME, or --force to replace it")
     if target is not None and "/" in name:
         raise error("bad-name", f"'{name}' is not a name for a profile", "NAME", "a word without '/', or --out FILE")
-    site = _site()
+    site = by_name(CLUSTER_DEFAULT).offers()
     ask = Asker(yes)
     where = _partition(site, ask, partition)
-    allowed = associations()
-    owner = _account(ask, allowed, account)
-    service = _qos(ask, qos_of(allowed, owner), qos)
+    owner = _account(ask, site, account)
+    service = _qos(ask, site.qos_of(owner), qos)
     kind = (
         ask.choose("GPU type", "--gres-type", gres_type, where.typed, None)
         if gres_type or len(where.gpus) > 1
@@ -92,17 +88,8 @@ def cluster(
     return _tried(values, where, kind, name if out is None else str(target or "-"))
 
 
-def _site() -> Site:
-    site = read_site(os.environ.get("SLURM_CONF"))
-    if isinstance(site, Site):
-        return site
-    why = "this machine belongs to no Slurm cluster" if site is None else f"no Slurm controller answers: {site.words}"
-    fix = "run this on a login node of the cluster; `fp8launch clusters` lists examples to copy"
-    raise error("no-slurm", why, None, fix, MACHINE_LACKS)
-
-
-def _partition(site: Site, ask: Asker, stated: str | None) -> PartitionOffer:
-    found = offers(site)
+def _partition(site: SiteOffers, ask: Asker, stated: str | None) -> PartitionOffer:
+    found = site.partitions
     if not found:
         raise error("no-partition", "no partition of this cluster takes jobs now", None, "see `sinfo`", MACHINE_LACKS)
     if stated is None:
@@ -113,9 +100,9 @@ def _partition(site: Site, ask: Asker, stated: str | None) -> PartitionOffer:
     return next(one for one in found if one.name == chosen)
 
 
-def _account(ask: Asker, allowed: Sequence[Association], stated: str | None) -> str | None:
-    names = [one.account for one in allowed]
-    default = default_account()
+def _account(ask: Asker, site: SiteOffers, stated: str | None) -> str | None:
+    names = [one.account for one in site.accounts]
+    default = site.default_account
     return ask.choose("account", "--account", stated, names, default if default in names else None)
 
 
@@ -184,7 +171,7 @@ def _tried(values: dict[str, Any], where: PartitionOffer, kind: str | None, name
     if where.gpus:
         count = where.gpus[kind] if kind else max(where.gpus.values())
         options["gpus-per-node"] = f"{kind}:{count}" if kind else str(count)
-    words = refusal(options)
+    words = by_name(CLUSTER_DEFAULT).refusal(options)
     if words is not None:
         eprint(f"Slurm would reject a job of one node with these settings: {words}")
         return ANSWER_IS_NO

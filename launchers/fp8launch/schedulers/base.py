@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import Problem, error
+from fp8launch.diagnostics import MACHINE_LACKS, Problem, error
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.site_offers import SiteOffers
 
 Status = Literal[
     "pending", "running", "completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "unknown"
@@ -231,6 +232,15 @@ class Scheduler(ABC):
     def array_limit(self) -> int:
         """Return the largest number of tasks of one array."""
         return 1
+
+    def offers(self) -> SiteOffers:
+        """Return what the user may choose on this cluster. Raises UserError (exit code 3) where there is none."""
+        fix = "only schedulers of a cluster have partitions to choose from"
+        raise error("no-partition", f"the scheduler '{self.name}' has no partitions", None, fix, MACHINE_LACKS)
+
+    def refusal(self, options: Mapping[str, str]) -> str | None:
+        """Return the scheduler's words against a job of one node with these options; None where it would take it."""
+        return None
 
     def describe(self, cluster: Cluster, environment: Mapping[str, str]) -> Iterable[Finding]:
         """Return what the scheduler offers here, for `fp8launch doctor`."""

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import getpass
-from dataclasses import dataclass
 
+from fp8launch.schedulers.site_offers import Association
 from fp8launch.schedulers.slurm import slurm_cli
 from fp8launch.schedulers.slurm.inventory import TIMEOUT
-
-
-@dataclass(frozen=True)
-class Association:
-    """One account of a user, the QOS allowed with it, and the QOS of a job that names none."""
-
-    account: str
-    qos: tuple[str, ...]
-    default_qos: str | None
 
 
 def associations() -> list[Association]:

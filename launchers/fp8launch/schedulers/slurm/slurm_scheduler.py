@@ -15,6 +15,7 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Finding, JobState, JobTimes, Scheduler, Submission
+from fp8launch.schedulers.site_offers import SiteOffers
 from fp8launch.schedulers.slurm import cancellation, job_states, sbatch_calls, slurm_cli
 from fp8launch.schedulers.slurm.arrays import groups_alike
 
@@ -131,6 +132,16 @@ class SlurmScheduler(Scheduler):
         from fp8launch.schedulers.slurm import describe
 
         return describe.container_runtimes(environment)
+
+    def offers(self) -> SiteOffers:
+        from fp8launch.schedulers.slurm import offers
+
+        return offers.site_offers()
+
+    def refusal(self, options: Mapping[str, str]) -> str | None:
+        from fp8launch.schedulers.slurm import offers
+
+        return offers.refusal(options)
 
     def version(self) -> str | None:
         return slurm_cli.version()
