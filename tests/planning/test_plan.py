@@ -160,3 +160,15 @@ def test_a_stage_layout_has_every_layer_once_and_is_even(layers: int, mtp: int, 
     counts = [piece.count("t") for piece in parsed]
     assert sum(counts) == layers and max(counts) - min(counts) <= 1
     assert parsed[0].startswith("E") and parsed[-1].endswith("m" * mtp + "L")
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["name", "file"])
+def test_recipes_whose_layout_no_key_changes_are_refused(
+    named: bool, refusal: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    name = "llama3_8b_pretrain_8gpu_h100_fp8cs_config"
+    file = tmp_path / "bridge.yaml"
+    file.write_text(f"engine: bridge\nbridge: {{recipe: {name}}}\n", encoding="utf-8")
+    code, message = refusal(f"bridge:{name}" if named else str(file), "--gpus", "8")
+    assert code == 2
+    assert "[plan-engine]" in message and "'bridge'" in message

@@ -80,9 +80,6 @@ def plan(
         raise click.UsageError("--gpus and --nodes exclude each other")
     if write is not None and write.exists():
         raise error("file-exists", f"{write} exists", "--write", "name a new file")
-    if recipe.startswith("bridge:"):
-        message = "plan lays out recipes of Megatron-LM, and this one is of Megatron-Bridge"
-        raise error("plan-engine", message, recipe, "name a recipe or a model of the pack: `fp8launch recipes`")
     precisions = precisions_of(precision)
     with tempfile.TemporaryDirectory() as folder:
         source, parents = source_of(recipe, gpu_name, precisions, Path(folder))
