@@ -22,6 +22,11 @@ MORE = (
     Need("sshd", ("openssh-server",), optional=True),
     Need("chromium", ("chromium",), optional=True),  # the HTML page of `compare`
     Need("g++", ("g++",), optional=True),  # Megatron's dataset index builder
+    Need("tcsh", ("tcsh",), optional=True),  # login shells
+    Need("fish", ("fish",), optional=True),
+    Need("zsh", ("zsh",), optional=True),
+    Need("skopeo", ("skopeo",), optional=True),  # images from a registry, by digest
+    Need("docker-registry", ("docker-registry",), optional=True),
 )
 
 

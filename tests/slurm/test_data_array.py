@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from launching import Site
+from support import wait_for
 
 
 def _source(folder: Path, count: int) -> list[str]:
@@ -37,8 +38,12 @@ def test_an_array_builds_what_one_machine_builds(site: Site) -> None:
     for ending in ("bin", "idx"):
         assert (site.folder / f"there.{ending}").read_bytes() == (site.folder / f"here.{ending}").read_bytes()
     assert not (site.folder / "there.build").exists()
-    tasks = site.slurm.run("sacct", "-X", "-n", "-P", "-o", "JobID,State").stdout
-    assert sum("_" in line and "COMPLETED" in line for line in tasks.splitlines()) >= 3
+
+    def completed_tasks() -> int:
+        tasks = site.slurm.run("sacct", "-X", "-n", "-P", "-o", "JobID,State").stdout
+        return sum("_" in line and "COMPLETED" in line for line in tasks.splitlines())
+
+    wait_for(lambda: completed_tasks() >= 3)  # the accounting learns of an end later than the queue
 
 
 def test_the_same_command_builds_what_a_failed_task_left(site: Site) -> None:
