@@ -191,8 +191,8 @@ def test_the_processes_see_what_plain_sbatch_shows_them(site: NemoSite) -> None:
         seen.append(json.loads(file.read_text()))
     (terminal, here), (_, there) = seen
     assert terminal is False
-    # What differs from job to job, and what submitit itself sets.
-    own = ("SLURM_", "SUBMITIT_", "MASTER_PORT", "PWD", "PYTHONPATH", "SHLVL", "_")
+    # What differs from job to job (folders among it: submitit starts in its own), and what submitit itself sets.
+    own = ("SLURM_", "SUBMITIT_", "MASTER_PORT", "PWD", "OLDPWD", "PYTHONPATH", "SHLVL", "_")
     different = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     assert {name for name in different if not name.startswith(own)} == set()
     assert "SLURM_UNBUFFEREDIO" not in here

@@ -140,7 +140,7 @@ def _supply_pickle(folder: Path) -> list[str]:
     return [
         # Submitit starts Python with -m, which imports from the working folder first: that of the submission may hold
         # modules of others, and here are only submitit's own files.
-        f"cd {quoted} && unset OLDPWD",
+        f"cd {quoted}",
         f"pickle={quoted}/{job}_submitted.pkl",
         f'[ -e "$pickle" ] || {{ cp {quoted}/{_TASK} "$pickle.new" && mv -n "$pickle.new" "$pickle"; }}',
     ]
