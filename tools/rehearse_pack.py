@@ -44,7 +44,8 @@ def main() -> None:
             answer: dict[str, Any] = {"recipe": name, "megatron": version}
             overrides = []
             if version is not None:
-                overrides = [f"software.megatron={version}", f"software.transformer_engine={ENGINES[version]}"]
+                # Quoted: a version is text.
+                overrides = [f"software.megatron='{version}'", f"software.transformer_engine='{ENGINES[version]}'"]
             try:
                 run = prepare(str(path), overrides)
                 codes = checked([run])[0]

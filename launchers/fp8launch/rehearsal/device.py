@@ -108,6 +108,8 @@ def _on_the_host() -> None:
 
     for name in _FACTORIES:
         setattr(torch, name, hosted(getattr(torch, name)))
+    # Quantized tensors state their device themselves; torch has no such tensors' copies for a GPU that it lacks.
+    torch.Tensor._make_wrapper_subclass = staticmethod(hosted(torch.Tensor._make_wrapper_subclass))
 
 
 def _with_defined_memory() -> None:
