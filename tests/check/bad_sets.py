@@ -247,6 +247,9 @@ BUILDING = {
     ),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
     "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),
+    "fused experts without their variable": Set(
+        {**MOE, "use_transformer_engine_op_fuser": True}, "op-fuser-experts", software={"megatron": "0.19"}
+    ),
     "Transformer Engine too old for Megatron 0.17": Set(
         {}, "te-offload-interface", software={"megatron": "0.17", "transformer_engine": "2.9"}
     ),

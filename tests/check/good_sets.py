@@ -108,6 +108,14 @@ GOOD: dict[str, Set] = {
     "experts with tp and etp 1": Set({**MOE, **TP2, "expert_tensor_parallel_size": 1}),
     "experts with overlap": Set({**MOE, "overlap_moe_expert_parallel_comm": True}, env=OPEN),
     "some layers with experts": Set({**MOE, "moe_layer_freq": "[0]*3+[1]*45"}),
+    "fused experts with their variable": Set(
+        {**MOE, "use_transformer_engine_op_fuser": True},
+        software={"megatron": "0.19"},
+        env={"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"},
+    ),
+    "fused experts before Megatron 0.19": Set(
+        {**MOE, "use_transformer_engine_op_fuser": True}, software={"megatron": "0.18"}
+    ),
     "latent attention": Set(MLA),
     "latent attention, blockwise": Set({**MLA, **BLOCKWISE}),
     "latent attention, mxfp8": Set({**MLA, **MXFP8}, gpu="b200"),

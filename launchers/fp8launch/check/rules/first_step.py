@@ -173,3 +173,14 @@ def old_engine_has_the_interface(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(
             message, run.where("transformer_engine"), "use Transformer Engine 2.10 or newer, or Megatron 0.18"
         )
+
+
+@rule("op-fuser-experts", "error", source="megatron 0.19.2: core/transformer/moe/experts.py:287 and 398")
+def fused_experts_have_their_variable(run: ResolvedRun) -> Iterator[Finding]:
+    name = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+    gated = run.on("swiglu") or run.on("quick_geglu")
+    if not (run.uses_te and gated and run.on("moe_grouped_gemm") and run.megatron[:2] >= (0, 19)):
+        return
+    if run.on("use_transformer_engine_op_fuser") and run.env.get(name, "0") in ("", "0"):
+        message = f"use_transformer_engine_op_fuser with gated experts needs {name}=1 since Megatron 0.19"
+        yield Finding(message, run.where("use_transformer_engine_op_fuser"), f"add `env: {{{name}: 1}}`")
