@@ -259,8 +259,3 @@ def test_diff_with_a_recipe_of_the_pack_compares_what_both_know(
     assert not {"num_layers", "hidden_size", "rotary_base", "swiglu", "seq_length", "global_batch_size"} & found.keys()
     # Defaults of Megatron-LM's parser say nothing of Bridge.
     assert "enable_msc" not in found
-
-
-def test_plan_says_that_it_is_not_for_bridge(capsys: pytest.CaptureFixture[str], home: object) -> None:
-    assert run(["plan", LLAMA]) == 2
-    assert "of Megatron-Bridge" in capsys.readouterr().err
