@@ -2,8 +2,8 @@
 # Keep a sitting: collect.sh RESULTS FOLDER puts what run.sh left into a folder to be committed, without machine paths.
 #
 # One NAME.log a run, NAME.tensors.jsonl where statistics of tensors were measured, and summary.txt go into a folder of
-# the sitting's name in logs.tar.xz, one archive for all sittings: their logs have most lines in common. Every comparison
-# as .md and host.txt go into FOLDER. Parsed records are left out, because the logs make them again. Afterwards: memory.py.
+# the sitting's name in logs.tar.xz, with every comparison as .md: one archive for all sittings, because their logs have most
+# lines in common. host.txt goes into FOLDER. Parsed records are left out, because the logs make them again. Afterwards: memory.py.
 set -euo pipefail
 [ $# = 2 ] || { echo "usage: collect.sh RESULTS FOLDER" >&2; exit 2; }
 results=$1 folder=$2
@@ -28,7 +28,7 @@ find "$folder" -maxdepth 1 -type f -exec sed -i -E \
     shopt -s nullglob
     mkdir -p "$work/sittings/${PWD##*/}"
     [ ! -f ../logs.tar.xz ] || tar -C "$work/sittings" -xJf ../logs.tar.xz
-    mv -- *.log *.tensors.jsonl summary.txt "$work/sittings/${PWD##*/}/"
+    mv -- *.log *.tensors.jsonl *compare.md summary.txt "$work/sittings/${PWD##*/}/"
     tar -C "$work/sittings" --sort=name --owner=0 --group=0 -c . --transform 's#^\./##' |
         xz -9e --lzma2=preset=9e,dict=64MiB > "$work/logs.tar.xz"
     mv "$work/logs.tar.xz" ../logs.tar.xz
