@@ -9,10 +9,18 @@ set -euo pipefail
 folder=$1 site=$2
 mkdir -p "$folder/whl"
 python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \
-    'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments
+    'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments nvidia-ml-py
 [ "$site" -ef "$folder/hopper-site.tar.xz" ] || cp "$site" "$folder/hopper-site.tar.xz"
 # torchao, in a folder ao/, for the peers; a name that run.sh looks for.
 [ $# = 2 ] || [ "$3" -ef "$folder/torchao-peers.tar.xz" ] || cp "$3" "$folder/torchao-peers.tar.xz"
+# FlashAttention 3, for the lines of a list that ask for it.
+here=$(cd "$(dirname "$0")" && pwd)
+if [ ! -f "$folder/flash3.tar.xz" ]; then
+    cut=$(mktemp -d)
+    trap 'rm -rf "$cut"' EXIT
+    python3 "$here/flash3/cut.py" "$cut"
+    tar -C "$cut" -c . | xz -T0 > "$folder/flash3.tar.xz"
+fi
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
 git -C "$top" archive HEAD pyproject.toml launchers recipes clusters containers tools/text_dataset.py benchmarks/peers \
     benchmarks/h200/{run.sh,ceiling.py,lists,recipes} |

@@ -13,11 +13,12 @@
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #          (megatron-bridge-*.tar.xz in it is unpacked beside megatron-core, for recipes `bridge:NAME`)
+#          (flash3.tar.xz in it is FlashAttention 3, which only lines with attention_backend=flash get)
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,19p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,21p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
@@ -45,6 +46,8 @@ if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
         # A namespace package: Bridge lies beside megatron-core.
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"
     done
+    mkdir -p "$work/flash3"
+    [ ! -f "$PACK/flash3.tar.xz" ] || tar -C "$work/flash3" -xJf "$PACK/flash3.tar.xz" || exit 3
     for bundle in "$PACK"/torchao-*.tar.xz; do
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && AO=$work/ao
     done
@@ -77,20 +80,39 @@ declare -A taken=()
 : > "$out/submit.log"
 : > "$out/summary.txt"
 
+sample_power() { # GPU-IDS: power (W) and SM clock (MHz) of these GPUs, twice a second, until it is killed
+    exec nvidia-smi --id="$1" --query-gpu=power.draw,clocks.sm --format=csv,noheader,nounits --loop-ms=500 2> /dev/null
+}
+
+busy_power() { # FILE: medians of the samples of busy GPUs, above 300 W
+    python3 - "$1" << 'PY'
+import statistics, sys
+rows = [line.split(",") for line in open(sys.argv[1]) if line.count(",") == 1 and "[" not in line]
+busy = [(float(watts), float(clock)) for watts, clock in rows if float(watts) > 300]
+if busy:
+    watts, clocks = map(statistics.median, zip(*busy))
+    print(f", {watts:.0f} W at {clocks:.0f} MHz (medians of {len(busy)} samples above 300 W)")
+PY
+}
+
 one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that runs at once do not mix
     local name=$1 ids=$2 recipe=$3 began=$SECONDS most=$((limit - SECONDS < each ? limit - SECONDS : each))
     shift 3
     export FP8LAUNCH_RUNS=$work/runs/$name
     mkdir -p "$FP8LAUNCH_RUNS"
+    [[ "$*" != *attention_backend=flash* ]] || export PYTHONPATH=$work/flash3:$PYTHONPATH
+    sample_power "$ids" > "$work/$name.power" &
+    local sampler=$!
     CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$most" \
         python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@" > "$work/$name.out" 2>&1
     local status=$?
+    kill "$sampler" 2> /dev/null
     # A submission that ran out of time leaves its processes: end what it started, by its folder (`latest` may be another's).
     local folder
     folder=$(ls -td "$FP8LAUNCH_RUNS"/*/ 2>/dev/null | head -1)
     [ "$status" = 0 ] || [ ! -f "${folder}manifest.json" ] ||
         python3 -m fp8launch cancel "${folder%/}" >> "$work/$name.out" 2>&1
-    echo "$name: exit $status after $((SECONDS - began)) s" | tee -a "$out/summary.txt"
+    echo "$name: exit $status after $((SECONDS - began)) s$(busy_power "$work/$name.power")" | tee -a "$out/summary.txt"
     { echo "== $name"; cat "$work/$name.out"; } >> "$out/submit.log"
 }
 
