@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,14 +159,53 @@ def test_adam_on_fp8_weights_takes_fp32_states_only() -> None:
 
 
 def test_no_image_is_refused_for_a_cudnn_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fp8launch.rehearsal.compiled_te import attention
+    from fp8launch.rehearsal.compiled_te import attention, libraries
 
-    monkeypatch.setattr(attention.Assumed, "cudnn", attention.Assumed.cudnn)
+    monkeypatch.setattr(libraries.Assumed, "cudnn", libraries.Assumed.cudnn)
+    monkeypatch.setattr(libraries.Assumed, "cublas", libraries.Assumed.cublas)
     question = {**CAUSAL, "head_dim_qk": 128, "head_dim_v": 128, "return_max_logit": True}
-    attention.assume_cudnn("2.16.1")
+    libraries.assume("2.16.1", "13.0")
     assert attention.answer(question, HOPPER)[0] == "NVTE_F16_arbitrary_seqlen"
-    attention.assume_cudnn("2.20.2")
+    libraries.assume("2.20.2", "13.0")
     assert attention.answer(question, HOPPER)[0] == "NVTE_No_Backend"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cublas"), [("13.0", 130100), ("13.0.2", 130100), ("13.2.0", 130300), ("13.2.1", 130400), ("12.1", 120804)]
+)
+def test_cublas_is_that_of_the_cuda_in_the_image(cuda: str, cublas: int) -> None:
+    from fp8launch.rehearsal.compiled_te.libraries import cublas_of
+
+    assert cublas_of(cuda) == cublas
+
+
+def test_rows_after_the_last_section_are_not_quantized() -> None:
+    """As the buffer of fused experts with fixed room, which has more rows than tokens."""
+    import torch
+
+    from fp8launch.rehearsal.compiled_te.tensors import split_quantize
+
+    rows = torch.arange(12.0).reshape(6, 2)
+    first, second = split_quantize(rows, [1, 3], [None, None])
+    assert torch.equal(first, rows[:1])
+    assert torch.equal(second, rows[1:4])
+    with pytest.raises(RuntimeError, match="Attempted to split"):
+        split_quantize(rows, [4, 3], [None, None])
+
+
+def test_a_folder_named_triton_is_not_the_package_triton(tmp_path: Path) -> None:
+    """Transformer Engine imports its own from `..triton`."""
+    (tmp_path / "engine" / "triton").mkdir(parents=True)
+    (tmp_path / "engine" / "triton" / "sums.py").write_text("import triton\nSUM = triton.cdiv(7, 2)\n")
+    (tmp_path / "engine" / "layer.py").write_text("from .triton.sums import SUM\n")
+    program = """
+from fp8launch.injob.rank.compat import triton_stub
+triton_stub.install(("engine.",))
+from engine.layer import SUM
+print(SUM)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.stdout, ran.returncode) == ("4\n", 0), ran.stderr
 
 
 def grouped(values: object, sizes: list[int]) -> object:

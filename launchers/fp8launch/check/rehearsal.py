@@ -22,7 +22,7 @@ from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.argv import words_of
 from fp8launch.megatron.validators import site_of
 from fp8launch.recipe.phases import told_by_phase
-from fp8launch.rehearsal.rehearse import Outcome, Plan, Progress, no_progress, rehearse, require_torch
+from fp8launch.rehearsal.rehearse import CUDA, Outcome, Plan, Progress, no_progress, rehearse, require_torch
 from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
 from fp8launch.rehearsal.workers import LIMITS, Limits
 
@@ -118,6 +118,7 @@ def plan_of(
         transformer_engine=transformer_engine_for(te, say) if on_gpu else None,
         script=_script(run, paths),
         own=words_of(run.args.own),
+        cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else CUDA,
     )
 
 

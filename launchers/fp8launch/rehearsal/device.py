@@ -20,9 +20,6 @@ from torch.autograd.function import BackwardCFunction
 from fp8launch.injob.rank.compat import cpu
 from fp8launch.rehearsal import cuda_graphs
 
-# Transformer Engine compares it with what its kernels need; `check` does so with the image's own.
-CUDA = "13.0"
-
 
 class _Current(str):
     """The current device: the host where a tensor is placed on it, a number where it is written into `cuda:...`."""
@@ -44,8 +41,8 @@ def set_count(gpus: int) -> None:
     torch.cuda.device_count = lambda: gpus
 
 
-def install(capability: tuple[int, int], memory_gib: float) -> None:
-    """Answer for a GPU of this compute capability; call after the CPU mode is installed."""
+def install(capability: tuple[int, int], memory_gib: float, cuda_version: str) -> None:
+    """Answer for a GPU of this compute capability and this CUDA; call after the CPU mode is installed."""
     cuda: Any = torch.cuda
     properties = types.SimpleNamespace(
         name="rehearsal",
@@ -65,7 +62,7 @@ def install(capability: tuple[int, int], memory_gib: float) -> None:
     cuda.Stream.priority_range = staticmethod(lambda: (0, -5))
     cuda.device = lambda *_: contextlib.nullcontext()
     cuda.is_bf16_supported = lambda *_, **__: True
-    torch.version.cuda = CUDA
+    torch.version.cuda = ".".join(cuda_version.split(".")[:2])
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_: None
     # Tensors say that they are on a GPU: code that asserts it means to.
     torch.Tensor.is_cuda = property(lambda tensor: True)

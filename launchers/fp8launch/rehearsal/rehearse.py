@@ -33,12 +33,15 @@ PACKAGES = ("torch", "numpy", "einops", "psutil")
 # Kernels that send data themselves.
 UNCOUNTED = ("DeepEP's kernels", "HybridEP's kernels")
 
-# Given the number of roles, a context whose value is called at the end of each.
 # A rehearsal beside the first one, with sizes so many times as large.
 OTHER_SIZES = 3
 # How long a run is has no part in what its layers say.
 LENGTHS = ("train_iters", "global_batch_size")
 
+# That of torch 2.11 from PyPI, where neither recipe nor image says.
+CUDA = "13.0"
+
+# Given the number of roles, a context whose value is called at the end of each.
 Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
@@ -59,11 +62,12 @@ class Plan:
     transformer_engine: Path | None
     script: Path | None = None
     own: tuple[str, ...] = ()
+    cuda: str = CUDA
 
     @property
     def key(self) -> str:
         """The same for plans that do the same: the runs of a repeated point are rehearsed once."""
-        where = [self.gpu, self.gpus_per_node, self.environment, str(self.script)]
+        where = [self.gpu, self.gpus_per_node, self.environment, str(self.script), self.cuda]
         return json.dumps([self.args.argv, repr(self.layout), *where])
 
 
@@ -188,6 +192,7 @@ def request_of(plan: Plan, role: Role, small: Shrunk, **more: Any) -> Request:
         "env": plan.environment,
         "capability": card.capability,
         "memory_gib": card.memory_gib,
+        "cuda": plan.cuda,
         "te_site": str(plan.transformer_engine) if plan.transformer_engine else None,
         **more,
     }

@@ -1,8 +1,8 @@
 """One rehearsal in this process, which was forked for it.
 
 The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
-`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, and `te_site` (a folder with Transformer Engine's
-Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of
+`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, `cuda` (its version), and `te_site` (a folder with
+Transformer Engine's Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of
 computed. The result is `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the `exception`, its
 `message`, the place `at` which it was raised, the `settings` that the code there reads, and the `traceback`; `unknown`
 is true where a stand-in was missing, which says nothing of the recipe.
@@ -89,10 +89,10 @@ def prepare_software(request: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     cpu.install_device()
-    device.install(tuple(request["capability"]), request["memory_gib"])
+    device.install(tuple(request["capability"]), request["memory_gib"], request["cuda"])
     packages.install()
     if request.get("te_site"):
-        compiled_te.install(Path(request["te_site"]))
+        compiled_te.install(Path(request["te_site"]), request["cuda"])
     apex_wgrad.install()  # before Megatron looks for it
     cpu.install_megatron()
     replaced.install()

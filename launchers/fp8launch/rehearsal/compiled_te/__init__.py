@@ -22,6 +22,7 @@ from fp8launch.rehearsal.compiled_te import (
     functions,
     grouped,
     layout_functions,
+    libraries,
     tensors,
     userbuffers,
 )
@@ -154,8 +155,8 @@ def functions_by_name() -> dict[str, Any]:
         "CommOverlapHelper": userbuffers.CommOverlapHelper,
         "bulk_overlap_ag_with_external_gemm": functions.nothing,
         "get_num_cublas_streams": lambda: 4,
-        "get_cublasLt_version": lambda: 130200,
-        "get_cudnn_version": lambda: attention.Assumed.cudnn,
+        "get_cublasLt_version": lambda: libraries.Assumed.cublas,
+        "get_cudnn_version": lambda: libraries.Assumed.cudnn,
         "get_stream_priority_range": lambda *_: (0, -5),
         "ubuf_built_with_mpi": lambda: False,
         "device_supports_multicast": lambda *_: True,  # NVLink of Hopper and Blackwell
@@ -193,8 +194,8 @@ class _Anything:
         return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else _Anything()
 
 
-def install(site: Path) -> None:
-    """Make `import transformer_engine.pytorch` run the Python code in `site` over this stand-in.
+def install(site: Path, cuda: str) -> None:
+    """Make `import transformer_engine.pytorch` run the Python code in `site` over this stand-in, with this CUDA.
 
     Transformer Engine's own loader looks for its shared objects while `transformer_engine.common` is imported, and the
     package imports its torch part by itself; so the common part comes first, by itself, and its loader is told that the
@@ -202,7 +203,7 @@ def install(site: Path) -> None:
     """
     import os
 
-    attention.assume_cudnn(site.name)
+    libraries.assume(site.name, cuda)
     sys.modules[NAME] = Extension()
     for name in ("onnxscript", "onnx"):  # of its export to ONNX
         if importlib.util.find_spec(name) is None:

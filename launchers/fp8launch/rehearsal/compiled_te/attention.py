@@ -2,8 +2,7 @@
 
 The rules of `nvte_get_fused_attn_backend` (transformer_engine/common/fused_attn/fused_attn.cpp, releases 2.9 to 2.18).
 Head sizes and masks are answered as for the newest cuDNN that a rule names, so that nothing is refused that some image
-accepts. The largest logits need cuDNN 9.21. With Transformer Engine 2.20 the cuDNN of torch 2.11 is assumed, 9.19, with
-which a run on H200 ended so; older releases come in images whose cuDNN is not published.
+accepts. The largest logits need cuDNN 9.21.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -15,26 +14,11 @@ from typing import Any
 
 import torch
 
+from fp8launch.rehearsal.compiled_te.libraries import CUDNN_WITH_LARGEST_LOGITS, Assumed
 from fp8launch.rehearsal.compiled_te.tensors import finished, is_quantized, plain_type
 from fp8launch.rehearsal.noise import noise
 
 NAME = "transformer_engine_torch"
-CUDNN_OF_TORCH_2_11 = 91900
-CUDNN_WITH_LARGEST_LOGITS = 92100
-
-
-class Assumed:
-    """What is assumed of the job's libraries."""
-
-    cudnn = CUDNN_OF_TORCH_2_11
-
-
-def assume_cudnn(transformer_engine: str) -> None:
-    """Assume the cuDNN beside this release of Transformer Engine, such as "2.20.2"."""
-    older = tuple(int(part) for part in transformer_engine.split(".")[:2]) < (2, 20)
-    Assumed.cudnn = CUDNN_WITH_LARGEST_LOGITS if older else CUDNN_OF_TORCH_2_11
-
-
 CAUSAL = ("NVTE_CAUSAL_MASK", "NVTE_PADDING_CAUSAL_MASK")
 CAUSAL_BOTTOM = ("NVTE_CAUSAL_BOTTOM_RIGHT_MASK", "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK")
 PADDING = ("NVTE_PADDING_MASK", "NVTE_PADDING_CAUSAL_MASK", "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK")

@@ -24,9 +24,13 @@ GEMMS = tuple(f"te_general_grouped_gemm_for_{kind}" for kind in ("grouped_tensor
 
 
 def group_quantize(
-    x: Tensor, quantizer: Any, groups: int, first_dims: Any = None, tensor_offsets: Any = None, **_: Any
-) -> Any:
-    """The rows of all groups, quantized into one tensor."""
+    x: Tensor, quantizer: Any, groups: int, first_dims: Any = None, tensor_offsets: Any = None, output: Any = None,
+    **_: Any,
+) -> Any:  # fmt: skip
+    """The rows of all groups, quantized into one tensor: `output`, or a new one."""
+    if output is not None:
+        setattr(output, SOURCE, x.detach())
+        return output
     height, width = x.shape
     rowwise, columnwise = bool(quantizer.rowwise_usage), bool(quantizer.columnwise_usage)
     kind = type(quantizer).__name__
@@ -36,7 +40,7 @@ def group_quantize(
     size = height * width // (2 if kind == "NVFP4Quantizer" else 1)
 
     def scales(by_column: bool) -> Tensor:
-        shape = quantizer.get_scale_shape((height, width), by_column)
+        shape = (groups,) if kind in ONE_SCALE else quantizer.get_scale_shape((height, width), by_column)
         return torch.ones(math.prod(shape), dtype=SCALE_TYPES[kind])
 
     module = importlib.import_module("transformer_engine.pytorch.tensor.grouped_tensor")
@@ -64,7 +68,10 @@ SCALE_TYPES = {
     "MXFP8Quantizer": torch.uint8,
     "NVFP4Quantizer": torch.uint8,
     "Float8BlockQuantizer": torch.float32,
+    "Float8CurrentScalingQuantizer": torch.float32,
 }
+# Each group has one scale.
+ONE_SCALE = ("Float8CurrentScalingQuantizer",)
 
 
 def bgrad_group_quantize(

@@ -109,9 +109,15 @@ def finished(tensor: torch.Tensor, quantizer: Any, output: Any = None) -> Any:
 
 
 def split_quantize(tensor: torch.Tensor, sections: Sequence[int], quantizers: Iterable[Any], **_: Any) -> list[Any]:
-    """Sections along the first dimension, each quantized by its own quantizer."""
+    """Sections along the first dimension, each quantized by its own quantizer; rows after the last are left out.
+
+    Source: transformer_engine/pytorch/csrc/extensions/cast.cpp, split_quantize.
+    """
+    rows = [int(section) for section in sections]
     flat = tensor.reshape(-1, tensor.shape[-1])
-    parts = torch.split(flat, [int(rows) for rows in sections])
+    if sum(rows) > len(flat):
+        raise RuntimeError(f"Attempted to split tensor with shape={list(flat.shape)} with split_sections={rows}")
+    parts = torch.split(flat[: sum(rows)], rows)
     return [quantize(part, quantizer) for part, quantizer in zip(parts, quantizers, strict=True)]
 
 

@@ -58,8 +58,11 @@ class _Triton(types.ModuleType):
         return _Triton(name) if name == "language" else _Kernel()
 
 
-def _import(name: str, *args: Any, **kwargs: Any) -> Any:
-    return _Triton("triton") if name.split(".")[0] == "triton" else builtins.__import__(name, *args, **kwargs)
+def _import(name: str, names: Any = None, local: Any = None, wanted: Sequence[str] = (), level: int = 0) -> Any:
+    # `from .triton.x import y` is of a package's own folder.
+    if level == 0 and name.split(".")[0] == "triton":
+        return _Triton("triton")
+    return builtins.__import__(name, names, local, wanted, level)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
