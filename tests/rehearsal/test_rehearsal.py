@@ -51,7 +51,8 @@ resources: {nodes: 1, gpus_per_node: 4}
 # Experts with biases, in the products of grouped tensors that Transformer Engine 2.20 has with cuBLAS 13.4.
 BIASED = GROUPED.replace("qwen3_30b_a3b", "gpt_oss_120b").replace(
     'software: {megatron: "0.18", transformer_engine: "2.16"}',
-    'software: {megatron: "0.19", transformer_engine: "2.20", cuda: "13.2.1"}\nenv: {NVTE_CUTEDSL_FUSED_GROUPED_MLP: 1}',
+    'software: {megatron: "0.19", transformer_engine: "2.20", cuda: "13.2.1"}\n'
+    "env: {NVTE_CUTEDSL_FUSED_GROUPED_MLP: 1}",
 )
 
 

@@ -2,10 +2,10 @@
 
 The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
 `rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, `cuda` (its version), and `te_site` (a folder with
-Transformer Engine's Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of
-computed. The result is `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the `exception`, its
-`message`, the place `at` which it was raised, the `settings` that the code there reads, and the `traceback`; `unknown`
-is true where a stand-in was missing, which says nothing of the recipe.
+Transformer Engine's Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are
+recorded instead of computed. The result is `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the
+`exception`, its `message`, the place `at` which it was raised, the `settings` that the code there reads, and the
+`traceback`; `unknown` is true where a stand-in was missing, which says nothing of the recipe.
 """
 # mypy: disable-error-code="import-not-found"
 

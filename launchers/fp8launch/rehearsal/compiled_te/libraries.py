@@ -1,7 +1,7 @@
 """The versions of cuDNN and cuBLAS in the job, as far as they are known.
 
-With Transformer Engine 2.20 the cuDNN of torch 2.11 is assumed, 9.19, with which a run on H200 ended for lack of a kernel;
-older releases come in images whose cuDNN is not published.
+With Transformer Engine 2.20 the cuDNN of torch 2.11 is assumed, 9.19, with which a run on H200 ended for lack of a
+kernel; older releases come in images whose cuDNN is not published.
 """
 
 from __future__ import annotations
