@@ -76,6 +76,20 @@ def test_deepseek_v3_has_671_billion_beside_its_mtp_layer() -> None:
     assert 36.5e9 < counted.active < 37.7e9
 
 
+def test_gpt_oss_has_5_1_billion_active_without_its_embedding() -> None:
+    counted = parameters(by_attribute(PUBLISHED / "gpt_oss_120b_h100_bf16.args"), 64)
+    assert counted is not None
+    # Its model card (arXiv 2508.10925, table 1) counts the output layer and leaves the embedding out.
+    assert round(counted.multiplied / 1e9, 2) == 5.13
+
+
+def test_an_embedding_that_is_the_output_layer_is_multiplied() -> None:
+    args = by_attribute(PUBLISHED / "llama3_8b_h100_fp8_cs.args") | {"untie_embeddings_and_output_weights": False}
+    counted = parameters(args, 8)
+    assert counted is not None
+    assert counted.multiplied == counted.active
+
+
 # --- pipelines
 
 

@@ -287,6 +287,19 @@ def test_without_a_global_batch_a_step_is_one_micro_batch(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("parallel: {pp: 2, vp: 4}", 4),
+        ("parallel: {pp: 2}\nmegatron: {pipeline_model_parallel_layout: 'Et|(t|)*6tL'}", 4),
+        ("parallel: {pp: 2}\nmodel: {num_layers: 12}\nmegatron: {num_layers_per_virtual_pipeline_stage: 2}", 3),
+        ("parallel: {pp: 2}", 1),
+    ],
+)
+def test_virtual_stages_count_however_they_are_stated(write: Write, text: str, stages: int) -> None:
+    assert laid_out(write, f"{text}\nresources: {{gpus_per_node: 2}}").vp == stages  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
     ("text", "code", "line", "says"),
     [
         ("resources: {gpus_per_node: 8}\nparallel: {tp: 3}", "world-size", 3, "8 GPUs"),

@@ -132,6 +132,7 @@ def _as_json(one: _Estimated) -> dict[str, Any]:
         and {
             "total": counted.total,
             "active": counted.active,
+            "active_without_embedding": counted.multiplied,
             "per_stage": list(counted.per_stage),
             "padded_vocab": counted.padded_vocab,
         },
@@ -192,6 +193,8 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
     rows = [("total", f"{counted.total:,}", _billions(counted.total))]
     if counted.active != counted.total:
         rows.append(("active for one token", f"{counted.active:,}", _billions(counted.active)))
+        if counted.multiplied != counted.active:
+            rows.append(("without the embedding", f"{counted.multiplied:,}", _billions(counted.multiplied)))
     if len(counted.per_stage) > 1 or counted.per_stage[0] != counted.total:
         for count, ranks in _runs(counted.per_stage):
             stage = f"stage {ranks[0]}" if len(ranks) == 1 else f"stages {ranks[0]} to {ranks[-1]}"

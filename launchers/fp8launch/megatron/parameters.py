@@ -46,11 +46,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a run. `active` are those that one token passes through; `per_stage` are of one tensor and
-    expert rank of each pipeline stage, in order; `padded_vocab` is what the embedding really has."""
+    """Parameters of a run. `active` are those of the experts that one token passes through, and all others.
+
+    `multiplied` are the active ones without the embedding table, of which a token reads one row; a table that is the
+    output layer too counts. `per_stage` are of one tensor and expert rank of each pipeline stage, in order;
+    `padded_vocab` is what the embedding really has.
+    """
 
     total: int
     active: int
+    multiplied: int
     per_stage: tuple[int, ...]
     padded_vocab: int
 
@@ -66,7 +71,8 @@ def parameters(args: Arguments, world: int) -> Parameters | None:
         return None
     total, active = whole_model(model)
     per_stage = tuple(sum(w.count for w in stage_weights(model, split, stage)) for stage in pipeline)
-    return Parameters(total, active, per_stage, model.vocab)
+    table = 0 if model.tied else model.vocab * model.hidden
+    return Parameters(total, active, active - table, per_stage, model.vocab)
 
 
 def whole_model(model: Architecture) -> tuple[int, int]:

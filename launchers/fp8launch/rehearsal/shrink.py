@@ -133,8 +133,6 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
         return
     virtual = layout.vp
     of_a_chunk = _whole(values, "num_layers_per_virtual_pipeline_stage")
-    if of_a_chunk:
-        virtual = layers // layout.pp // of_a_chunk
     chunks = layout.pp * max(virtual, 1)
     usual = layers // chunks
     period = max(_whole(values, flag) or 0 for flag in FREQUENCIES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
 from fp8launch.engines.base import EngineArguments, Layout
+from fp8launch.megatron.model_arithmetic import virtual_stages
 from fp8launch.recipe.load import LoadedRecipe
 
 
@@ -57,7 +58,7 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         world=world,
         tp=tp,
         pp=pp,
-        vp=args.integer("num_virtual_stages_per_pipeline_rank", 1),
+        vp=virtual_stages(args.values, pp),
         cp=cp,
         ep=args.integer("expert_model_parallel_size", 1),
         dp=dp,
