@@ -7,6 +7,7 @@ Supported are dense, MoE, multi-latent-attention and multi-token-prediction mode
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fp8launch.megatron.flops import is_counted
 from fp8launch.megatron.model_arithmetic import (
@@ -93,6 +94,24 @@ class Chunk:
     embedding: bool = False
     output: bool = False
     final_norm: bool = False
+
+
+class DividedModel(NamedTuple):
+    """A model, its division, and the chunks of every pipeline rank in order."""
+
+    model: Architecture
+    split: Division
+    pipeline: tuple[tuple[Chunk, ...], ...]
+
+
+def divided_model(args: Arguments, world: int) -> DividedModel | None:
+    """The model of `args` on `world` GPUs; None if it is not counted here, or its layers do not divide as asked."""
+    model = architecture(args)
+    if model is None:
+        return None
+    split = division(args, world)
+    pipeline = stages(args, model, split)
+    return None if pipeline is None else DividedModel(model, split, pipeline)
 
 
 def architecture(args: Arguments) -> Architecture | None:

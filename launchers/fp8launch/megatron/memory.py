@@ -14,7 +14,7 @@ from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.activations import BF16, FP32, LayerMemory, in_flight, layer_memory
-from fp8launch.megatron.architecture import Architecture, Chunk, Division, architecture, division, stages
+from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
 from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_modules, saving
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
@@ -83,13 +83,10 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     """
     # Asked for a few thousand times below; what is given and what is default may come as one mapping over another.
     args = dict(args)
-    model = architecture(args)
-    if model is None:
+    divided = divided_model(args, world)
+    if divided is None:
         return None
-    split = division(args, world)
-    pipeline = stages(args, model, split)
-    if pipeline is None:
-        return None
+    model, split, pipeline = divided
     run = _Run(args, model, split, microbatches, precision(args, gpu))
     measured = split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding
     uncertainty = MEASURED_UNCERTAINTY if measured else DERIVED_UNCERTAINTY

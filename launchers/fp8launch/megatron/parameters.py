@@ -21,9 +21,7 @@ from fp8launch.megatron.architecture import (
     Chunk,
     Division,
     Experts,
-    architecture,
-    division,
-    stages,
+    divided_model,
 )
 from fp8launch.megatron.model_arithmetic import Arguments, Latent
 
@@ -62,13 +60,10 @@ class Parameters:
 
 def parameters(args: Arguments, world: int) -> Parameters | None:
     """The parameters of `args` (Megatron's attribute names) on `world` GPUs; None for models not counted."""
-    model = architecture(args)
-    if model is None:
+    divided = divided_model(args, world)
+    if divided is None:
         return None
-    split = division(args, world)
-    pipeline = stages(args, model, split)
-    if pipeline is None:
-        return None
+    model, split, pipeline = divided
     total, active = whole_model(model)
     per_stage = tuple(sum(w.count for w in stage_weights(model, split, stage)) for stage in pipeline)
     table = 0 if model.tied else model.vocab * model.hidden

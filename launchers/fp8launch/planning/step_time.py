@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.megatron.architecture import Chunk, architecture, division, stages
+from fp8launch.megatron.architecture import Chunk, divided_model
 from fp8launch.megatron.dtype_sizes import precision
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.megatron.model_arithmetic import Arguments, whole
@@ -81,13 +81,10 @@ def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: L
 def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) -> StepTime | None:
     """The same, at given speeds."""
     args = dict(args)
-    model = architecture(args)
-    if model is None:
+    divided = divided_model(args, world)
+    if divided is None:
         return None
-    split = division(args, world)
-    pipeline = stages(args, model, split)
-    if pipeline is None:
-        return None
+    model, split, pipeline = divided
     run = Workload(args, model, split, precision(args, known.gpu), known)
     microbatches = max(global_batch // (run.micro_batch * max(split.data // split.cp, 1)), 1)
     kinds = {(moe, run.precision.covers(number, model.layers)) for number, moe in enumerate(model.moe)}
