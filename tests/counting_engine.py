@@ -14,7 +14,7 @@ from fp8launch.diagnostics import error
 from fp8launch.engines.base import AttemptArguments, Engine, EngineArguments, EngineDescription, Entry, Layout
 from fp8launch.logs import Iteration
 from fp8launch.logs.dialects import Dialect
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 

@@ -21,7 +21,7 @@ def scripts() -> dict[Path, str]:
     found = {}
     for recipe in sorted((ROOT / "recipes").glob("*.yaml")):
         prepared = prepare(str(recipe))
-        job = plan(prepared.loaded, prepared.args, Cluster(), None, runtime="pyxis", check_paths=False)
+        job = plan(prepared, Cluster(), None, runtime="pyxis", check_paths=False)
         found[ROOT / "slurm" / f"{recipe.stem}.sbatch"] = batch_script(job)
     return found
 

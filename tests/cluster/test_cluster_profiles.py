@@ -28,7 +28,7 @@ def options(
     cluster: Cluster, *overrides: str, recipe: str = "llama8b_fp8", folder: str = "/r"
 ) -> dict[str, str | None]:
     one = prepare(recipe, overrides)
-    return dict(plan(one.loaded, one.args, cluster, Path(folder), runtime="none").slurm)
+    return dict(plan(one, cluster, Path(folder), runtime="none").slurm)
 
 
 def test_without_a_profile_nothing_is_asked_for(home: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_example_profiles_load_and_plan(file: Path) -> None:
     cluster = load_cluster(str(file))
     assert cluster.name == file.stem
     one = prepare("llama8b_fp8")
-    job = plan(one.loaded, one.args, cluster, Path("/r"), runtime=cluster.runtime, check_paths=False)
+    job = plan(one, cluster, Path("/r"), runtime=cluster.runtime, check_paths=False)
     assert job.container is not None
     assert job.container.image == cluster.images["nemo-26.04"]
     assert dict(job.slurm)["account"] == "my_project"
@@ -198,7 +198,7 @@ def test_an_option_of_the_site_wins() -> None:
 def test_the_recipes_variables_win_over_the_clusters(write: Write) -> None:
     file = write("r.yaml", "name: r\nenv: {A: recipe}\n")
     one = prepare(file)
-    job = plan(one.loaded, one.args, Cluster(env={"A": "cluster", "B": "1"}), Path("/r"))
+    job = plan(one, Cluster(env={"A": "cluster", "B": "1"}), Path("/r"))
     assert dict(job.environment) | {"A": "recipe", "B": "1"} == dict(job.environment)
 
 
@@ -209,7 +209,7 @@ def test_variables_of_a_profile_keep_their_digits(write: Write) -> None:
 @pytest.mark.parametrize("name", ["code", "python", "megatron_args", "UID", "RANDOM", "MASTER_ADDR"])
 def test_variables_that_the_script_or_bash_needs_are_refused(write: Write, name: str) -> None:
     one = prepare(write("r.yaml", f"name: r\nenv:\n  {name}: x\n"))
-    problem = only(refused(plan, one.loaded, one.args, Cluster(), Path("/r")))
+    problem = only(refused(plan, one, Cluster(), Path("/r")))
     assert problem.code == "reserved-variable"
     assert str(problem.where).endswith("r.yaml:3")
 
@@ -217,7 +217,7 @@ def test_variables_that_the_script_or_bash_needs_are_refused(write: Write, name:
 @pytest.mark.parametrize("folder", ["/a\nb", "/a%j", "/a'b", '/a"b', "/a$b", "/a;b", "/a\\b", "relative"])
 def test_a_run_folder_that_slurm_or_a_shell_would_misread(folder: str) -> None:
     one = prepare("tiny_cpu")
-    assert only(refused(plan, one.loaded, one.args, Cluster(), Path(folder))).code == "run-folder-name"
+    assert only(refused(plan, one, Cluster(), Path(folder))).code == "run-folder-name"
 
 
 def test_the_run_root_follows_the_command_then_the_profile_then_the_home(

@@ -17,7 +17,7 @@ from fp8launch.engines.bridge.fields import fields_of, flat, hydra
 from fp8launch.engines.bridge.index import recipes_of
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
-from fp8launch.megatron.argv import words_of
+from fp8launch.megatron.arguments import words_of
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"

@@ -20,7 +20,7 @@ from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.job.shell_quoting import flag_lines
 from fp8launch.logs import dialects
-from fp8launch.megatron.argv import words_of
+from fp8launch.megatron.arguments import words_of
 from fp8launch.submit.grid import Point, point_key
 
 Write = Callable[[str, str], str]
@@ -32,7 +32,7 @@ def recipe(write: Write) -> Callable[[str], Prepared]:
 
 
 def job(one: Prepared) -> Job:
-    return plan(one.loaded, one.args, Cluster(), Path("/r"), check_paths=False)
+    return plan(one, Cluster(), Path("/r"), check_paths=False)
 
 
 @pytest.mark.parametrize("name", names())

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from support import recipe_from_argv
 
 from fp8launch.diagnostics import UserError
-from fp8launch.engines.megatron_lm.translate import translate
+from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.importer.from_argv import import_text
 from fp8launch.importer.shell_interpreter import read_list
+from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.argv import emit_argv, parse_argv
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
-from fp8launch.megatron.flag_text import FlagValue
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.write_yaml import write_yaml
@@ -52,7 +52,7 @@ def back(text: str, folder: Path, schema: FlagSchema = SCHEMA) -> dict[str, Flag
     """The flags of a recipe's YAML, by way of the file and the argument list."""
     file = folder / "imported.yaml"
     file.write_text(text, encoding="utf-8")
-    values, problems = parse_argv(translate(load_recipe(str(file))).argv, schema)
+    values, problems = parse_argv(MegatronLM().translate(load_recipe(str(file))).argv, schema)
     assert problems == []
     return values
 

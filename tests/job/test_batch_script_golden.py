@@ -20,10 +20,7 @@ PLAIN = Cluster(name="plain", python="/opt/venv/bin/python")
 def job(recipe: str, cluster: Cluster, *overrides: str, nodes: int | None = None) -> Job:
     prepared = prepare(recipe, overrides, nodes)
     folder = Path(f"/shared/runs/{prepared.loaded.recipe.name}-20260101-120000-ab12")
-    return plan(
-        prepared.loaded, prepared.args, cluster, folder,
-        phases=prepared.phases, runtime=cluster.runtime, check_paths=False,
-    )  # fmt: skip
+    return plan(prepared, cluster, folder, runtime=cluster.runtime, check_paths=False)
 
 
 def example(name: str) -> Cluster:

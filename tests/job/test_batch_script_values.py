@@ -19,7 +19,7 @@ from script_harness import Call, Harness
 from fp8launch.engines.base import Entry
 from fp8launch.job.batch_script import batch_script, local_script
 from fp8launch.job.job import Container, Job, Mount
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 
 CODE = "a run/code/fp8launch/injob/rank"
 NASTY = [

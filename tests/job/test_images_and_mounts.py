@@ -104,7 +104,7 @@ def test_the_catalogue_says_where_each_image_comes_from() -> None:
 def planned(write: Write, mounts: str, cluster: Cluster | None = None, check: bool = True) -> Job:
     one = prepare(write("r.yaml", f"name: r\ncontainer:\n  image: a/b\n  mounts: {mounts}\n"))
     cluster = cluster or Cluster()
-    return plan(one.loaded, one.args, cluster, Path("/r"), runtime=cluster.runtime or "pyxis", check_paths=check)
+    return plan(one, cluster, Path("/r"), runtime=cluster.runtime or "pyxis", check_paths=check)
 
 
 def test_mounts_of_cluster_and_recipe(write: Write, tmp_path: Path, home: Path) -> None:
@@ -151,20 +151,20 @@ def test_all_wrong_mounts_come_at_once(write: Write) -> None:
 
 def test_no_runtime_no_container(write: Write) -> None:
     one = prepare(write("r.yaml", "name: r\ncontainer: {image: nowhere-at-all, mounts: [/no/such]}\n"))
-    assert plan(one.loaded, one.args, Cluster(), Path("/r"), runtime="none").container is None
+    assert plan(one, Cluster(), Path("/r"), runtime="none").container is None
 
 
 def test_a_training_script_of_this_machine_must_be_there(write: Write, tmp_path: Path) -> None:
     script = write("train.py", "")
     one = prepare(write("r.yaml", f"name: r\nlaunch:\n  script: {script}\n"))
-    assert plan(one.loaded, one.args, Cluster(), Path("/r")).entry.script == script
+    assert plan(one, Cluster(), Path("/r")).entry.script == script
     one = prepare(write("r.yaml", "name: r\nlaunch:\n  script: /no/such.py\n"))
-    problem = only(refused(plan, one.loaded, one.args, Cluster(), Path("/r")))
+    problem = only(refused(plan, one, Cluster(), Path("/r")))
     assert (problem.code, problem.where) == ("script-missing", f"{tmp_path}/r.yaml:3")
 
 
 def test_in_a_container_python_and_script_are_the_images(write: Write) -> None:
     text = "name: r\ncontainer: {image: a/b}\nlaunch: {script: /opt/Megatron-LM/pretrain_gpt.py}\n"
     one = prepare(write("r.yaml", text))
-    job = plan(one.loaded, one.args, Cluster(python="/host/python"), Path("/r"), runtime="pyxis")
+    job = plan(one, Cluster(python="/host/python"), Path("/r"), runtime="pyxis")
     assert (job.python, job.entry.script) == ("python3", "/opt/Megatron-LM/pretrain_gpt.py")

@@ -46,10 +46,7 @@ def prepared(write: Callable[[str, str], str]) -> Prepared:
 
 
 def job(one: Prepared, folder: Path, runtime: str = "none") -> Job:
-    return plan(
-        one.loaded, one.args, Cluster(), folder, phases=one.phases,
-        runtime=runtime, check_paths=False,  # type: ignore[arg-type]
-    )  # fmt: skip
+    return plan(one, Cluster(), folder, runtime=runtime, check_paths=False)  # type: ignore[arg-type]
 
 
 def test_common_and_own_arguments_are_each_phase_s_list(prepared: Prepared) -> None:
@@ -77,7 +74,7 @@ def test_shells_find_nothing_to_say(prepared: Prepared, shellcheck: Callable[[st
 
 
 def test_a_portable_script_has_no_phases(prepared: Prepared) -> None:
-    problem = only(refused(plan, prepared.loaded, prepared.args, Cluster(), None, phases=prepared.phases, exit_code=1))
+    problem = only(refused(plan, prepared, Cluster(), None, exit_code=1))
     assert problem.code == "portable-phases"
 
 

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
 def planned(name: str, folder: Path) -> tuple[Job, Cluster]:
     recipe, overrides, profile = CASES[name]
     run, cluster = prepare(recipe, overrides), Cluster.model_validate(profile)
-    return plan(run.loaded, run.args, cluster, folder, phases=run.phases, runtime="pyxis", check_paths=False), cluster
+    return plan(run, cluster, folder, runtime="pyxis", check_paths=False), cluster
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from fp8launch.megatron.flag_text import FlagValue, Scalar
+from fp8launch.megatron.arguments import FlagValue, Scalar
 from fp8launch.megatron.schema import Flag, FlagSchema
 
 # What they do at parse time depends on the machine: files that they name, packages that they need.

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8launch.diagnostics import UserError
-from fp8launch.megatron.argv import as_parsed, emit_arguments, emit_argv, parse_argv
+from fp8launch.megatron.arguments import as_parsed, emit_arguments
+from fp8launch.megatron.argv import emit_argv, parse_argv
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema, supported_versions
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from fp8launch.engines.megatron_lm.translate import translate
+from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron import versions
 from fp8launch.megatron.schema import SCHEMAS, load_schema
 from fp8launch.megatron.versions import DEFAULT, SUPPORTED, WHEELS, minor_of, release
@@ -62,13 +62,13 @@ def test_an_image_decides_the_release_of_its_minor_version(tmp_path: Path) -> No
     for software, expected in (("", "0.18.0"), ("0.18", "0.18.0"), ("0.18.2", "0.18.2"), ("0.19", SUPPORTED["0.19"])):
         stated = f"software: {{megatron: '{software}'}}\n" if software else ""
         recipe.write_text(f"extends: llama8b_bf16\ncontainer: {{image: nemo-26.06}}\n{stated}")
-        assert translate(load_recipe(str(recipe))).version == expected
+        assert MegatronLM().translate(load_recipe(str(recipe))).version == expected
 
 
 def test_a_new_version_does_not_change_what_recipes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only DEFAULT decides: here a newer version is supported, and the older one stays the default."""
-    monkeypatch.setattr("fp8launch.engines.megatron_lm.translate.DEFAULT", "0.18")
-    assert translate(load_recipe("tiny_cpu")).version == SUPPORTED["0.18"]
+    monkeypatch.setattr("fp8launch.engines.megatron_lm.engine.DEFAULT", "0.18")
+    assert MegatronLM().translate(load_recipe("tiny_cpu")).version == SUPPORTED["0.18"]
 
 
 @pytest.mark.parametrize(

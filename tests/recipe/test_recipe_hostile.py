@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from support import only, refused
 
 from fp8launch.diagnostics import ANSWER_IS_NO, BAD_INPUT, UserError
+from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.engines.megatron_lm.translate import translate
 from fp8launch.recipe.load import load_recipe
+
+translate = MegatronLM().translate
 
 SECTIONS = (
     "extends", "name", "description", "model", "precision", "parallel", "batch", "train", "optimizer", "data",

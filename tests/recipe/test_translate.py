@@ -9,12 +9,15 @@ from support import only, refused
 
 from fp8launch.diagnostics import ANSWER_IS_NO
 from fp8launch.engines.base import EngineArguments
+from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.engines.megatron_lm.translate import translate
 from fp8launch.megatron.schema import load_schema, supported_versions
 from fp8launch.recipe.load import load_recipe
 
 Write = Callable[[str, str], str]
+
+
+translate = MegatronLM().translate
 
 
 @pytest.fixture

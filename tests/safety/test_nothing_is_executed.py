@@ -71,7 +71,7 @@ def planned_with(folder: Path, name: str, value: str) -> tuple[str, str]:
     recipe = folder / "r.yaml"
     recipe.write_text(f"extends: tiny_cpu\nname: r\nlaunch: {{python: {folder}/bin/srun}}\n")
     prepared = prepare(str(recipe), [f"env.{name}={json.dumps(value)}"])
-    job = plan(prepared.loaded, prepared.args, Cluster(), folder / "run", runtime="none", check_paths=False)
+    job = plan(prepared, Cluster(), folder / "run", runtime="none", check_paths=False)
     return batch_script(job), local_script(job)
 
 

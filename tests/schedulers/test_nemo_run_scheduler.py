@@ -14,7 +14,7 @@ import pytest
 from support import only, refused
 
 from fp8launch import schedulers
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.slurm.nemo_run import NemoRunScheduler, setup_lines
 

@@ -39,7 +39,7 @@ def look(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
     def ask(*overrides: str, **profile: Any) -> list[Problem]:
         prepared = prepare(RECIPE, overrides)
         cluster = Cluster.model_validate(profile)
-        job = plan(prepared.loaded, prepared.args, cluster, UNPLACED, runtime="pyxis", check_paths=False)
+        job = plan(prepared, cluster, UNPLACED, runtime="pyxis", check_paths=False)
         return list(checks.problems(job, prepared.loaded, os.environ))
 
     yield ask

@@ -51,21 +51,21 @@ def test_recipe_files_are_read_once_for_a_whole_grid(calls: Callable[..., Counte
 
 
 def test_every_point_is_loaded_once(calls: Callable[..., Counter[str]]) -> None:
-    counts = calls(load, "validate")
+    counts = calls(load, "LoadedRecipe")
     submit(*SIX_POINTS)
     # Six points, and the recipe by itself for the axes that it states.
-    assert counts["validate"] == 7
+    assert counts["LoadedRecipe"] == 7
 
 
 def count_all(calls: Callable[..., Counter[str]]) -> Counter[str]:
     """Count what each step of a submission makes: recipes, argument lists, views for the check, jobs, scripts."""
-    calls(load, "validate")
+    calls(load, "LoadedRecipe")
     calls(MegatronLM, "translate")
     calls(checker, "resolve_run")
     return calls(build_job, "Job")
 
 
-STEPS = ("validate", "translate", "resolve_run", "Job")
+STEPS = ("LoadedRecipe", "translate", "resolve_run", "Job")
 
 
 def test_a_submission_does_every_step_once(calls: Callable[..., Counter[str]], in_memory: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_study_does_every_step_once_for_a_point(calls: Callable[..., Counter[s
     counts = count_all(calls)
     in_memory.submit("--sweep", "train.lr=1e-3,2e-3,3e-3", "--yes")
     # The recipe by itself is loaded for the axes that it states.
-    assert counts == {**dict.fromkeys(STEPS, 3), "validate": 4}
+    assert counts == {**dict.fromkeys(STEPS, 3), "LoadedRecipe": 4}
 
 
 def test_a_run_with_phases_is_planned_once(calls: Callable[..., Counter[str]], in_memory: Any) -> None:

@@ -97,9 +97,8 @@ def file_problems(
 
 def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:
     """The job, or why there can be none. Whether its files are there, other functions find out, for all of them."""
-    loaded, phases = prepared.loaded, prepared.phases
     try:
-        return plan(loaded, prepared.args, cluster, UNPLACED, phases=phases, runtime=runtime, check_paths=False), ()
+        return plan(prepared, cluster, UNPLACED, runtime=runtime, check_paths=False), ()
     except UserError as exc:
         return None, exc.problems
 

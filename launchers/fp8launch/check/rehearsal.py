@@ -19,7 +19,7 @@ from fp8launch.check.wheel import NoMegatron, megatron_for
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS, Problem
 from fp8launch.job.prepared import Prepared
-from fp8launch.megatron.argv import words_of
+from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.validators import site_of
 from fp8launch.recipe.phases import told_by_phase
 from fp8launch.rehearsal.rehearse import CUDA, Outcome, Plan, Progress, no_progress, rehearse, require_torch

@@ -18,7 +18,6 @@ from pydantic import Field, StringConstraints
 
 from fp8launch.cli.output import eprint
 from fp8launch.recipe.schema import Section
-from fp8launch.recipe.validate import validate
 from fp8launch.recipe.yaml_source import is_file, read_yaml
 
 TIMEOUT = 15.0
@@ -46,7 +45,7 @@ def config_file() -> Path:
 def load_config() -> UserConfig:
     """Load the user's configuration; the defaults without a file. Raises UserError for a bad one."""
     file = config_file()
-    return validate(UserConfig, read_yaml(file)) if is_file(file) else UserConfig()
+    return UserConfig.from_node(read_yaml(file)) if is_file(file) else UserConfig()
 
 
 def notify(config: Notify, text: str, failed: bool, message: dict[str, Any]) -> None:

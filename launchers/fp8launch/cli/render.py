@@ -71,15 +71,7 @@ def _job(prepared: Prepared, cluster: str | None, runtime: Runtime | None, porta
 
     profile = load_cluster(cluster)
     folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
-    return plan(
-        prepared.loaded,
-        prepared.args,
-        profile,
-        folder,
-        phases=prepared.phases,
-        runtime=runtime or profile.runtime or "pyxis",
-        check_paths=False,
-    )
+    return plan(prepared, profile, folder, runtime=runtime or profile.runtime or "pyxis", check_paths=False)
 
 
 def _show_json(prepared: Prepared, job: Job) -> None:

@@ -9,7 +9,6 @@ import click
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import error
-from fp8launch.recipe.validate import validate
 from fp8launch.recipe.yaml_source import Node
 
 # sbatch options that a recipe decides, and where it does.
@@ -61,7 +60,7 @@ def with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
         options["nice"] = Node(stated["nice"], "--nice")
     if options:
         tree["options"] = Node(options, "--slurm")
-    found = validate(Cluster, Node(tree, "command line"))
+    found = Cluster.from_node(Node(tree, "command line"))
     update = {name: getattr(found, name) for name in tree if name != "options"}
     update["options"] = {**profile.options, **found.options}
     # An option of the profile by the same name would win over the one that was just stated.

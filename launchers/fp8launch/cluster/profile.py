@@ -17,7 +17,6 @@ from fp8launch.diagnostics import error, nearest
 from fp8launch.ownership import why_others_may_change
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
 from fp8launch.recipe.schema import Section
-from fp8launch.recipe.validate import validate
 from fp8launch.recipe.yaml_source import Node, numbers_as_written, read_yaml
 
 # What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
@@ -148,7 +147,7 @@ def load_cluster(name: str | None) -> Cluster:
     tree = read_yaml(path)
     if isinstance(tree.value, dict) and "env" in tree.value:
         tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
-    cluster = validate(Cluster, tree)
+    cluster = Cluster.from_node(tree)
     return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fp8launch.diagnostics import Problem
-from fp8launch.megatron.argv import Argument, words_of
-from fp8launch.megatron.flag_text import FlagValue
+from fp8launch.megatron.arguments import Argument, FlagValue, words_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 

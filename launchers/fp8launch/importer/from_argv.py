@@ -21,9 +21,9 @@ from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.importer.launch import Launch
 from fp8launch.importer.launch_script import read_launch
 from fp8launch.importer.launch_sections import OWN_ENTRY
-from fp8launch.megatron.argv import as_parsed, parse_argv, split_unknown
+from fp8launch.megatron.arguments import FlagValue, as_parsed, takes_words
+from fp8launch.megatron.argv import parse_argv, split_unknown
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
-from fp8launch.megatron.flag_text import FlagValue, takes_words
 from fp8launch.megatron.schema import (
     DEFAULT_TOKENIZER,
     FlagSchema,
@@ -33,7 +33,6 @@ from fp8launch.megatron.schema import (
 )
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Data, Optimizer, Parallel, Precision, Recipe, Resources, Section
-from fp8launch.recipe.validate import validate
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 
@@ -374,7 +373,7 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
     name = str(recipe["name"])
     try:
         tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
-        loaded = LoadedRecipe(validate(Recipe, tree), tree, ())
+        loaded = LoadedRecipe(Recipe.from_node(tree), tree, ())
         again = as_parsed(engines.engine_of(loaded).translate(loaded).values, schema)
     except UserError as exc:
         return list(exc.problems)

@@ -15,14 +15,14 @@ from fp8launch.cluster.images import image_for, local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, UserError, error
-from fp8launch.engines import engine_of
-from fp8launch.engines.base import AttemptArguments, Engine, EngineArguments
+from fp8launch.engines.base import AttemptArguments, Engine
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
 from fp8launch.job.job_comment import job_comment
 from fp8launch.job.mounts import on_host
 from fp8launch.job.phases import Phase
+from fp8launch.job.prepared import Prepared
 from fp8launch.job.reserved_env import refuse_reserved
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import is_there
@@ -41,22 +41,21 @@ _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
 
 
 def plan(
-    loaded: LoadedRecipe,
-    args: EngineArguments,
+    prepared: Prepared,
     cluster: Cluster,
     folder: Path | None,
     *,
-    phases: Sequence[Phase] = (),
     runtime: Runtime | None = None,
     check_paths: bool = True,
 ) -> Job:
-    """The job for a recipe on a cluster; `phases` are those of the recipe, and `args` then the first one's.
+    """The job for a recipe on a cluster.
 
     `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none"
     ignores the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not
     exist.
     """
-    recipe = loaded.recipe
+    loaded, args, phases = prepared.loaded, prepared.args, prepared.phases
+    recipe, engine = loaded.recipe, prepared.engine
     if folder is not None:
         _refuse_unsafe(folder)
     for part in [loaded, *(phase.loaded for phase in phases)]:
@@ -66,7 +65,6 @@ def plan(
             "portable-phases", "a portable script has no run folder and cannot determine the current phase", "phases",
             "submit the recipe, or render one of its phases with --phase", 1,
         )  # fmt: skip
-    engine = engine_of(loaded)
     mode: Mode = recipe.launch.mode or cluster.launch or "srun"
     container = _container(loaded, cluster, runtime, check_paths)
     # A portable script makes its run folder when it runs: nothing there could know of an attempt before it.

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fp8launch.engines.base import Entry
-from fp8launch.megatron.argv import Argument, words_of
+from fp8launch.megatron.arguments import Argument, words_of
 
 Mode = Literal["srun", "torchrun"]
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 
 INDENT = "    "
 

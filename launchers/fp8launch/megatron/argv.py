@@ -1,16 +1,24 @@
-"""Megatron's argument list, read and written without Megatron.
+"""Megatron's argument list, read without Megatron, and written with what its parser would refuse reported.
 
-Values are keyed by the flag's canonical name (`Flag.name`). True is a bare flag, a number or text is a value, a list
-is several values, None means "not given". The rules are those of argparse with `allow_abbrev=False`, which the test
-suite compares with Megatron's own parser.
+The rules are those of argparse with `allow_abbrev=False`, which the test suite compares with Megatron's own parser.
+`arguments` says how values are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from fp8launch.diagnostics import Problem, UserError
+from fp8launch.megatron.arguments import (
+    NEGATIVE_NUMBER,
+    FlagValue,
+    InvalidValue,
+    Scalar,
+    convert,
+    emit_arguments,
+    words_of,
+)
 from fp8launch.megatron.flag_problems import (
     MOST_UNKNOWN,
     check_values,
@@ -19,30 +27,7 @@ from fp8launch.megatron.flag_problems import (
     unknown_flag,
     wrong_value,
 )
-from fp8launch.megatron.flag_text import (
-    NEGATIVE_NUMBER,
-    FlagValue,
-    InvalidValue,
-    Scalar,
-    convert,
-    items_of,
-    looks_like_option,
-    spelling_of,
-    text_of,
-)
 from fp8launch.megatron.schema import Flag, FlagSchema
-
-
-class Argument(NamedTuple):
-    """One flag of an argument list: its canonical name, and the words that stand for it, its spelling first."""
-
-    flag: str
-    words: tuple[str, ...]
-
-
-def words_of(arguments: Iterable[Argument]) -> tuple[str, ...]:
-    """The argument list that these flags make up, word by word."""
-    return tuple(word for argument in arguments for word in argument.words)
 
 
 def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagValue], list[Problem]]:
@@ -146,77 +131,12 @@ def _read(flag: Flag, spelling: str, words: Sequence[str], attached: bool) -> Fl
     return [cast(Scalar, convert(flag, word)) for word in words]
 
 
-def emit_arguments(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[Argument, ...]:
-    """The arguments for Megatron, flag by flag, in the order of `values`.
+def emit_argv(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[str, ...]:
+    """The argument list for Megatron, word by word, in the order of `values`.
 
     Raises `UserError` with everything that `check_values` finds, so that nothing is left out silently.
     """
     problems = check_values(values, schema)
     if problems:
         raise UserError(problems)
-    found = []
-    for name, value in values.items():
-        if value is not None:
-            flag, _ = _setting(name, value, schema)
-            found.append(Argument(flag.name, tuple(_words(name, value, schema))))
-    return tuple(found)
-
-
-def emit_argv(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[str, ...]:
-    """The same word by word."""
     return words_of(emit_arguments(values, schema))
-
-
-def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
-    """Valid `values` by canonical name, each of the type that Megatron's parser would give it: an `lr` of 1 is 1.0."""
-    found: dict[str, FlagValue] = {}
-    for name, value in values.items():
-        if value is None:
-            continue
-        flag, stored = _setting(name, value, schema)
-        if flag.takes_value:
-            converted = [convert(flag, text_of(flag, item)) for item in items_of(flag, value)]
-            found[flag.name] = converted[0] if flag.nargs is None else cast("list[Scalar]", converted)
-        else:
-            found[flag.name] = stored
-    return found
-
-
-def attributes(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
-    """Values by the attribute of Megatron's arguments that they set (dest), as Megatron's parser stores them.
-
-    Takes values by canonical name that are typed already: those of `parse_argv` or `as_parsed`.
-    """
-    found: dict[str, FlagValue] = {}
-    for name, value in values.items():
-        flag = schema.find(name)
-        assert flag is not None, name
-        found[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
-    return found
-
-
-def _setting(name: str, value: FlagValue, schema: FlagSchema) -> tuple[Flag, FlagValue]:
-    """The flag that an argument list has for `name: value`, and its value there.
-
-    `false` for a bare flag is said by its opposite, which is a flag of its own unless the two are one `boolean` pair.
-    """
-    flag = schema.find(name)
-    assert flag is not None, name
-    if flag.action == "boolean":
-        return flag, bool(value) and not spelling_of(flag, name).startswith("--no-")
-    if flag.takes_value or value:
-        return flag, value
-    opposite = schema.find(cast(str, schema.negative(flag)))
-    assert opposite is not None, name
-    return opposite, True
-
-
-def _words(name: str, value: Scalar | list[Scalar], schema: FlagSchema) -> list[str]:
-    flag = schema.find(name)
-    assert flag is not None, name
-    if not flag.takes_value:
-        return [spelling_of(flag, name) if value else cast(str, schema.negative(flag))]
-    texts = [text_of(flag, item) for item in items_of(flag, value)]
-    if len(texts) == 1 and looks_like_option(texts[0]):
-        return [f"{flag.options[0]}={texts[0]}"]
-    return [flag.options[0], *texts]

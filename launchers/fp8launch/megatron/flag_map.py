@@ -1,7 +1,7 @@
 """The Megatron flag that each field of a recipe's sections sets: the one table that translation and import share.
 
 Only fields that set one flag by their own value are here, and the named choices that stand for a fixed set of flags.
-What depends on more than one field is code, in `translate`.
+What depends on more than one field is code, in `engines/megatron_lm/engine.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fp8launch.diagnostics import Problem, nearest
-from fp8launch.megatron.flag_text import (
+from fp8launch.megatron.arguments import (
     FlagValue,
     InvalidValue,
     Scalar,

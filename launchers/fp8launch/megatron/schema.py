@@ -177,6 +177,12 @@ def load_schema(version: str, script: str | None = None) -> FlagSchema:
     return _with_script(match[1], known) if known else _load(match[1])
 
 
+@functools.cache
+def parser_defaults(version: str) -> Mapping[str, Any]:
+    """The defaults of a Megatron release's parser, by attribute name."""
+    return {flag.dest: flag.default for flag in load_schema(version).flags()}
+
+
 def versions_with(name: str) -> tuple[str, ...]:
     """The supported minor versions whose parser has a flag of this name, oldest first."""
     return tuple(version for version in supported_versions() if _load(version).find(name))

@@ -5,11 +5,11 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fp8launch.diagnostics import nearest
+from fp8launch.diagnostics import UserError, nearest
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import BF16, QUANTIZATION
 from fp8launch.recipe.field_types import (
@@ -32,6 +32,11 @@ from fp8launch.recipe.field_types import (
     WallTime,
 )
 from fp8launch.recipe.slurm_time import slurm_seconds
+from fp8launch.recipe.validation_problems import validation_problems
+from fp8launch.recipe.yaml_source import Node
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ONE_CONNECTION, MANY_CONNECTIONS = "1", "32"
@@ -39,6 +44,14 @@ ONE_CONNECTION, MANY_CONNECTIONS = "1", "32"
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def from_node(cls, node: Node) -> Self:
+        """Return the section that `node` states. Raises UserError with one problem for each mistake."""
+        try:
+            return cls.model_validate(node.plain())
+        except ValidationError as exc:
+            raise UserError(validation_problems(cls, node, exc)) from None
 
 
 class Bf16Layers(Section):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fp8launch.engines.base import Layout
-from fp8launch.megatron.flag_text import FlagValue
+from fp8launch.megatron.arguments import FlagValue
 
 Put = Callable[[str, int], None]
 

@@ -146,5 +146,6 @@ def _software(one: Prepared) -> dict[str, Any]:
 
 
 def _slurm(one: Prepared, cluster: Cluster) -> dict[str, Any]:
-    job = plan(one.loaded, one.args, cluster, None, check_paths=False)
+    # What a job without a run folder asks Slurm for is the same in all phases.
+    job = plan(replace(one, phases=()), cluster, None, check_paths=False)
     return {**dict(job.slurm), "processes": job.mode}

@@ -85,7 +85,7 @@ def _plan(prepared: Prepared, cluster: Cluster, scheduler: Scheduler) -> Job:
         runtime = probe_runtime(cluster, clean_environment())
         if runtime == "pyxis" and not scheduler.capabilities.pyxis:
             runtime = "none"
-    return plan(prepared.loaded, prepared.args, cluster, UNPLACED, phases=prepared.phases, runtime=runtime)
+    return plan(prepared, cluster, UNPLACED, runtime=runtime)
 
 
 def _refuse_missing_secrets(prepared: Prepared) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from fp8launch.engines.bridge.fields import AXES, attribute_of, attribute_value
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.engines.bridge.settings import Setting
-from fp8launch.megatron.argv import as_parsed, attributes
+from fp8launch.megatron.arguments import as_parsed, attributes
 from fp8launch.megatron.schema import load_schema
 from fp8launch.recipe.yaml_source import read_yaml
 from fp8launch.resources import pack_folder

@@ -21,9 +21,9 @@ from fp8launch.engines.bridge import attributes
 from fp8launch.engines.bridge.fields import attribute_of, fields_of, hydra
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings
-from fp8launch.engines.megatron_lm import translate
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
+from fp8launch.megatron.schema import parser_defaults
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
@@ -122,7 +122,7 @@ class Bridge(Engine):
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         # Megatron-LM's parser has the defaults of TransformerConfig, as Bridge's models do; nothing else is shared.
         own = fields_of(TRAINED_RELEASES[-1])["model"]
-        return {name: value for name, value in translate.defaults(args.version).items() if name in own}
+        return {name: value for name, value in parser_defaults(args.version).items() if name in own}
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)

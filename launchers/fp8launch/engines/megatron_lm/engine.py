@@ -1,11 +1,17 @@
-"""Megatron-LM through fp8launch's own GPT entry (injob/rank/pretrain.py)."""
+"""Megatron-LM through fp8launch's own GPT entry (injob/rank/pretrain.py): a recipe to its exact argument list.
+
+Each section turns into the flags that it states; `megatron:` adds any other flag by its own name. The same flag from
+two places is an error unless both say the same.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from fp8launch.cluster.images import software_in
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
 from fp8launch.engines.base import (
     AttemptArguments,
     Engine,
@@ -16,11 +22,17 @@ from fp8launch.engines.base import (
     Layout,
     Setting,
 )
-from fp8launch.engines.megatron_lm import translate
+from fp8launch.engines.megatron_lm.flag_conflicts import fp8_on_cpu, incomplete_pairs, set_twice
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.megatron.argv import Argument
+from fp8launch.hardware.quantization import QUANTIZATION
+from fp8launch.megatron.arguments import Argument, as_parsed, attributes, emit_arguments
+from fp8launch.megatron.flag_map import CHOICES, FIELDS
+from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.schema import FlagSchema, load_schema, parser_defaults
+from fp8launch.megatron.versions import DEFAULT
+from fp8launch.recipe.field_types import FlagValue
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Data, Parallel, Precision, Recipe, Section
 
 # They prepare a first start. On a resume they would reset the iteration, or drop the optimizer's state.
 FIRST_START = frozenset({"load", "pretrained_checkpoint", "finetune", "no_load_optim", "no_load_rng", "ckpt_step"})
@@ -52,13 +64,43 @@ class MegatronLM(Engine):
     )
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
-        return translate.translate(loaded)
+        recipe = loaded.recipe
+        version = _megatron_version(recipe)
+        schema = load_schema(version, recipe.launch.script)
+        values, places, problems = _collect(self.settings(recipe), loaded, schema)
+        problems += check_values(values, schema, lambda flag: places.get(_canonical(flag, schema)))
+        problems += incomplete_pairs(values, places)
+        problems += fp8_on_cpu(recipe, values, places)
+        if problems:
+            raise UserError(problems, ANSWER_IS_NO)
+        return EngineArguments(
+            version=version if version.count(".") > 1 else schema.version,
+            values=values,
+            arguments=emit_arguments(values, schema),
+            attributes=attributes(as_parsed(values, schema), schema),
+            places=places,
+            attribute_places={flag.dest: place for name, place in places.items() if (flag := schema.find(name))},
+        )
 
-    def settings(self, recipe: Recipe) -> Iterable[Setting]:
-        return translate.flag_settings(recipe)
+    def settings(self, recipe: Recipe) -> Iterator[Setting]:
+        for flag, value in recipe.model.items():
+            yield flag, value, ("model", flag)
+        yield from _fields(recipe.batch, "batch")
+        if "max_position_embeddings" not in recipe.model:
+            yield "max_position_embeddings", recipe.batch.sequence, ("batch", "sequence")
+        yield from _fields(recipe.train, "train")
+        if recipe.precision is not None:
+            yield from _precision(recipe.precision)
+        yield from _parallel(recipe.parallel, recipe)
+        yield from _optimizer(recipe)
+        if recipe.data is not None:
+            yield from _data(recipe.data)
+        yield from _fields(recipe.checkpoint, "checkpoint")
+        for flag, value in recipe.megatron.items():
+            yield flag, value, ("megatron", flag)
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
-        return translate.defaults(args.version)
+        return parser_defaults(args.version)
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(args, loaded)
@@ -100,3 +142,104 @@ class MegatronLM(Engine):
             first_start=tuple(argument for argument in args.arguments if argument.flag in FIRST_START),
             resume=(Argument("load", ("--load", save)),),
         )
+
+
+def _megatron_version(recipe: Recipe) -> str:
+    """The recipe's, else the image's, else the default; of a minor version that the image has, the image's release."""
+    stated, in_image = recipe.software.megatron, software_in(recipe.container.image).get("megatron")
+    if stated is None:
+        return in_image or DEFAULT
+    of_this_minor = in_image is not None and in_image.split(".")[:2] == stated.removeprefix("v").split(".")
+    return in_image if in_image is not None and of_this_minor else stated
+
+
+def _fields(section: Section, *path: str) -> Iterator[Setting]:
+    """The fields of a section that set one flag each."""
+    for field, flag in FIELDS[path].items():
+        yield flag, getattr(section, "global_" if field == "global" else field), (*path, field)
+
+
+def _choice(value: str | None, *path: str) -> Iterator[Setting]:
+    """The flags that a field's named choice sets."""
+    for flag, setting in CHOICES[path].get(value or "", {}).items():
+        yield flag, setting, path
+
+
+def _precision(precision: Precision) -> Iterator[Setting]:
+    stated = ("precision", "recipe")
+    yield "bf16", True, stated
+    quantization = QUANTIZATION.get(precision.recipe)
+    if quantization is not None:
+        yield quantization.format_flag, precision.format, ("precision", "format")
+        yield quantization.recipe_flag, quantization.name, stated
+        if precision.param_gather:
+            for flag in (quantization.gather_flag, *quantization.gather_flags):
+                yield flag, True, ("precision", "param_gather")
+    if precision.bf16_layers is not None:
+        here = ("precision", "bf16_layers")
+        yield "first_last_layers_bf16", True, here
+        yield "num_layers_at_start_in_bf16", precision.bf16_layers.start, here
+        yield "num_layers_at_end_in_bf16", precision.bf16_layers.end, here
+    yield from _fields(precision, "precision")
+
+
+def _parallel(parallel: Parallel, recipe: Recipe) -> Iterator[Setting]:
+    yield from (s for s in _fields(parallel, "parallel") if s[1:] != (1, ("parallel", "vp")))
+    # Sequence parallelism costs nothing beside TP, but PyTorch's own norms, which the CPU mode uses, lack it.
+    automatic = parallel.sequence == "auto" and (parallel.tp or 1) > 1 and recipe.resources.gpu != "cpu"
+    if automatic or parallel.sequence is True:
+        yield "sequence_parallel", True, ("parallel", "sequence")
+    yield from _choice(parallel.fsdp, "parallel", "fsdp")
+
+
+def _optimizer(recipe: Recipe) -> Iterator[Setting]:
+    dtypes = list(_fields(recipe.optimizer, "optimizer"))
+    for _, dtype, where in dtypes:
+        if dtype is not None:
+            yield "use_precision_aware_optimizer", True, where
+            break
+    yield from dtypes
+    yield from _choice(recipe.optimizer.grad_reduce, "optimizer", "grad_reduce")
+
+
+def _data(data: Data) -> Iterator[Setting]:
+    if data.kind == "mock":
+        yield "mock_data", True, ("data", "kind")
+    elif data.blend:
+        yield "data_path", [str(part) for part in data.blend], ("data", "blend")
+    if data.tokenizer is not None:
+        yield from _fields(data.tokenizer, "data", "tokenizer")
+    elif data.kind == "mock":
+        yield "tokenizer_type", "NullTokenizer", ("data", "kind")
+    yield from _fields(data, "data")
+
+
+def _canonical(flag: str, schema: FlagSchema) -> str:
+    found = schema.find(flag)
+    return found.name if found else flag.lstrip("-").replace("-", "_")
+
+
+def _collect(
+    settings: Iterable[Setting], loaded: LoadedRecipe, schema: FlagSchema
+) -> tuple[dict[str, FlagValue], dict[str, str], list[Problem]]:
+    """Values and places by canonical flag, and one problem for each pair of settings that disagree."""
+    values: dict[str, FlagValue] = {}
+    places: dict[str, str] = {}
+    setter: dict[str, Setting] = {}
+    problems: list[Problem] = []
+    for flag, value, path in settings:
+        if value is None:
+            continue
+        name = _canonical(flag, schema)
+        found = schema.find(flag)
+        # Two spellings of one Megatron argument (--no-x and --disable-x) meet in its dest.
+        key = found.dest if found else name
+        if key in setter:
+            first_flag, first_value, first_path = setter[key]
+            if (first_flag, first_value) != (name, value):
+                problems.append(set_twice(loaded, (first_flag, first_value, first_path), (name, value, path)))
+            continue
+        setter[key] = (name, value, path)
+        values[name] = value
+        places[name] = loaded.where(*path)
+    return values, places, problems

@@ -11,7 +11,7 @@ from fp8launch.cluster.images import local_path
 from fp8launch.diagnostics import Problem, error
 from fp8launch.engines.base import EngineArguments, EngineDescription, Entry, EntryTraits, NeededFile
 from fp8launch.engines.megatron_lm.engine import MegatronLM
-from fp8launch.megatron.argv import Argument
+from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import DEFAULT_TOKENIZER
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe

@@ -1,32 +1,24 @@
-"""Validate a tree of nodes as a frozen model; report all problems at once, with file, line and nearest valid name."""
+"""What is wrong with a tree of nodes that is not a valid section: all at once, with line and nearest valid name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, TypeAlias, TypeVar, get_args
+from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fp8launch.diagnostics import Problem, UserError, nearest
+from fp8launch.diagnostics import Problem, nearest
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.yaml_source import Node
 
-Model = TypeVar("Model", bound=BaseModel)
 Path: TypeAlias = "tuple[str | int, ...]"
 # Finding the nearest name takes milliseconds, and nobody reads more of these.
 MOST_PROBLEMS = 100
 
 
-def validate(model: type[Model], node: Node) -> Model:
-    """Return `node` as a `model`. Raises UserError with one problem per mistake."""
-    try:
-        return model.model_validate(node.plain())
-    except ValidationError as exc:
-        raise UserError(_problems(model, node, exc)) from None
-
-
-def _problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Iterator[Problem]:
+def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Iterator[Problem]:
+    """Yield one problem for each mistake that pydantic found in `node` as a `model`."""
     # A value that fits no member of a union is reported once for each member: one problem a place.
     places: dict[tuple[Path, object], list[Any]] = {}
     for err in exc.errors(include_url=False):

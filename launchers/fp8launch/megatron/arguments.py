@@ -1,16 +1,19 @@
-"""One value of a Megatron flag and the words of an argument list that stand for it.
+"""Values of Megatron's flags to the words of an argument list, and a word back to its value.
 
-The rules are those of argparse and of the types in Megatron's parser.
+Values are keyed by the flag's canonical name (`Flag.name`). True is a bare flag, a number or text is a value, a list
+is several values, None means "not given". The rules are those of argparse and of the types in Megatron's parser.
+`argv` reads whole argument lists.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from typing import NamedTuple, cast
 
-from fp8launch.megatron.schema import Flag, normalize
+from fp8launch.megatron.schema import Flag, FlagSchema, normalize
 
 Scalar = bool | int | float | str
 FlagValue = Scalar | list[Scalar] | None
@@ -21,6 +24,83 @@ NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 
 class InvalidValue(ValueError):
     """A text that the flag's type does not accept; the message says what it does accept."""
+
+
+class Argument(NamedTuple):
+    """One flag of an argument list: its canonical name, and the words that stand for it, its spelling first."""
+
+    flag: str
+    words: tuple[str, ...]
+
+
+def words_of(arguments: Iterable[Argument]) -> tuple[str, ...]:
+    """The argument list that these flags make up, word by word."""
+    return tuple(word for argument in arguments for word in argument.words)
+
+
+def emit_arguments(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[Argument, ...]:
+    """The arguments for Megatron, flag by flag, in the order of `values`, in which `check_values` found no problem."""
+    found = []
+    for name, value in values.items():
+        if value is not None:
+            flag, _ = _setting(name, value, schema)
+            found.append(Argument(flag.name, tuple(_words(name, value, schema))))
+    return tuple(found)
+
+
+def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
+    """Valid `values` by canonical name, each of the type that Megatron's parser would give it: an `lr` of 1 is 1.0."""
+    found: dict[str, FlagValue] = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        flag, stored = _setting(name, value, schema)
+        if flag.takes_value:
+            converted = [convert(flag, text_of(flag, item)) for item in items_of(flag, value)]
+            found[flag.name] = converted[0] if flag.nargs is None else cast("list[Scalar]", converted)
+        else:
+            found[flag.name] = stored
+    return found
+
+
+def attributes(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
+    """Values by the attribute of Megatron's arguments that they set (dest), as Megatron's parser stores them.
+
+    Takes values by canonical name that are typed already: those of `parse_argv` or `as_parsed`.
+    """
+    found: dict[str, FlagValue] = {}
+    for name, value in values.items():
+        flag = schema.find(name)
+        assert flag is not None, name
+        found[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
+    return found
+
+
+def _setting(name: str, value: FlagValue, schema: FlagSchema) -> tuple[Flag, FlagValue]:
+    """The flag that an argument list has for `name: value`, and its value there.
+
+    `false` for a bare flag is said by its opposite, which is a flag of its own unless the two are one `boolean` pair.
+    """
+    flag = schema.find(name)
+    assert flag is not None, name
+    if flag.action == "boolean":
+        return flag, bool(value) and not spelling_of(flag, name).startswith("--no-")
+    if flag.takes_value or value:
+        return flag, value
+    opposite = schema.find(cast(str, schema.negative(flag)))
+    assert opposite is not None, name
+    return opposite, True
+
+
+def _words(name: str, value: Scalar | list[Scalar], schema: FlagSchema) -> list[str]:
+    flag = schema.find(name)
+    assert flag is not None, name
+    if not flag.takes_value:
+        return [spelling_of(flag, name) if value else cast(str, schema.negative(flag))]
+    texts = [text_of(flag, item) for item in items_of(flag, value)]
+    if len(texts) == 1 and looks_like_option(texts[0]):
+        return [f"{flag.options[0]}={texts[0]}"]
+    return [flag.options[0], *texts]
 
 
 def convert(flag: Flag, text: str) -> FlagValue:
