@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.cli.compare import read_runs
-from fp8launch.report.compare import compare
-from fp8launch.report.comparison import Comparison
+from fp8launch.report.comparison import Comparison, compare
 
 SHAPE = {
     "num_layers": 4,

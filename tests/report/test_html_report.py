@@ -12,8 +12,7 @@ import pytest
 from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
 
 from fp8launch.cli.compare import read_runs
-from fp8launch.report.compare import compare
-from fp8launch.report.comparison import Comparison
+from fp8launch.report.comparison import Comparison, compare
 from fp8launch.report.html import to_html
 from fp8launch.report.plots import available
 from fp8launch.report.steady_state import RULE_NOTE

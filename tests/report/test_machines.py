@@ -11,7 +11,7 @@ from made_runs import Made, write_log, write_study
 
 import fp8launch.injob
 from fp8launch.cli.compare import read_runs
-from fp8launch.report.compare import compare
+from fp8launch.report.comparison import compare
 from fp8launch.report.machines import Machines, compressed
 from fp8launch.report.run_data import run_from_logs
 from fp8launch.report.throughput import parse_paths

@@ -9,8 +9,7 @@ from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
 from tests.support import only, refused
 
 from fp8launch.cli.compare import read_runs
-from fp8launch.report.compare import compare
-from fp8launch.report.comparison import Comparison
+from fp8launch.report.comparison import Comparison, compare
 from fp8launch.report.plots import figure_of, pictures, write_plots
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -14,7 +14,7 @@ from made_runs import OUT_OF_MEMORY, Made, write_run
 from support import log_text, sitting
 
 from fp8launch.cli import run as command
-from fp8launch.report.compare import compare
+from fp8launch.report.comparison import compare
 from fp8launch.report.export import to_markdown
 from fp8launch.report.html import to_html
 from fp8launch.report.phases import PhaseSpan, spans_of

@@ -15,8 +15,8 @@ from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.logs.open_log import log_name, logs_in
 from fp8launch.recipe.yaml_source import is_file
-from fp8launch.report.compare import compare as side_by_side
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.comparison import compare as side_by_side
 from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.run_data import RunData, run_from_events, run_from_folder, run_from_logs, runs_from_study
 from fp8launch.report.tensorboard import event_files

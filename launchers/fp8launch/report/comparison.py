@@ -1,16 +1,33 @@
-"""A comparison: its rows with their numbers, what differs between them, and why it is not valid."""
+"""Runs side by side: rows, ratios over a baseline, scaling, parity, other differences, and why it is not valid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fp8launch.report.columns import Entry
-from fp8launch.report.differences import FactDifference
-from fp8launch.report.parity import Parity
-from fp8launch.report.run_data import RunData
-from fp8launch.report.scaling import Ratio
+from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
+from fp8launch.report.columns import Entry, Published
+from fp8launch.report.differences import (
+    Comparability,
+    FactDifference,
+    affects_loss,
+    differing,
+    facts_of_axis,
+    kind_of,
+    speed_comparability,
+)
+from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
+from fp8launch.report.loss_summary import loss_summary
+from fp8launch.report.parity import TOLERANCE, Parity, parity
+from fp8launch.report.run_data import NOT_SUBMITTED, RunData, with_unset
+from fp8launch.report.run_report import RunReport, Statistic
+from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
 from fp8launch.report.steady_state import RULE
+
+# Beyond this, a log counts TFLOP/s by another formula instead of rounding them differently.
+SAME_FORMULA = 0.01
+# A longer list of names is cut, with a note.
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -29,11 +46,11 @@ class Comparison:
     def problems(self) -> tuple[str, ...]:
         """Why the comparison is not valid."""
         found = [] if any(entry.row.good for entry in self.entries) else ["no run has a number to compare"]
-        for name, entry, ratio in self.ratios():
+        for name, entry, one in self.ratios():
             # A failed run has no ratio that could mislead.
-            if not ratio.missing and not ratio.comparability.comparable:
-                reasons = "; ".join(ratio.comparability.unlike)
-                found.append(f"{name} of {entry.row.name} over {ratio.against}: {reasons}")
+            if not one.missing and not one.comparability.comparable:
+                reasons = "; ".join(one.comparability.unlike)
+                found.append(f"{name} of {entry.row.name} over {one.against}: {reasons}")
         return tuple(found)
 
     @property
@@ -72,3 +89,201 @@ class Comparison:
             "notes": list(self.notes),
             "rule": self.rule,
         }
+
+
+def compare(
+    runs: Sequence[RunData],
+    baseline: str | None = None,
+    *,
+    price_per_gpu_hour: float | None = None,
+    tolerance: float = TOLERANCE,
+    force: bool = False,
+) -> Comparison:
+    """Hold runs side by side. Raises UserError for a baseline that no row has."""
+    runs = with_unset(runs)
+    rows = group_runs(runs)
+    axes = _axes(runs)
+    bases = baseline_rows(rows, baseline)
+    scaling = efficiencies(rows, force)
+    recomputed = _counts_differ(rows)
+    entries = []
+    parities: list[Parity] = []
+    for row in rows:
+        base = counterpart(row, bases) if bases else None
+        speedup = _speedup(row, base, axes, force) if len(rows) > 1 else None
+        if base is not None and row.facts.get("precision") != base.facts.get("precision"):
+            parities += _parities(row, base, tolerance)
+        entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
+    # In weak scaling the batch grows with the GPUs, as it should.
+    weak = {efficiency.mode for efficiency in scaling.values()} == {"weak"}
+    return Comparison(
+        tuple(entries),
+        tuple(_differences(rows, axes | {"global_batch_size"} if weak else axes)),
+        tuple(parities),
+        baseline_name(bases, baseline),
+        tuple(_notes(rows, recomputed)),
+        price_per_gpu_hour,
+    )
+
+
+def _axes(runs: Sequence[RunData]) -> set[str]:
+    """Facts that the study varies. The number of nodes is not one of them: scaling has a measure of its own."""
+    keys = {key for run in runs if run.study for key in run.study.point} - {"nodes", "resources.nodes"}
+    return {fact for key in keys for fact in facts_of_axis(key)}
+
+
+def _speedup(row: ComparisonRow, base: ComparisonRow | None, axes: set[str], force: bool) -> Ratio | None:
+    if base is None:
+        return None
+    if base is row:
+        return ratio(row, row, Comparability(), force) if row.good else None
+    return ratio(row, base, speed_comparability(row.facts, base.facts, axes), force)
+
+
+def _parities(row: ComparisonRow, base: ComparisonRow, tolerance: float) -> list[Parity]:
+    mine = [run for run in row.runs if run.report.lines]
+    theirs = [run for run in base.runs if run.report.lines]
+    return [parity(mine, theirs, tolerance, (row.name, base.name))] if mine and theirs else []
+
+
+def _counts_differ(rows: Sequence[ComparisonRow]) -> bool:
+    """Whether the logs count TFLOP/s in more than one way; then they are recomputed for all."""
+    for row in rows:
+        for run in row.good:
+            logged, ours = run.report.tflops_per_gpu, run.report.tflops_per_gpu_recomputed
+            if logged and ours and run.report.tflops_source == "logged":
+                off = abs(logged.median / ours.median - 1)
+                if off > SAME_FORMULA:
+                    return True
+    return False
+
+
+def _entry(
+    row: ComparisonRow,
+    speedup: Ratio | None,
+    efficiency: ScalingEfficiency | None,
+    recomputed: bool,
+    price: float | None,
+    rows: Sequence[ComparisonRow],
+) -> Entry:
+    tokens = row.measure(lambda report: report.tokens_per_s_per_gpu)
+    step_time = row.measure(lambda report: report.step_time_ms)
+    tflops = row.measure(lambda report: _tflops(report, recomputed))
+    peak = _peak_tflops(row)
+    memory = [run.report.peak_memory_mib for run in row.good if run.report.peak_memory_mib]
+    return Entry(
+        row=row,
+        tokens=tokens,
+        step_time=step_time,
+        tflops=tflops,
+        mfu=_mfu(tflops, peak),
+        peak_tflops=peak,
+        peak_memory_mib=max(memory, default=None),
+        tokens_total=tokens.median * row.world if tokens and row.world else None,
+        energy_per_token=_energy_per_token(row, tokens, step_time),
+        cost_per_million_tokens=price / 3600 / tokens.median * 1e6 if price and tokens else None,
+        speedup=speedup,
+        efficiency=efficiency,
+        published=_published(row, tokens, rows),
+        notes=tuple(_row_notes(row, recomputed)),
+        loss=loss_summary(row.good),
+    )
+
+
+def _tflops(report: RunReport, recomputed: bool) -> Statistic | None:
+    if recomputed and report.tflops_per_gpu_recomputed:
+        return report.tflops_per_gpu_recomputed
+    return report.tflops_per_gpu
+
+
+def _peak_tflops(row: ComparisonRow) -> float | None:
+    for run in row.good:
+        if run.report.mfu_denominator:
+            return float(str(run.report.mfu_denominator["peak_tflops"]))
+    return None
+
+
+def _mfu(tflops: Measure | None, peak: float | None) -> Measure | None:
+    if tflops is None or not peak:
+        return None
+    return Measure(tflops.median / peak, tuple(v / peak for v in tflops.runs), tflops.iqr / peak, tflops.n, None)
+
+
+def _energy_per_token(row: ComparisonRow, tokens: Measure | None, step_time: Measure | None) -> float | None:
+    """Joules per iteration over tokens per iteration, both of one GPU."""
+    energy = row.measure(lambda report: report.energy_j_per_gpu)
+    if energy is None or tokens is None or step_time is None:
+        return None
+    return energy.median / (tokens.median * step_time.median / 1e3)
+
+
+def _published(row: ComparisonRow, tokens: Measure | None, rows: Sequence[ComparisonRow]) -> Published | None:
+    figure = next((run.reference for run in row.runs if run.reference), None)
+    if figure is None:
+        return None
+    value = figure.get("tokens_per_s_per_gpu")
+    if not isinstance(value, int | float) or not value > 0:
+        return None
+    gpus = figure.get("gpus")
+    notes = []
+    if gpus and row.world and gpus != row.world:
+        notes.append(f"the published figure is for {gpus} GPUs")
+    sharing = {other.label for other in rows if any(run.reference == figure for run in other.runs)}
+    if len(sharing) > 1:
+        notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
+    ours = tokens.median / value if tokens else None
+    source = str(figure.get("source", ""))
+    return Published(float(value), figure.get("tflops_per_gpu"), gpus, source, ours, tuple(notes))
+
+
+def _row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
+    notes = list(row.notes)
+    if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
+        notes.append("TFLOP/s are the log's own: its arguments do not determine them")
+    names = [name for name in differing([run.facts for run in row.runs]) if kind_of(name) != "neutral"]
+    if names:
+        notes.append(f"its runs differ in {', '.join(names)}")
+    notes += dict.fromkeys(note for run in row.good for note in run.report.notes)
+    return notes
+
+
+def _differences(rows: Sequence[ComparisonRow], axes: set[str]) -> list[FactDifference]:
+    """Differences between the rows that matter to speed or loss; those that forbid ratios come first."""
+    found = []
+    for name in differing([row.facts for row in rows]):
+        kind = kind_of(name)
+        if kind == "neutral" and not affects_loss(name):
+            continue
+        compared = name in axes or name in ("precision", "world_size")
+        values = {row.name: row.facts[name] for row in rows if name in row.facts}
+        found.append(FactDifference(name, kind, compared, values))
+    order = ("unlike", "noted", "neutral")
+    return sorted(found, key=lambda one: (not one.axis, order.index(one.kind), one.name))
+
+
+def _notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
+    notes = []
+    if recomputed:
+        notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
+    notes += _absent([run for row in rows for run in row.runs if run.absent])
+    if any(len(row.good) == 1 for row in rows):
+        notes.append(
+            "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
+            "--repeat 3 measures them"
+        )
+    denominators = [run.report.mfu_denominator for row in rows for run in row.good]
+    if len({one["peak_tflops"] for one in denominators if one}) > 1:
+        notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
+    return notes
+
+
+def _absent(runs: Sequence[RunData]) -> Iterable[str]:
+    if not runs:
+        return
+    names = [run.name for run in runs[:_MOST_NAMES]]
+    if len(runs) > _MOST_NAMES:
+        names.append(f"and {len(runs) - _MOST_NAMES} more")
+    text = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of the study missing: {', '.join(names)}"
+    if any(run.absent == NOT_SUBMITTED for run in runs):
+        text += "; repeat the same `submit` to submit the rest"
+    yield text
