@@ -37,41 +37,14 @@ trap 'rm -rf "$work"' EXIT
 list=$work/list
 cat "${lists[@]}" > "$list"
 
-if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
-    SITE=$work/site
-    mkdir -p "$SITE"
-    tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
-    python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE" "$PACK"/whl/*.whl || exit 3
-    for bundle in "$PACK"/megatron-bridge-*.tar.xz; do
-        # A namespace package: Bridge lies beside megatron-core.
-        [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"
-    done
-    mkdir -p "$work/flash3"
-    [ ! -f "$PACK/flash3.tar.xz" ] || tar -C "$work/flash3" -xJf "$PACK/flash3.tar.xz" || exit 3
-    for bundle in "$PACK"/torchao-*.tar.xz; do
-        [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && AO=$work/ao
-    done
-fi
-# torch wants the cuDNN and NCCL that came with it; Transformer Engine would find older ones of the system.
-nvidia=$(python3 -c 'import os, nvidia.cudnn as c; print(os.path.dirname(list(c.__path__)[0].rstrip("/")))' 2>/dev/null)
-if [ -n "$nvidia" ]; then
-    export CUDNN_HOME=$nvidia/cudnn
-    export LD_LIBRARY_PATH=$nvidia/cudnn/lib:$nvidia/cu13/lib:$nvidia/nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
-export PYTHONPATH=${SITE:+$SITE:}$top/launchers${AO:+:$AO}${PYTHONPATH:+:$PYTHONPATH}
-# A shared NVLink fabric: no multicast.
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-export FP8LAUNCH_RUNS=$work/runs XDG_STATE_HOME=$work/state
+. "$here/setup.sh"
+export FP8LAUNCH_RUNS=$work/runs
 mkdir -p "$FP8LAUNCH_RUNS"
 fp() { python3 -m fp8launch "$@"; }
 
 {
-    date -u +%FT%TZ
+    host_facts
     echo "lists ${lists[*]}, limit $limit s, options: ${SET:-none}"
-    nvidia-smi --query-gpu=index,name,driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv 2>/dev/null
-    python3 -V
-    python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
-    git -C "$top" rev-parse HEAD 2>/dev/null
 } > "$out/host.txt" 2>&1
 
 gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')}

@@ -365,6 +365,9 @@ RUNNING = {
 }  # fmt: skip
 # What runs, and is not what it seems.
 MISLEADING = {
+    "TE's cross entropy behind the validators": Set(
+        {}, "te-cross-entropy", more={"launch": {"config": {"cross_entropy_fusion_impl": "te"}}}
+    ),
     "blockwise on Blackwell": Set(BLOCKWISE, "blockwise-emulated", gpu="b200"),
     "blocks not full": Set({**BLOCKWISE, "ffn_hidden_size": 14352}, "blockwise-ragged"),
     "blockwise param gather": Set({"fp8_recipe": "blockwise"}, "blockwise-param-gather"),

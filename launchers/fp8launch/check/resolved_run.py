@@ -111,6 +111,9 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
         places[name] = loaded.where("env", name)
     for name in recipe.launch.config:
         places.setdefault(name, loaded.where("launch", "config", name))
+    defaults = {**prepared.engine.defaults(args), **entry.fills_in}
+    # Fields of the config that have a flag too: what the processes run with, whatever the flag says.
+    behind = {name: value for name, value in recipe.launch.config.items() if name in defaults and entry.sets_config}
     resources = ("gpu", "nodes", "gpus_per_node")
     places |= {name: loaded.where("resources", name) for name in resources if name in recipe.resources.model_fields_set}
     return ResolvedRun(
@@ -123,8 +126,8 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
         env={**prepared.engine.environment(recipe, 0), **(cluster_env or {}), **recipe.environment},
         engine=prepared.engine.description,
         entry=entry,
-        given=args.attributes,
-        defaults={**prepared.engine.defaults(args), **entry.fills_in},
+        given={**args.attributes, **behind},
+        defaults=defaults,
         places=places,
     )
 

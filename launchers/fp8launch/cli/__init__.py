@@ -52,7 +52,9 @@ GROUPS = {
         "completion": ("completion", "print the completion script of your shell"),
     },
 }
-VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
+# Commands that --help does not list yet.
+HIDDEN = {"tune": ("tune", "find the fastest settings of a recipe by short runs")}
+VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()} | HIDDEN
 
 
 _WIDEST = max(map(len, VERBS))
@@ -62,7 +64,7 @@ class Verbs(click.Group):
     """Loads a verb's module only when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return [verb for verb in VERBS if verb not in HIDDEN]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:

@@ -1,0 +1,370 @@
+"""`fp8launch tune`: the fastest settings of a recipe, found by short runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8launch import schedulers
+from fp8launch.cli import complete
+from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table, with_options
+from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, with_slurm_options
+from fp8launch.cli.submit import BackendName
+from fp8launch.cluster.profile import Cluster, load_cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
+from fp8launch.hardware.gpus import gpu
+from fp8launch.recipe.load import read_recipe
+from fp8launch.rundir.atomic_io import Busy, held, write_atomically
+from fp8launch.rundir.registry import remember_root
+from fp8launch.rundir.study import StudyFolder, create_study
+from fp8launch.submit.submission import now
+from fp8launch.submit.submit import run_root
+from fp8launch.tuning.candidates import Base, base_of, begin, seconds_at_most, trial_seconds
+from fp8launch.tuning.identity import study_name
+from fp8launch.tuning.knobs import Knob
+from fp8launch.tuning.knobs import knobs as all_knobs
+from fp8launch.tuning.picture import draw
+from fp8launch.tuning.recipe_text import recipe_text
+from fp8launch.tuning.record import Record, folder_of, read_record, write_record
+from fp8launch.tuning.rows import Row, percent, rows
+from fp8launch.tuning.search import Limits, State, Variant, describe, seconds_spent, standing, trials_run
+from fp8launch.tuning.session import Session, search
+from fp8launch.tuning.trials import Site
+
+TRIALS = 12
+
+
+@click.command()
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
+@with_options(set_option)
+@click.option("--knobs", "wanted", metavar="A,B", help="Knobs to turn (default: all; --dry-run lists them).")
+@click.option("--numerics", type=click.Choice(["keep", "allow"]), default="keep", show_default=True,
+              help="Also try changes to what is computed, such as another FP8 scaling.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="GPU-HOURS",
+              help="GPU-hours of all trials of this search together.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), metavar="M",
+              help="Minutes that this command may take.")  # fmt: skip
+@click.option("--trials", type=click.IntRange(min=1), metavar="K",
+              help=f"Runs of this search together (default: {TRIALS} without --budget and --minutes).")  # fmt: skip
+@click.option("--iterations", type=click.IntRange(min=8), help="Iterations of a trial (default: 10 or 12).")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step of a trial (default: by itself).")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best as a recipe.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Write the picture to this PNG file.")
+@click.option("--study", "study", metavar="NAME", help="Name of the study (default: from what is tuned).")
+@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
+@click.option(
+    "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
+)
+@with_options(*slurm_options)
+@click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share.")
+@click.option("--dry-run", is_flag=True, help="Show the changes that would be tried, and what they may cost.")
+@click.option("--yes", is_flag=True, help="Begin without asking for confirmation.")
+@json_option
+def tune(
+    recipes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    wanted: str | None,
+    numerics: str,
+    budget: float | None,
+    minutes: float | None,
+    trials: int | None,
+    iterations: int | None,
+    global_batch: int | None,
+    write: Path | None,
+    picture: Path | None,
+    study: str | None,
+    cluster: str | None,
+    backend_name: str | None,
+    root: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **slurm: Any,
+) -> int:
+    """Find the fastest settings of RECIPE by short runs, one change at a time, then in pairs.
+
+    Several recipes are tried first, and the fastest is improved. The same command goes on where it was interrupted.
+    Exit code 1 if no recipe ran.
+    """
+    began = time.monotonic()
+    if write is not None and write.exists():
+        raise error("file-exists", f"{write} exists", "--write", "name a new file")
+    chosen = _chosen(wanted, numerics)
+    profile = with_slurm_options(load_cluster(cluster), slurm)
+    if profile.ssh is not None:
+        fix = f"fp8launch --remote {cluster or profile.name} tune ..."
+        raise error("needs-at", f"jobs for '{profile.name}' are submitted from its login node", "--cluster", fix)
+    scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
+    if scheduler.capabilities.on_this_machine:
+        refuse_without_slurm(slurm, scheduler.name)
+    place = run_root(profile, root)
+    profile = profile.model_copy(update={"run_root": str(place)})
+    bases = [base_of(name, read_recipe(name), overrides, iterations, global_batch) for name in recipes]
+    gpus = _one_size(bases)
+    name = study or study_name(bases, chosen, numerics)
+    limits = _limits(budget, minutes, trials, gpus)
+    found = read_record(StudyFolder(place / name))
+    record = _fresh(bases, chosen, profile, gpus) if found is None else _same(found, bases, name)
+    record = _with_limits(record, limits)
+    if dry_run:
+        _show_plan(record, chosen, bases, limits, gpus, minutes)
+        return 0
+    scheduler.require()
+    _confirm(record, bases, limits, gpus, minutes, profile, yes)
+    folder = create_study(place, name, {"format": 1, "created": now(), "command": sys.argv[1:], "points": []})
+    remember_root(place)
+    write_record(folder, record)
+    eprint(f"study {name} in {place}")
+    ends = None if minutes is None else began + 60 * minutes
+    try:
+        with held(folder_of(folder)):
+            record, why = search(Session(Site(profile, place, scheduler, folder, eprint), bases, ends), record)
+    except Busy:
+        fix = "wait for it, or end it"
+        raise error("tune-busy", f"another command is tuning {name}", str(folder.path), fix, 3) from None
+    except KeyboardInterrupt:
+        eprint("\nthe trial that was running continues; the same command goes on with it, `fp8launch cancel` ends it")
+        raise
+    return _finish(record, why, bases, overrides, folder, write, picture, as_json)
+
+
+def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
+    """The knobs that may be turned. Raises UserError for unknown ones, and for those that --numerics excludes."""
+    known = all_knobs()
+    names = [name.strip() for name in wanted.split(",")] if wanted else list(known)
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            fix = f"did you mean '{near}'?" if near else f"knobs: {', '.join(known)}"
+            raise error("unknown-knob", f"'{name}' is not a knob", "--knobs", fix)
+        if wanted and numerics == "keep" and not known[name].keeps_numerics:
+            message = f"the knob '{name}' changes what is computed"
+            raise error("changes-numerics", message, "--knobs", "add --numerics allow")
+    return [known[name] for name in names if numerics == "allow" or known[name].keeps_numerics]
+
+
+def _one_size(bases: Sequence[Base]) -> int:
+    sizes = {base.prepared.layout.world for base in bases}
+    batches = {base.prepared.layout.global_batch for base in bases}
+    if len(sizes) > 1 or len(batches) > 1:
+        message = "the recipes differ in GPUs or global batch, so their speeds cannot be compared"
+        raise error("tune-sizes", message, "RECIPE", "tune them one by one, or set resources and --global-batch")
+    return sizes.pop()
+
+
+def _limits(budget: float | None, minutes: float | None, trials: int | None, gpus: int) -> Limits:
+    seconds = None if budget is None else budget * 3600 / gpus
+    if trials is None and budget is None and minutes is None:
+        trials = TRIALS
+    return Limits(trials, seconds)
+
+
+def _fresh(bases: Sequence[Base], chosen: Sequence[Knob], profile: Cluster, gpus: int) -> Record:
+    """A search at its beginning: what may be changed, by the check's word."""
+    begins = [begin(base, chosen, profile, eprint) for base in bases]
+    memory = {base.prepared.loaded.recipe.resources.gpu for base in bases}
+    capacity = _capacity(memory)
+    expected = max(trial_seconds(base) for base in bases)
+    state = State(tuple(one.start for one in begins), capacity_gib=capacity, expected_seconds=expected)
+    return Record(state, tuple(one.overrides for one in begins), tuple(one.refused for one in begins), gpus)
+
+
+def _capacity(names: set[str]) -> float | None:
+    sizes = [gpu(name).memory_gib for name in names]
+    return min(sizes) or None
+
+
+def _same(found: Record, bases: Sequence[Base], name: str) -> Record:
+    """The record of a search that was begun. Raises UserError if it is one of other recipes."""
+    if [start.name for start in found.state.starts] != [base.name for base in bases]:
+        message = f"the study {name} tunes {', '.join(start.name for start in found.state.starts)}"
+        raise error("other-tune", message, "--study", "choose another name")
+    return found
+
+
+def _with_limits(record: Record, limits: Limits) -> Record:
+    return replace(record, state=replace(record.state, limits=limits))
+
+
+# --- what it will cost ------------------------------------------------------------------------------------------------
+
+
+def _bound(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None) -> float:
+    """GPU-hours that the rest of the search may use at most."""
+    bounds = []
+    if limits.seconds is not None:
+        bounds.append(limits.seconds - seconds_spent(record.state))
+    if minutes is not None:
+        bounds.append(60 * minutes)
+    if limits.trials is not None:
+        left = max(limits.trials - trials_run(record.state), 0)
+        bounds.append(left * max(map(seconds_at_most, bases)))
+    return max(min(bounds), 0.0) * gpus / 3600
+
+
+def _cost(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None) -> str:
+    changes = sum(len(start.candidates) for start in record.state.starts)
+    shape = bases[0].prepared
+    need = shape.loaded.recipe.resources
+    devices = f"{gpus} {need.gpu}" if need.gpu != "cpu" else f"{gpus} process{'es' * (gpus > 1)} on CPUs"
+    done = f"; {len(record.state.results)} trials are done" if record.state.results else ""
+    bound = _bound(record, bases, limits, gpus, minutes)
+    return (
+        f"{changes} changes to try on {devices}: runs of {shape.args.integer('train_iters', 0)} iterations with global "
+        f"batch {shape.layout.global_batch}, about {record.state.expected_seconds:,.0f} s each{done}; "
+        f"at most {bound:,.2f} GPU-hours"
+    )
+
+
+def _confirm(
+    record: Record,
+    bases: Sequence[Base],
+    limits: Limits,
+    gpus: int,
+    minutes: float | None,
+    profile: Cluster,
+    yes: bool,
+) -> None:
+    """State the budget, and ask before an expensive search."""
+    eprint(_cost(record, bases, limits, gpus, minutes))
+    if yes or _bound(record, bases, limits, gpus, minutes) <= profile.ask_gpu_hours:
+        return
+    if not sys.stdin.isatty():
+        message = "standard input is not a terminal, so the search cannot be confirmed"
+        raise error("not-asked", message, fix="pass --yes")
+    if not click.confirm("Begin?", err=True):
+        raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
+
+
+def _show_plan(
+    record: Record, chosen: Sequence[Knob], bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None
+) -> None:
+    """What a search would try, the best prediction first."""
+    eprint(_cost(record, bases, limits, gpus, minutes))
+    touches = {knob.name: ", ".join(sorted(knob.touches - {"speed"})) for knob in chosen}
+    for number, start in enumerate(record.state.starts):
+        table = []
+        for one in sorted(start.candidates, key=lambda candidate: -candidate.gain):
+            keys = " ".join(f"{key}={value}" for key, value in record.overrides[number][one.name].items())
+            memory = "" if one.memory_gib is None else f"{one.memory_gib:+.1f}"
+            table.append((one.name, one.knob, percent(one.gain), memory, touches.get(one.knob, ""), keys))
+        columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
+        show_table(columns, table, title=start.name if len(record.state.starts) > 1 else None)
+        for refused in record.refused[number]:
+            eprint(f"refused by the check: {refused.name}: {refused.why}")
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    record: Record,
+    why: str,
+    bases: Sequence[Base],
+    overrides: Sequence[str],
+    folder: StudyFolder,
+    write: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> int:
+    knobs = all_knobs()
+    table = rows(record, knobs, why)
+    best = standing(record.state).best
+    eprint(f"ended: {why}")
+    file = picture or folder_of(folder) / "tune.png"
+    drawn = draw(table, folder.study_id, file)
+    if drawn:
+        eprint(f"picture: {file}")
+    elif picture is not None:
+        eprint("no picture: matplotlib is not installed (pip install 'fp8launch[plots]'), or nothing was measured")
+    if best is not None:
+        base = bases[best.start]
+        notes = _notes(record, best)
+        if write is not None:
+            text = recipe_text(
+                base.name, base.source, overrides, record.values(best), table, _setting(record, base), notes, write
+            )
+            write.write_text(text, encoding="utf-8")
+            eprint(f"wrote {write}")
+    result = _as_json(record, table, best, folder, why, file if drawn else None)
+    write_atomically(folder_of(folder) / "result.json", json.dumps(result, indent=2) + "\n")
+    if as_json:
+        show_json(result)
+    else:
+        _show(record, table, best, _notes(record, best) if best else ())
+    return 0 if best is not None else ANSWER_IS_NO
+
+
+def _notes(record: Record, best: Variant) -> list[str]:
+    """Remarks on the knobs of what was kept."""
+    knobs = all_knobs()
+    kept = {candidate.name: candidate.knob for candidate in record.state.starts[best.start].candidates}
+    return [f"{name}: {knobs[kept[name]].note}." for name in best.changes if knobs[kept[name]].note]
+
+
+def _setting(record: Record, base: Base) -> str:
+    need = base.prepared.loaded.recipe.resources
+    size = base.prepared.layout
+    return (
+        f"{trials_run(record.state)} trials of {base.prepared.args.integer('train_iters', 0)} iterations on "
+        f"{record.gpus} {need.gpu}, global batch {size.global_batch}, on {now()[:10]}"
+    )
+
+
+def _as_json(
+    record: Record, table: Sequence[Row], best: Variant | None, folder: StudyFolder, why: str, picture: Path | None
+) -> dict[str, Any]:
+    last = next((row for row in reversed(table) if row.kept), None)
+    return {
+        "study": folder.study_id,
+        "folder": str(folder.path),
+        "recipe": None if best is None else record.state.starts[best.start].name,
+        "changes": [] if best is None else list(best.changes),
+        "overrides": {} if best is None else record.values(best),
+        "numerics_changed": best is not None and any(row.kept and "numerics" in row.touches for row in table),
+        "best": last and last.as_json(),
+        "trials": trials_run(record.state),
+        "gpu_hours": seconds_spent(record.state) * record.gpus / 3600,
+        "ended": why,
+        "picture": None if picture is None else str(picture),
+        "rows": [row.as_json() for row in table],
+    }
+
+
+def _show(record: Record, table: Sequence[Row], best: Variant | None, notes: Sequence[str]) -> None:
+    shown = []
+    in_tflops = any(row.tflops_per_gpu and row.tflops_per_gpu >= 1 for row in table)
+    for number, row in enumerate(table):
+        measured = ""
+        if row.measured is not None and row.low is not None and row.high is not None:
+            measured = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
+        value = row.tflops_per_gpu if in_tflops else row.tokens_per_s_per_gpu
+        speed = f"{value:,.1f}" if value else ""
+        memory = f"{row.peak_memory_gib:.1f}" if row.peak_memory_gib else ""
+        name = row.change + (" (numerics)" if "numerics" in row.touches else "")
+        predicted = "" if row.predicted is None else percent(row.predicted)
+        shown.append((name if number == 0 else f"+ {name}", predicted, measured, speed, memory, row.why))
+    unit = "(TFLOP/s/GPU)" if in_tflops else "(tokens/s/GPU)"
+    show_table(("change", "predicted", "measured [95 %]", unit, "peak (GiB)", "kept or why not"), shown)
+    echo()
+    hours = seconds_spent(record.state) * record.gpus / 3600
+    echo(f"{trials_run(record.state)} trials, {hours:,.2f} GPU-hours")
+    if best is None:
+        return
+    echo(f"best: {record.state.starts[best.start].name}, {describe(best)}" if best.changes else "best: as it was")
+    changed = record.values(best)
+    if changed:
+        import shlex
+
+        from fp8launch.submit.grid import Point
+
+        echo("  " + " ".join(f"--set {shlex.quote(word)}" for word in Point("", None, changed).overrides))
+    for note in notes:
+        eprint(f"note: {note}")

@@ -1,0 +1,282 @@
+"""The knobs that `tune` turns: each with its options for a run, what it touches, and where it has an effect.
+
+Whether an option is legal is not known here: the check's rules and Megatron's validators judge every one of them
+(`candidates`). An option that changes nothing in a run is dropped there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.hardware.quantization import QUANTIZATION
+from fp8launch.recipe.schema import CONNECTIONS
+
+Touch = Literal["numerics", "memory", "speed"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a knob: `overrides` are values by recipe key.
+
+    `prior` is the speed-up that was measured elsewhere, for what the speed model does not know. `instead` are other
+    ways to say the same, tried in order where the check refuses the first.
+    """
+
+    name: str
+    overrides: Mapping[str, Any]
+    prior: float = 1.0
+    instead: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Knob:
+    """`touches` says what may change beside speed; `note` is printed beside a result that uses it."""
+
+    name: str
+    touches: frozenset[Touch]
+    options: Callable[[ResolvedRun], Iterator[Option]]
+    note: str = ""
+    about: str = field(default="", compare=False)
+
+    @property
+    def keeps_numerics(self) -> bool:
+        return "numerics" not in self.touches
+
+
+_OPTIONS = Callable[[ResolvedRun], Iterator[Option]]
+_KNOBS: dict[str, Knob] = {}
+
+
+def _knob(name: str, *touches: Touch, note: str = "") -> Callable[[_OPTIONS], _OPTIONS]:
+    def register(options: _OPTIONS) -> _OPTIONS:
+        _KNOBS[name] = Knob(name, frozenset(touches), options, note, (options.__doc__ or "").strip())
+        return options
+
+    return register
+
+
+def knobs() -> Mapping[str, Knob]:
+    """Every knob by name, in the order in which equal predictions are tried."""
+    return _KNOBS
+
+
+def _data_parallel(run: ResolvedRun) -> bool:
+    return run.layout.dp * run.layout.cp > 1
+
+
+# --- numerics stay ----------------------------------------------------------------------------------------------------
+
+
+@_knob("recompute", "memory", "speed")
+def _recompute(run: ResolvedRun) -> Iterator[Option]:
+    """Recompute of activations off; half as many layers where off does not fit."""
+    stated = [name for name in ("granularity", "method", "num_layers", "modules") if run.on(f"recompute_{name}")]
+    if not run.on("recompute_granularity"):
+        return
+    yield Option("no recompute", {f"megatron.recompute_{name}": None for name in stated})
+    layers = run.integer("recompute_num_layers")
+    if run.value("recompute_method") == "block" and layers > 1:
+        yield Option(f"recompute {layers // 2} layers", {"megatron.recompute_num_layers": layers // 2})
+
+
+@_knob("micro-batch", "memory", "speed")
+def _micro_batch(run: ResolvedRun) -> Iterator[Option]:
+    """Sequences per micro batch, the global batch unchanged."""
+    micro = run.layout.micro_batch
+    for size in (2 * micro, 4 * micro, micro // 2):
+        if size:
+            yield Option(f"micro batch {size}", {"batch.micro": size})
+
+
+@_knob("te-activation", "speed")
+def _te_activation(run: ResolvedRun) -> Iterator[Option]:
+    """SwiGLU by Transformer Engine's kernels: 1 % of an 8B step on H200 (benchmarks/h200/NOTES.md, 2026-11-21)."""
+    if run.uses_te and run.on("swiglu") and not run.on("use_te_activation_func"):
+        keys = {"megatron.use_te_activation_func": True, "megatron.no_bias_swiglu_fusion": True}
+        yield Option("TE's SwiGLU", keys, prior=1.01)
+
+
+@_knob("qkv-rope", "speed")
+def _qkv_rope(run: ResolvedRun) -> Iterator[Option]:
+    """One rope kernel over QKV: 1.8 % of an 8B step on H200 (benchmarks/h200/NOTES.md, 2026-11-21)."""
+    if run.uses_te and run.entry.sets_config and run.value("position_embedding_type") == "rope":
+        yield Option("one rope over QKV", {"launch.config.fused_single_qkv_rope": True}, prior=1.018)
+
+
+@_knob("loss-fusion", "memory", "speed")
+def _loss_fusion(run: ResolvedRun) -> Iterator[Option]:
+    """Megatron's fused cross entropy."""
+    if run.uses_te and not run.on("cross_entropy_loss_fusion"):
+        keys = {"megatron.cross_entropy_loss_fusion": True, "megatron.cross_entropy_fusion_impl": "native"}
+        yield Option("fused loss", keys)
+
+
+@_knob("grad-overlap", "speed")
+def _grad_overlap(run: ResolvedRun) -> Iterator[Option]:
+    """Gradients reduced beside the backward pass, or after it."""
+    if _data_parallel(run) and not run.fsdp:
+        on = run.on("overlap_grad_reduce")
+        keys: dict[str, Any] = {"megatron.overlap_grad_reduce": None if on else True}
+        if on and run.on("overlap_param_gather"):
+            keys["megatron.overlap_param_gather"] = None  # Megatron wants the other with it
+        yield Option(f"{'no ' if on else ''}overlap of gradient reduction", keys)
+
+
+@_knob("gather-overlap", "speed")
+def _gather_overlap(run: ResolvedRun) -> Iterator[Option]:
+    """Weights gathered beside the forward pass, or before it."""
+    if _data_parallel(run) and run.on("use_distributed_optimizer") and not run.fsdp:
+        on = run.on("overlap_param_gather")
+        keys: dict[str, Any] = {"megatron.overlap_param_gather": None if on else True}
+        if not on and not run.on("overlap_grad_reduce"):
+            keys["megatron.overlap_grad_reduce"] = True
+        yield Option(f"{'no ' if on else ''}overlap of parameter gather", keys)
+
+
+@_knob("tp-overlap", "speed")
+def _tp_overlap(run: ResolvedRun) -> Iterator[Option]:
+    """Tensor parallel transfers beside matrix products, where sequence parallelism is on."""
+    if run.uses_te and run.layout.tp > 1 and run.on("sequence_parallel"):
+        on = run.on("tp_comm_overlap")
+        keys = {"megatron.tp_comm_overlap": None if on else True}
+        if not on:
+            keys |= {"megatron.tp_comm_bootstrap_backend": "nccl"}  # type: ignore[dict-item]
+        yield Option(f"{'no ' if on else ''}TP overlap", keys)
+
+
+@_knob("cuda-graphs", "memory", "speed")
+def _cuda_graphs(run: ResolvedRun) -> Iterator[Option]:
+    """Layers, or the parts of MoE layers with fixed sizes, as CUDA graphs; or none."""
+    if not run.uses_te:
+        return
+    stated = [name for name in ("impl", "modules", "scope") if run.on(f"cuda_graph_{name}")]
+    if run.value("cuda_graph_impl") not in (None, "none"):
+        yield Option("no CUDA graphs", {f"megatron.cuda_graph_{name}": None for name in stated})
+        return
+    modules = ["attn", "moe_router", "moe_preprocess"] if run.on("num_experts") else ["attn", "mlp"]
+    keys = {
+        "megatron.cuda_graph_impl": "transformer_engine",
+        "megatron.cuda_graph_modules": modules,
+        "megatron.te_rng_tracker": True,
+        "env.NCCL_GRAPH_REGISTER": 0,
+    }
+    yield Option("CUDA graphs of layers", keys)
+
+
+@_knob("moe-permute", "speed")
+def _moe_permute(run: ResolvedRun) -> Iterator[Option]:
+    """Tokens of experts permuted by one fused kernel."""
+    if run.uses_te and run.on("num_experts") and not run.on("moe_permute_fusion"):
+        yield Option("fused permutation", {"megatron.moe_permute_fusion": True}, prior=1.02)
+
+
+@_knob("moe-router", "speed")
+def _moe_router(run: ResolvedRun) -> Iterator[Option]:
+    """The router's top k and its auxiliary loss by fused kernels."""
+    if run.uses_te and run.on("num_experts") and not run.on("moe_router_fusion"):
+        yield Option("fused router", {"megatron.moe_router_fusion": True}, prior=1.01)
+
+
+@_knob("nan-check", "speed")
+def _nan_check(run: ResolvedRun) -> Iterator[Option]:
+    """No check of loss and gradients for NaN, which waits for the GPU in every step."""
+    if run.value("check_for_nan_in_loss_and_grad") is not False:
+        yield Option("no NaN check", {"megatron.no_check_for_nan_in_loss_and_grad": True}, prior=1.002)
+
+
+@_knob("norms", "speed")
+def _norms(run: ResolvedRun) -> Iterator[Option]:
+    """Norms by cuDNN, or by Transformer Engine's own kernels."""
+    if run.uses_te:
+        on = run.env.get("NVTE_NORM_FWD_USE_CUDNN") == "1"
+        keys = {f"env.NVTE_NORM_{way}_USE_CUDNN": None if on else 1 for way in ("FWD", "BWD")}
+        yield Option("norms by TE" if on else "norms by cuDNN", keys)
+
+
+@_knob("sm-margin", "speed")
+def _sm_margin(run: ResolvedRun) -> Iterator[Option]:
+    """Multiprocessors that norms leave to communication."""
+    if run.uses_te:
+        for margin in (0, 16):
+            keys = {f"env.NVTE_{way}_LAYERNORM_SM_MARGIN": margin for way in ("FWD", "BWD")}
+            yield Option(f"SM margin {margin}", keys)
+
+
+@_knob("connections", "speed")
+def _connections(run: ResolvedRun) -> Iterator[Option]:
+    """Queues of work to a GPU, CUDA_DEVICE_MAX_CONNECTIONS."""
+    if run.gpu.name != "cpu":
+        for count in (1, 8, 32):
+            yield Option(f"{count} connection{'s' * (count > 1)}", {f"env.{CONNECTIONS}": count})
+
+
+@_knob("attention", "speed")
+def _attention(run: ResolvedRun) -> Iterator[Option]:
+    """cuDNN's attention, where the recipe leaves the choice to Transformer Engine."""
+    if run.uses_te and run.value("attention_backend") in (None, "auto"):
+        yield Option("cuDNN's attention", {"megatron.attention_backend": "fused"}, prior=1.01)
+
+
+@_knob("cpu-threads", "speed")
+def _cpu_threads(run: ResolvedRun) -> Iterator[Option]:
+    """Threads of a process that trains on a CPU."""
+    if run.gpu.name == "cpu":
+        for count in (1, 2):
+            yield Option(f"{count} thread{'s' * (count > 1)}", {"env.OMP_NUM_THREADS": count})
+
+
+# --- numerics change --------------------------------------------------------------------------------------------------
+
+
+@_knob("param-gather", "numerics", "memory", "speed")
+def _param_gather(run: ResolvedRun) -> Iterator[Option]:
+    """Weights gathered in FP8, or in bf16 from their fp32 masters."""
+    recipe = run.quantization
+    if recipe is None:
+        return
+    on = run.on(recipe.gather_flag)
+    if on or (recipe.gather_is_proven and run.on("use_distributed_optimizer")):
+        yield Option(f"{'no ' if on else ''}FP8 parameter gather", {"precision.param_gather": not on})
+
+
+@_knob("scaling", "numerics", "memory", "speed")
+def _scaling(run: ResolvedRun) -> Iterator[Option]:
+    """Other recipes of the same data type, as the pack has them."""
+    current = run.quantization
+    for name, recipe in QUANTIZATION.items() if current is not None else ():
+        if current is not None and recipe.selectable and recipe.operands == current.operands and name != current.name:
+            yield Option(f"{name} scaling", {"precision.recipe": name})
+
+
+@_knob(
+    "te-loss",
+    "numerics",
+    "memory",
+    "speed",
+    note="Megatron 0.18.2 and 0.19 refuse Transformer Engine's cross entropy for its stability; 500 steps of a small "
+    "model showed none of it (benchmarks/h200/NOTES.md)",
+)
+def _te_loss(run: ResolvedRun) -> Iterator[Option]:
+    """Transformer Engine's cross entropy; behind Megatron's validators where they refuse the flag."""
+    if run.uses_te and run.on("cross_entropy_loss_fusion") and run.value("cross_entropy_fusion_impl") != "te":
+        hidden = {"launch.config.cross_entropy_fusion_impl": "te"}
+        instead = (hidden,) if run.entry.sets_config else ()
+        yield Option("TE's cross entropy", {"megatron.cross_entropy_fusion_impl": "te"}, instead=instead)
+
+
+@_knob("gradients", "numerics", "memory", "speed")
+def _gradients(run: ResolvedRun) -> Iterator[Option]:
+    """Type in which gradients are kept and reduced."""
+    if run.layout.world > 1 or run.uses_te:
+        other = "fp32" if run.on("grad_reduce_in_bf16") else "bf16"
+        yield Option(f"{other} gradients", {"optimizer.grad_reduce": other})
+
+
+@_knob("moments", "numerics", "memory", "speed")
+def _moments(run: ResolvedRun) -> Iterator[Option]:
+    """Adam's moments in bf16."""
+    if run.uses_te and run.on("use_distributed_optimizer") and not run.on("use_precision_aware_optimizer"):
+        yield Option("bf16 moments", {"optimizer.exp_avg": "bf16", "optimizer.exp_avg_sq": "bf16"})

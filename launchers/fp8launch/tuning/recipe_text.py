@@ -1,0 +1,83 @@
+"""The best variant as a recipe whose comments cite the measurements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import error
+from fp8launch.recipe.load import RecipeSource
+from fp8launch.recipe.write_yaml import write_yaml
+from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.resources import pack_folder
+from fp8launch.tuning.rows import Row, percent
+from fp8launch.tuning.search import speed_in_words
+
+
+def recipe_text(
+    name: str,
+    source: RecipeSource,
+    user: Sequence[str],
+    values: Mapping[str, Any],
+    rows: Sequence[Row],
+    setting: str,
+    notes: Sequence[str],
+    file: Path,
+) -> str:
+    """Return a recipe that lays the user's overrides and the changes `values` on what was tuned.
+
+    `setting` says what the trials ran on and how; `notes` are remarks on changes that were kept.
+    """
+    recipe: dict[str, Any] = {}
+    if ":" in name:
+        engine, _, own = name.partition(":")
+        recipe |= {"engine": engine, engine: {"recipe": own}}
+    else:
+        recipe["extends"] = [_parent(source, file)]
+    words = [(key, parse_yaml(text, word).plain()) for word in user for key, _, text in [word.partition("=")]]
+    for key, value in (*words, *values.items()):
+        if key == "precision.recipe":
+            # Its part of the pack brings the format and the settings that belong to it.
+            recipe.setdefault("extends", []).append(f"precision/{value}")
+        else:
+            _put(recipe, key.strip().split("."), value)
+    return write_yaml(recipe, {"": _comment(rows, setting, notes)})
+
+
+def _put(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for step in path[:-1]:
+        into = into.setdefault(step, {})
+        if not isinstance(into, dict):
+            raise error("tune-write", f"cannot write a key below {step}, which has a value", ".".join(path))
+    into[path[-1]] = value
+
+
+def _parent(source: RecipeSource, file: Path) -> str:
+    """The tuned recipe as the written one names it: by its name in the pack, or relative to the file."""
+    pack = pack_folder("recipes")
+    if source.path.resolve().is_relative_to(pack.resolve()):
+        return str(source.path.resolve().relative_to(pack.resolve()).with_suffix(""))
+    relative = os.path.relpath(source.path.resolve(), file.resolve().parent)
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def _comment(rows: Sequence[Row], setting: str, notes: Sequence[str]) -> list[str]:
+    kept = [row for row in rows if row.kept]
+    found = [f"Written by fp8launch tune: {setting}."]
+    for row in kept:
+        speed = speed_in_words(row.tflops_per_gpu, row.step_time_ms)
+        memory = f", {row.peak_memory_gib:.1f} GiB" if row.peak_memory_gib else ""
+        if row.measured is None or row.low is None or row.high is None:
+            found.append(f"{row.change}: {speed}{memory} ({', '.join(row.runs)}).")
+            continue
+        gain = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
+        numerics = ", changes numerics" if "numerics" in row.touches else ""
+        found.append(f"+ {row.change}: {gain}, {speed}{memory}{numerics} ({', '.join(row.runs)}).")
+    left = [
+        f"{row.change} {percent(row.measured)}" for row in rows if row.measured is not None and not row.kept
+    ]  # fmt: skip
+    if left:
+        found.append(f"Not kept: {', '.join(left)}.")
+    return [*found, *notes]

@@ -1,0 +1,116 @@
+"""The state of a search on disk, in the folder of its study: `tune/state.json`.
+
+A trial is written here before its run is submitted, and its outcome when the run has ended. So a command that was
+killed goes on with the trial that it was at: the study knows its run, and submits nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fp8launch.diagnostics import error
+from fp8launch.rundir.atomic_io import make_folders, read_json, write_atomically
+from fp8launch.rundir.study import StudyFolder
+from fp8launch.tuning.candidates import Refused
+from fp8launch.tuning.search import Candidate, Limits, Outcome, Start, State, Trial, Variant
+
+FOLDER, FILE = "tune", "state.json"
+
+
+@dataclass(frozen=True)
+class OpenTrial:
+    """A trial whose outcome is not known yet. `cut` if its run was ended because the time was up."""
+
+    trial: Trial
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """A search with what its trials run: `overrides` by start and option. `gpus` is the size of every trial."""
+
+    state: State
+    overrides: tuple[Mapping[str, Mapping[str, Any]], ...]
+    refused: tuple[tuple[Refused, ...], ...]
+    gpus: int
+    open: OpenTrial | None = None
+
+    def values(self, variant: Variant) -> dict[str, Any]:
+        """The overrides of a variant, those of later changes last."""
+        known = self.overrides[variant.start]
+        merged: dict[str, Any] = {}
+        for name in variant.changes:
+            merged |= known[name]
+        return merged
+
+    def opened(self, trial: Trial) -> Record:
+        """The record with a trial that is about to be submitted."""
+        return replace(self, open=OpenTrial(trial))
+
+    def cut(self, trial: Trial, seconds: float) -> Record:
+        """The record with a trial whose run was ended after `seconds`, before it had a result."""
+        return replace(self, open=OpenTrial(trial, cut=True), state=replace(self.state, cut_seconds=seconds))
+
+    def with_outcome(self, trial: Trial, outcome: Outcome) -> Record:
+        """The record with the outcome of a trial, whose seconds include those of a run that was cut off before."""
+        state = replace(self.state, results=(*self.state.results, (trial, outcome)), cut_seconds=0.0)
+        return replace(self, state=state, open=None)
+
+
+def folder_of(study: StudyFolder) -> Path:
+    return study.path / FOLDER
+
+
+def write_record(study: StudyFolder, record: Record) -> None:
+    """Write the state whole or not at all. Raises UserError (exit code 3) where the disk refuses."""
+    folder = folder_of(study)
+    try:
+        make_folders(folder)
+        write_atomically(folder / FILE, json.dumps({"format": 1, **asdict(record)}, indent=1) + "\n")
+    except OSError as exc:
+        fix = "free disk space, then repeat the command: it goes on where it was"
+        raise error("run-root", f"cannot write the state of the search: {exc.strerror}", str(folder), fix, 3) from None
+
+
+def read_record(study: StudyFolder) -> Record | None:
+    """The state of a search that was begun; None for a new one. Raises UserError for a damaged file."""
+    file = folder_of(study) / FILE
+    if not file.is_file():
+        return None
+    try:
+        return _record(read_json(file))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as exc:
+        fix = "choose another --study, or remove this folder to begin anew"
+        raise error("bad-tune-state", f"cannot be read: {type(exc).__name__}: {exc}", str(file), fix) from None
+
+
+def _record(data: Any) -> Record:
+    held = data["state"]
+    starts = tuple(
+        Start(one["name"], tuple(Candidate(**candidate) for candidate in one["candidates"]), one["memory_gib"])
+        for one in held["starts"]
+    )
+    results = tuple((_trial(trial), _outcome(outcome)) for trial, outcome in held["results"])
+    state = State(
+        starts,
+        results,
+        Limits(**held["limits"]),
+        capacity_gib=held["capacity_gib"],
+        expected_seconds=held["expected_seconds"],
+        cut_seconds=held["cut_seconds"],
+    )
+    refused = tuple(tuple(Refused(**one) for one in several) for several in data["refused"])
+    opened = data["open"] and OpenTrial(_trial(data["open"]["trial"]), data["open"]["cut"])
+    return Record(state, tuple(data["overrides"]), refused, data["gpus"], opened)
+
+
+def _trial(data: Mapping[str, Any]) -> Trial:
+    return Trial(Variant(data["variant"]["start"], tuple(data["variant"]["changes"])), data["repeat"])
+
+
+def _outcome(data: Mapping[str, Any]) -> Outcome:
+    return Outcome(**{**data, "speeds": tuple(data["speeds"])})

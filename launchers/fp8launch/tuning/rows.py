@@ -1,0 +1,180 @@
+"""The result of a search as rows, for the table, the picture and JSON; and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fp8launch.tuning.knobs import Knob
+from fp8launch.tuning.record import Record
+from fp8launch.tuning.search import (
+    LEAST_PREDICTED,
+    MOST_RUNS,
+    Judgement,
+    Outcome,
+    Standing,
+    Variant,
+    describe,
+    gain_over,
+    needs_gib,
+    standing,
+    why_not_fits,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant that was tried, or a change that was not.
+
+    `predicted` and `measured` are ratios to the speed of `over`, the best at that time; `low` and `high` the 95 %
+    interval of `measured`, which covers what `covers` says. `kept`: it is part of the best.
+    """
+
+    change: str
+    why: str
+    touches: tuple[str, ...]
+    predicted: float | None
+    over: str = ""
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    covers: str | None = None
+    tflops_per_gpu: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    step_time_ms: float | None = None
+    predicted_step_time_ms: float | None = None
+    peak_memory_gib: float | None = None
+    predicted_memory_gib: float | None = None
+    kept: bool = False
+    runs: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percent(ratio: float) -> str:
+    """A ratio of speeds as a gain: `+1.9 %`."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def judged_in_words(judged: Judgement) -> str:
+    """The verdict on a variant, with its interval."""
+    if judged.ratio is None or judged.interval is None:
+        return judged.why or judged.verdict
+    text = f"{percent(judged.ratio)} [{percent(judged.interval.low)}, {percent(judged.interval.high)}]"
+    return f"{text}: {_WORDS[judged.verdict]}"
+
+
+_WORDS: Mapping[str, str] = {
+    "start": "the recipe as it is",
+    "better": "faster, kept",
+    "worse": "slower, not kept",
+    "same": "no gain, not kept",
+    "undecided": "undecided, to be run again",
+    "not settled": f"not settled by {MOST_RUNS} runs of each, not kept",
+    "failed": "failed",
+}
+
+
+def rows(record: Record, knobs: Mapping[str, Knob], why_ended: str) -> list[Row]:
+    """Everything that was tried, in order, then what was not tried and why."""
+    now = standing(record.state)
+    outcomes: dict[Variant, list[Outcome]] = {}
+    for trial, outcome in record.state.results:
+        outcomes.setdefault(trial.variant, []).append(outcome)
+    touched = {
+        (number, candidate.name): tuple(sorted(knobs[candidate.knob].touches)) if candidate.knob in knobs else ()
+        for number, start in enumerate(record.state.starts)
+        for candidate in start.candidates
+    }
+    found = [_tried(record, now, judged, outcomes[judged.variant], touched) for judged in now.judgements.values()]
+    return [*found, *_untried(record, now, touched, why_ended)]
+
+
+Touched = Mapping[tuple[int, str], tuple[str, ...]]
+
+
+def _new(judged: Judgement) -> tuple[str, ...]:
+    before = judged.against.changes if judged.against and judged.against.start == judged.variant.start else ()
+    return tuple(name for name in judged.variant.changes if name not in before)
+
+
+def _tried(
+    record: Record, now: Standing, judged: Judgement, outcomes: list[Outcome], touched: Touched
+) -> Row:  # fmt: skip
+    state, variant = record.state, judged.variant
+    good = [outcome for outcome in outcomes if outcome.status == "ok"]
+    last = good[-1] if good else outcomes[-1]
+    new = _new(judged)
+    start = state.starts[variant.start].name
+    predicted = None
+    if judged.against is not None and judged.against.start == variant.start:
+        predicted = _known(gain_over(state, judged.against, variant))
+    speeds = sorted(speed for outcome in good for speed in outcome.speeds)
+    middle = speeds[len(speeds) // 2] if speeds else None
+    why, kept = _WORDS[judged.verdict], _is_kept(now, judged)
+    if judged.verdict == "better" and not kept:
+        why = "faster, then replaced"
+    elif judged.verdict == "undecided":
+        why = "undecided when the search ended, not kept"
+    elif judged.verdict == "failed":
+        why = f"{last.status.replace('_', ' ')}: {judged.why or last.why}"
+    return Row(
+        change=" + ".join(new) or start,
+        over=describe(judged.against) if judged.against else "",
+        predicted=predicted,
+        measured=judged.ratio if judged.against else None,
+        low=judged.interval.low if judged.interval else None,
+        high=judged.interval.high if judged.interval else None,
+        covers=judged.interval.covers if judged.interval else None,
+        tflops_per_gpu=last.tflops,
+        tokens_per_s_per_gpu=middle,
+        step_time_ms=last.step_ms,
+        predicted_step_time_ms=last.predicted_ms,
+        peak_memory_gib=last.peak_gib,
+        predicted_memory_gib=last.predicted_gib,
+        kept=kept,
+        why=why,
+        touches=tuple(sorted({touch for name in new for touch in touched[variant.start, name]})),
+        runs=tuple(outcome.run for outcome in outcomes if outcome.run),
+    )
+
+
+def _is_kept(now: Standing, judged: Judgement) -> bool:
+    """Whether what a variant added is part of the best."""
+    best = now.best
+    if best is None or judged.verdict not in ("better", "start") or judged.variant.start != best.start:
+        return False
+    return set(_new(judged)) <= set(best.changes)
+
+
+def _untried(record: Record, now: Standing, touched: Touched, why_ended: str) -> list[Row]:
+    state, best = record.state, now.best
+    tried = {name for judged in now.judgements.values() for name in _new(judged)}
+    found = []
+    start = best.start if best else 0
+    for candidate in state.starts[start].candidates:
+        if candidate.name in tried:
+            continue
+        variant = Variant(start, (candidate.name,))
+        gain = candidate.gain
+        why = f"not tried: {why_ended}"
+        misfit = why_not_fits(state, variant, needs_gib(state, variant))
+        if misfit is not None:
+            why = f"not tried: {misfit}"
+        elif gain < LEAST_PREDICTED:
+            why = "not tried: predicted to be slower"
+        found.append(_left_out(candidate.name, gain, why, touched[start, candidate.name]))
+    for refused in record.refused[start]:
+        found.append(_left_out(refused.name, None, f"refused by the check: {refused.why}", ()))
+    return found
+
+
+def _known(gain: float | None) -> float | None:
+    """A prediction; None for what the model knows nothing of, which leaves its time as it was."""
+    return None if gain == 1 else gain
+
+
+def _left_out(name: str, gain: float | None, why: str, touches: tuple[str, ...]) -> Row:
+    return Row(change=name, predicted=_known(gain), why=why, touches=touches)

@@ -1,0 +1,118 @@
+"""The search with its effects: asks for the next trial, runs it, writes down what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fp8launch.diagnostics import UserError
+from fp8launch.tuning.candidates import Base, predict, seconds_at_most
+from fp8launch.tuning.record import Record, write_record
+from fp8launch.tuning.rows import judged_in_words, percent
+from fp8launch.tuning.search import (
+    Finished,
+    Outcome,
+    Trial,
+    describe,
+    gain_over,
+    memory_shift,
+    next_trial,
+    seconds_spent,
+    speed_in_words,
+    standing,
+    why_not_fits,
+)
+from fp8launch.tuning.trials import CutOff, Site, run_trial
+
+
+@dataclass(frozen=True)
+class Session:
+    """A search on a site. `ends` is the time of `clock` when the command has to be over, None for no bound."""
+
+    site: Site
+    bases: Sequence[Base]
+    ends: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def left(self) -> float | None:
+        return None if self.ends is None else max(self.ends - self.clock(), 0.0)
+
+
+def search(session: Session, record: Record) -> tuple[Record, str]:
+    """Run trials until the search is over or a limit is reached; return the record and the reason for the end.
+
+    Every step is on disk before the next one begins.
+    """
+    site = session.site
+    while True:
+        trial, again = _next(session, record)
+        if isinstance(trial, Finished):
+            return record, trial.why
+        before = record
+        record = record.opened(trial) if record.open is None or again else record
+        write_record(site.study, record)
+        try:
+            outcome = _outcome(session, record, trial, again)
+        except CutOff as cut:
+            record = record.cut(trial, cut.seconds)
+            write_record(site.study, record)
+            return record, f"the time was up during the trial of {describe(trial.variant)}"
+        record = record.with_outcome(trial, outcome)
+        write_record(site.study, record)
+        _report(site.say, before, record, trial, outcome)
+
+
+def _next(session: Session, record: Record) -> tuple[Trial | Finished, bool]:
+    """The next trial, and whether its run was cut off before; first of all the one that a killed command was at."""
+    opened = record.open
+    if opened is not None and not opened.cut:
+        return opened.trial, False
+    trial = next_trial(replace(record.state, seconds_left=session.left))
+    return trial, opened is not None and trial == opened.trial
+
+
+def _outcome(session: Session, record: Record, trial: Trial, again: bool) -> Outcome:
+    site, state, variant = session.site, record.state, trial.variant
+    base, values = session.bases[variant.start], record.values(variant)
+    try:
+        need = predict(base.variant(values, trial.repeat)[1]).needs_gib
+    except UserError as exc:
+        return Outcome("refused", why=exc.problems[0].message)
+    why = why_not_fits(state, variant, need)
+    if why is not None and variant.changes:
+        return Outcome("skipped", needs_gib=need, why=why)
+    repeat = f", run {trial.repeat}" if trial.repeat > 1 else ""
+    best = standing(state).best
+    predicted = ""
+    if best is not None and variant != best and variant.start == best.start:
+        gain = gain_over(state, best, variant)
+        predicted = "" if gain == 1 else f", predicted {percent(gain)}"
+    site.say(f"trial {1 + len(state.results)}: {describe(variant)}{repeat}{predicted}")
+    left = session.left
+    if state.limits.seconds is not None:
+        of_budget = max(state.limits.seconds - seconds_spent(state), 0.0)
+        left = of_budget if left is None else min(left, of_budget)
+    return run_trial(site, base, values, trial.repeat, seconds_at_most(base), again, left)
+
+
+def _report(say: Callable[[str], None], before: Record, after: Record, trial: Trial, outcome: Outcome) -> None:
+    """Say what a trial brought."""
+    if outcome.status == "skipped":
+        say(f"  {describe(trial.variant)} is skipped: {outcome.why}")
+        return
+    if outcome.status != "ok":
+        say(f"  {outcome.status.replace('_', ' ')}: {outcome.why}")
+    else:
+        speed = speed_in_words(outcome.tflops, outcome.step_ms)
+        memory = f", {outcome.peak_gib:.1f} GiB" if outcome.peak_gib else ""
+        say(f"  {speed}{memory}, {outcome.seconds:,.0f} s")
+        now = standing(after.state)
+        before_open = standing(before.state).undecided
+        judged = now.judgements.get(before_open or trial.variant)
+        if judged is not None and judged.verdict != "start":
+            say(f"  {judged_in_words(judged)}")
+    shift = memory_shift(after.state)
+    if abs(shift - memory_shift(before.state)) >= 0.05:
+        say(f"  predictions of memory are corrected by {shift:+.1f} GiB from here on")

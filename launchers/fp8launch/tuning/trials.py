@@ -1,0 +1,196 @@
+"""One trial as a run of the study: submitted, followed, ended early where it cannot win, and read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fp8launch.check.checker import check_all
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import UserError, error
+from fp8launch.injob.supervisor.failures import ending_of_attempt
+from fp8launch.report.intervals import FEWEST
+from fp8launch.report.run_data import run_from_folder
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.study import StudyFolder
+from fp8launch.schedulers.base import JobState, Scheduler
+from fp8launch.submit.submission import now
+from fp8launch.submit.submit_study import GridPoint, submit_study
+from fp8launch.tuning.candidates import Base, predict
+from fp8launch.tuning.search import Outcome
+
+OUT_OF_MEMORY = frozenset(("out-of-memory", "host-out-of-memory"))
+# Iterations that a trial should have for its interval; FEWEST are the least.
+WANTED = 5
+# The end of a log that is searched for a failure while the run is alive, and how often.
+TAIL_BYTES = 200_000
+LOOK_SECONDS = 2.0
+# What a failed process group is given to leave by itself.
+GRACE_SECONDS = 5.0
+# A run whose state nobody knows for so long is given up by this command, and found again by the next.
+LOST_SECONDS = 120.0
+# Entry of a run's manifest: by job id, when it was first seen running.
+RUNNING_SINCE = "running_since"
+
+
+class CutOff(Exception):
+    """The time was up before the trial had enough iterations; its run was ended after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("the time is up")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where trials run."""
+
+    cluster: Cluster
+    root: Path
+    scheduler: Scheduler
+    study: StudyFolder
+    say: Callable[[str], None]
+
+
+def run_trial(
+    site: Site, base: Base, values: dict[str, object], repeat: int, at_most: float, again: bool, left: float | None
+) -> Outcome:
+    """Run a trial to its end, or find the end of one that was submitted before.
+
+    It is ended after `at_most` seconds, which makes it a failure, and after `left` seconds, which raises CutOff unless
+    enough iterations were measured. With `again` a run that was ended so is submitted once more.
+    """
+    try:
+        point, prepared = base.variant(values, repeat)
+        checked = check_all([prepared], site.cluster, scheduler=site.scheduler)[0]
+        if not checked.ok:
+            raise UserError([problem for problem in checked.problems if problem.severity == "error"])
+    except UserError as exc:
+        return Outcome("refused", why=exc.problems[0].message)
+    grid = GridPoint(point, prepared, checked.as_json(), checked.job)
+    began = time.monotonic()
+    submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
+    run = site.study.run(grid.run_name)
+    deadline = None if left is None else began + left
+    state, why = _follow(site, run, at_most, deadline)
+    return _outcome(run, state, why, base, grid)
+
+
+def _follow(site: Site, run: RunFolder, at_most: float, deadline: float | None) -> tuple[JobState, str]:
+    """Wait for the end of a run; return its last state, and why it was ended where this command did that."""
+    every = max(site.scheduler.capabilities.poll_seconds, 0.2)
+    looked = lost = failed = 0.0
+    started: float | None = None
+    while True:
+        state = site.scheduler.state(run)
+        clock = time.monotonic()
+        if state.final:
+            return state, ""
+        if state.status == "running" and started is None:
+            started = clock
+            _note_start(run)
+        lost = 0.0 if state.status != "unknown" else lost or clock
+        if lost and clock - lost > LOST_SECONDS:
+            fix = "repeat the command when the scheduler answers: it goes on with this run"
+            raise error("trial-lost", f"the state of {run.run_id} is not known: {state.detail}", str(run.path), fix, 3)
+        why = ""
+        if deadline is not None and clock >= deadline:
+            why = "the time is up"
+        elif started is not None and clock - started > at_most:
+            why = f"it took more than {at_most:,.0f} s"
+        elif clock - looked >= LOOK_SECONDS:
+            looked = clock
+            if _is_out_of_memory(run):
+                failed = failed or clock
+                if clock - failed >= GRACE_SECONDS:
+                    why = "out of memory"
+        if why:
+            site.scheduler.cancel([run])
+            return _settled(site, run), why
+        time.sleep(min(every, 1.0))
+
+
+def _settled(site: Site, run: RunFolder) -> JobState:
+    """The state of a run that was ended, once it is final or half a minute is over."""
+    end = time.monotonic() + 30
+    while not (state := site.scheduler.state(run)).final and time.monotonic() < end:
+        time.sleep(0.5)
+    return state
+
+
+def _is_out_of_memory(run: RunFolder) -> bool:
+    attempts = run.attempts()
+    if not attempts:
+        return False
+    try:
+        with attempts[-1].log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return False
+    failure = ending_of_attempt(text).failure
+    return failure is not None and failure.code in OUT_OF_MEMORY
+
+
+def _outcome(run: RunFolder, state: JobState, why: str, base: Base, grid: GridPoint) -> Outcome:
+    """What a run that has ended says. Raises CutOff."""
+    data = run_from_folder(run)
+    report = data.report
+    predicted = predict(grid.prepared)
+    speeds = tuple(data.speeds("tokens/s/GPU"))
+    failure = report.failure
+    common = {
+        "run": run.run_id,
+        "predicted_ms": predicted.step_ms,
+        "predicted_gib": predicted.peak_gib,
+        "needs_gib": predicted.needs_gib,
+        "peak_gib": report.peak_memory_mib / 1024 if report.peak_memory_mib else None,
+        "seconds": seconds_of(run),
+    }
+    if why == "out of memory" or state.status == "out_of_memory" or (failure and failure.code in OUT_OF_MEMORY):
+        text = failure.message if failure and failure.code in OUT_OF_MEMORY else "out of memory"
+        return Outcome("out_of_memory", why=text, **common)  # type: ignore[arg-type]
+    measured = (report.status == "ok" or why == "the time is up") and len(speeds) >= FEWEST
+    if measured:
+        return Outcome(
+            "ok",
+            speeds=speeds,
+            step_ms=report.step_time_ms.median if report.step_time_ms else None,
+            tflops=report.tflops_per_gpu.median if report.tflops_per_gpu else None,
+            **common,  # type: ignore[arg-type]
+        )
+    if why == "the time is up":
+        raise CutOff(seconds_of(run))
+    if not why and failure is not None:
+        why = f"{failure.code}: {failure.message}"
+    if not why and report.status == "ok":
+        why = f"only {len(speeds)} iterations count; {WANTED} are wanted: pass --iterations"
+    return Outcome("failed", why=why or f"{state.status} {state.detail}".strip(), **common)  # type: ignore[arg-type]
+
+
+def seconds_of(run: RunFolder) -> float:
+    """Seconds that the jobs of a run have taken, from when they were first seen running to the last sign of each."""
+    manifest = run.manifest()
+    seen = manifest.get(RUNNING_SINCE) or {}
+    total = 0.0
+    for number, job in enumerate(manifest.get("jobs") or []):
+        mine = [one for one in run.attempts() if one.job_id == job["id"] or one.restart == number]
+        signs = [file for one in mine for file in (one.log, one.log.with_suffix(".exit")) if file.is_file()]
+        try:
+            begun = datetime.fromisoformat(str(seen.get(job["id"], job["submitted"]))).timestamp()
+        except ValueError:
+            continue
+        total += max(max((file.stat().st_mtime for file in signs), default=begun) - begun, 0.0)
+    return total
+
+
+def _note_start(run: RunFolder) -> None:
+    """Note when the newest job of a run was first seen running: what it waited for before costs nothing."""
+    manifest = run.manifest()
+    job = manifest["jobs"][-1]["id"]
+    seen = manifest.get(RUNNING_SINCE) or {}
+    if job not in seen:
+        run.update(**{RUNNING_SINCE: {**seen, job: now()}})
