@@ -16,7 +16,7 @@ from memory_scheduler import Memory
 from support import only, refused
 
 from fp8launch import schedulers
-from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.profile import Cluster, Storage
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.load import load_recipe
 from fp8launch.report import run_facts
@@ -67,6 +67,18 @@ def test_a_run_on_this_machine_from_recipe_to_end(home: Path) -> None:
     assert [a.exit_status for a in run.attempts()] == [0]
     failed = submit(prepare("tiny_cpu"), Cluster(python="/bin/false"), home / "runs", LocalScheduler())
     assert (ended(failed).status, ended(failed).exit_code) == ("failed", 1)
+
+
+def test_checkpoints_are_stored_where_the_profile_says(home: Path, scheduler: Scheduler) -> None:
+    cluster = Cluster(python="/bin/true", storage=Storage(checkpoints=str(home / "saved")))
+    saves = ["checkpoint.dir=checkpoints", "checkpoint.interval=5"]
+    run = submit(prepare("tiny_cpu", saves), cluster, home / "runs", scheduler)
+    place = home / "saved" / run.run_id
+    assert (run.path / "checkpoints").readlink() == place and place.is_dir()
+    assert run.manifest()["storage"] == {"checkpoints": str(place)}
+    alone = submit(prepare("tiny_cpu"), cluster, home / "runs", scheduler)
+    assert not (alone.path / "checkpoints").exists() and "storage" not in alone.manifest()
+    assert [each.name for each in (home / "saved").iterdir()] == [run.run_id]
 
 
 def test_a_run_folder_with_spaces(home: Path) -> None:

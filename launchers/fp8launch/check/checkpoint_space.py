@@ -16,6 +16,7 @@ from fp8launch.check.job_paths import is_remote, job_paths, kind_of, unexpanded
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import checkpoint_place
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.megatron.parameters import parameters
 
@@ -102,7 +103,7 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
         paths = job_paths(prepared.loaded, cluster, runtime)
         folder = paths.here(save) if save.startswith("/") and paths.mounted(save) else None
         if not save.startswith("/"):
-            folder = run_root(cluster, None)
+            folder = checkpoint_place(cluster) or run_root(cluster, None)
     except UserError:
         return None  # whoever looks at the run root reports it
     while folder is not None and kind_of(folder) == "missing":

@@ -23,6 +23,7 @@ from fp8launch.check.job_paths import (
 from fp8launch.check.tokenizers import tokenizer_problems
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import CHECKPOINTS, DATA, checkpoint_place, data_place
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
 from fp8launch.megatron.path_flags import PATH_FLAGS, path_flags
@@ -66,6 +67,7 @@ def problems(
     yield from tokenizer_problems(prepared, cluster, paths, environment)
     yield from load_problems(args, paths)
     yield from _written(args, paths)
+    yield from _stored(args, cluster, paths)
 
 
 def _texts(args: EngineArguments, *flags: str) -> Iterator[tuple[str, str]]:
@@ -119,6 +121,22 @@ def _written(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
         elif why := _why_not_written(flag, text, paths):
             fix = "choose a folder on the shared file system that the job can write to"
             yield Problem("error", "not-writable", f"{name} {text}: {why}", where, fix)
+
+
+def _stored(args: EngineArguments, cluster: Cluster, paths: JobPaths) -> Iterator[Problem]:
+    """Check the folders that the cluster profile names for data and checkpoints, where the run uses them."""
+    save = args.values.get("save")
+    for place, where, used in (
+        (data_place(cluster), DATA, bool(args.values.get("data_path"))),
+        (checkpoint_place(cluster), CHECKPOINTS, isinstance(save, str) and not save.startswith("/")),
+    ):
+        if place is None or not used:
+            continue
+        if paths.mounts is not None and paths.here(str(place)) != place:
+            message = f"{place} is hidden in the container by a mount of the recipe onto a folder above it"
+            yield Problem("error", "path-not-mounted", message, where, "mount something else, or elsewhere")
+        elif where == CHECKPOINTS and (why := why_not_writable(place)):
+            yield Problem("error", "not-writable", f"checkpoints would go to {place}: {why}", where, "choose another")
 
 
 def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:

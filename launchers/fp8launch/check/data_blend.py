@@ -16,6 +16,7 @@ from fp8launch.diagnostics import Problem, UserError, nearest
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
+RELATIVE = "write an absolute path, or name the folder of your datasets in the cluster profile (storage.data)"
 SPLITS = ("train", "valid", "test")
 # Megatron's default for --data-path without --split (megatron/training/arguments.py).
 DEFAULT_SPLIT = "969, 30, 1"
@@ -182,7 +183,7 @@ def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
         return None
     if not prefix.startswith("/"):
         message = f"data '{prefix}' is relative to the run folder, which is new for each run"
-        return Problem("error", "path-relative", message, where, "write an absolute path")
+        return Problem("error", "path-relative", message, where, RELATIVE)
     if not any(paths.visible(f"{prefix}.{end}") for end in ("bin", "idx")):
         return not_mounted("data", prefix, where, paths, "read")
     here = paths.here(prefix)

@@ -19,6 +19,7 @@ from fp8launch.cluster.images import image_folder, local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, UserError
+from fp8launch.job.build_job import site_mounts
 from fp8launch.job.job import Mount
 from fp8launch.job.mounts import clean, covering, is_below, on_host
 from fp8launch.megatron.path_flags import Access
@@ -118,7 +119,8 @@ def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = 
     runtime = runtime or cluster.runtime or "pyxis"
     if container.image is None or runtime == "none":
         return JobPaths(None)
-    stated = [mount for text in (*cluster.mounts, *container.mounts) if (mount := parse_mount(text))]
+    site = [text for text, _ in site_mounts(cluster)]
+    stated = [mount for text in (*site, *container.mounts) if (mount := parse_mount(text))]
     image = image_folder(container.image, cluster)
     return JobPaths((*_runtime_mounts(runtime, os.environ), *stated), runtime, image, tuple(container.contains))
 

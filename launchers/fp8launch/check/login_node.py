@@ -14,8 +14,9 @@ from fp8launch.check.job_paths import kind_of
 from fp8launch.cluster.images import image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
-from fp8launch.job.build_job import UNPLACED, plan, probe_runtime
+from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.base import Scheduler
@@ -162,7 +163,7 @@ def _image(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator
 def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
     if loaded.recipe.container.image is None or runtime == "none":
         return
-    stated = [(text, "cluster profile: mounts") for text in cluster.mounts]
+    stated = [(text, where) for text, where in site_mounts(cluster) if where != CHECKPOINTS]
     stated += [(m, loaded.where("container", "mounts", i)) for i, m in enumerate(loaded.recipe.container.mounts)]
     for text, where in stated:
         source = text.partition(":")[0]

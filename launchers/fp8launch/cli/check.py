@@ -160,7 +160,7 @@ def _results(
     refused: dict[str, CheckResult] = {}
     for name in with_bar(names, "reading recipes"):
         try:
-            prepared[name] = prepare(name, overrides, nodes)
+            prepared[name] = prepare(name, overrides, nodes, cluster)
         except UserError as exc:
             refused[name] = schema_result(exc)
     runs = list(prepared.values())

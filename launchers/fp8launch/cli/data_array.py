@@ -67,7 +67,8 @@ def _show(plan: BuildPlan, jobs: DataJobs, as_json: bool) -> None:
     if as_json:
         show_json({"array": jobs.array, "merge": jobs.merge, "folder": str(plan.folder), "shards": len(plan.shards)})
         return
-    eprint(f"logs: {plan.folder}/slurm-*.out; the same command again, when they have ended, builds what is missing")
+    eprint(f"{plan.prefix}: {len(plan.shards)} shards, logs in {plan.folder}/slurm-*.out")
+    eprint("the same command again, when the jobs have ended, builds what is missing")
     for job in jobs.ids:
         echo(job)
 

@@ -53,7 +53,7 @@ _ENDINGS = (".bin", ".idx")
 @click.option("--shard-bytes", type=click.IntRange(min=1), metavar="N", hidden=True)
 @click.option("--overwrite", is_flag=True, help="Replace a dataset of other input.")
 @click.option("--restart", is_flag=True, help="Drop what an unfinished build has done.")
-@click.option("--cluster", help="Cluster profile: build by a Slurm job array.")
+@click.option("--cluster", help="Cluster profile: build by a Slurm job array, below its storage.data.")
 @click.option("--time", "limit", default="04:00:00", metavar="TIME", help="Limit of each job (default: 04:00:00).")
 @click.option("--jobs", type=click.IntRange(min=1), default=16, help="Tasks of the array (default: 16).")
 @click.option("--wait", is_flag=True, help="With --cluster: follow the jobs to their end.")
@@ -87,7 +87,7 @@ def build(
 
     The same command again continues after a kill: finished shards are kept. Files get their names when whole.
     """
-    prefix = _prefix(out)
+    prefix = _prefix(out, cluster)
     spec = find_tokenizer(
         tokenizer,
         append_eod=append_eod,
@@ -116,8 +116,8 @@ def build(
     return 0
 
 
-def _prefix(out: str) -> Path:
-    path = Path(out).expanduser().absolute()
+def _prefix(out: str, cluster: str | None) -> Path:
+    path = (_place(cluster, out) / Path(out).expanduser()).absolute()
     if path.suffix in _ENDINGS:
         fix = f"--out {path.with_suffix('')}"
         raise error("data-out", "--out is the part of the names before .bin and .idx", "--out", fix)
@@ -126,6 +126,16 @@ def _prefix(out: str) -> Path:
         raise error("data-out", message, "--out", f"a name in it, such as {path / 'text'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _place(cluster: str | None, out: str) -> Path:
+    """Return the folder that a relative --out is below: with a cluster, its storage for data."""
+    if cluster is None or out.startswith("."):
+        return Path()
+    from fp8launch.cluster.profile import load_cluster
+    from fp8launch.cluster.storage import data_place
+
+    return data_place(load_cluster(cluster)) or Path()
 
 
 def _require_packages(form: Format | None) -> None:

@@ -31,8 +31,9 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
 
     A run id, or the folder of a run, stands for the recipe that it ran with. `--set` and `--nodes` apply to both.
     """
-    ones, others = (prepare(recipe_named(name), overrides, nodes) for name in (a, b))
-    found = differences(ones, others, load_cluster(cluster))
+    profile = load_cluster(cluster)
+    ones, others = (prepare(recipe_named(name), overrides, nodes, profile) for name in (a, b))
+    found = differences(ones, others, profile)
     if as_json:
         show_json([one.as_json() for one in found])
     elif not found:

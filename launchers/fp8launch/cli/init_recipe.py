@@ -110,7 +110,8 @@ def recipe(
         return 0
     write_atomically(target, text)
     eprint(f"wrote {target}")
-    result = check(prepare(str(target.absolute())), load_cluster(cluster), say=eprint)
+    profile = load_cluster(cluster)
+    result = check(prepare(str(target.absolute()), cluster=profile), profile, say=eprint)
     print_problems(result.problems)
     if not result.ok:
         return ANSWER_IS_NO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -16,6 +16,9 @@ from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.job.resolved import engine_record, phase_entry, resolved_yaml
 from fp8launch.job.shell_quoting import flag_lines
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
 
 
 @click.command()
@@ -46,7 +49,10 @@ def render(
     as_json: bool,
 ) -> None:
     """Show what a recipe turns into."""
-    prepared = prepare(recipe, overrides, nodes)
+    from fp8launch.cluster.profile import load_cluster
+
+    profile = load_cluster(cluster)
+    prepared = prepare(recipe, overrides, nodes, profile)
     if phase is not None:
         prepared = _one(prepared, phase)
     if form == "args":
@@ -54,7 +60,7 @@ def render(
     elif form == "yaml":
         echo(resolved_yaml(prepared), nl=False)
     else:
-        job = _job(prepared, cluster, runtime, portable)
+        job = _job(prepared, profile, runtime, portable)
         if form == "sbatch":
             from fp8launch.job.batch_script import batch_script
 
@@ -63,13 +69,11 @@ def render(
             _show_json(prepared, job)
 
 
-def _job(prepared: Prepared, cluster: str | None, runtime: Runtime | None, portable: bool) -> Job:
+def _job(prepared: Prepared, profile: Cluster, runtime: Runtime | None, portable: bool) -> Job:
     """The job as it would be on the cluster. Neither the runtime nor the cluster's files need to be on this machine."""
-    from fp8launch.cluster.profile import load_cluster
     from fp8launch.job.build_job import plan
     from fp8launch.submit.submit import run_root
 
-    profile = load_cluster(cluster)
     folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
     return plan(prepared, profile, folder, runtime=runtime or profile.runtime or "pyxis", check_paths=False)
 

@@ -141,8 +141,8 @@ def submit(
 
     def prepare_point(point: Point) -> Prepared:
         if not point.values and point.nodes is None:
-            return prepare_loaded(bases[point.recipe])
-        return prepare(sources[point.recipe], [*overrides, *point.overrides], point.nodes)
+            return prepare_loaded(bases[point.recipe], profile)
+        return prepare(sources[point.recipe], [*overrides, *point.overrides], point.nodes, profile)
 
     checked_with = profile.model_copy(update={"run_root": str(place)})
     ready, left_out = _ready(points, prepare_point, checked_with, scheduler, skip_bad, rehearse)

@@ -64,6 +64,15 @@ class Network(Section):
     nvlink_domain: Positive | None = Field(default=None, description="GPUs that NVLink connects: 8, or 72 in a rack")
 
 
+class Storage(Section):
+    """Folders on the shared file system, for paths of recipes and commands that are not absolute."""
+
+    data: str | None = Field(default=None, description="folder of datasets: relative `data.blend`, `data build --out`")
+    checkpoints: str | None = Field(
+        default=None, description="folder of checkpoints: one below it for each run with a relative `checkpoint.dir`"
+    )
+
+
 class Cluster(Section):
     """The settings of one cluster. All are optional; an empty profile uses the cluster's defaults."""
 
@@ -104,6 +113,7 @@ class Cluster(Section):
     mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
+    storage: Storage = Field(default=Storage(), description="folders for data and checkpoints")
     shared_folders: list[str] = Field(
         default=[], description="folders that every node sees; a run root outside all of them is refused"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from fp8launch.cluster.images import image_for, local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import CHECKPOINTS, storage_mounts
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.engines.base import AttemptArguments, Engine
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
@@ -316,8 +317,9 @@ def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, 
     image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
     mounts, problems = [], []
     stated = [(text, loaded.where("container", "mounts", i)) for i, text in enumerate(recipe.container.mounts)]
-    for text, where in [*((m, "cluster profile: mounts") for m in cluster.mounts), *stated]:
-        found = _mount(text, where, runtime, check)
+    for text, where in [*site_mounts(cluster), *stated]:
+        # Submission makes the folder for checkpoints.
+        found = _mount(text, where, runtime, check and where != CHECKPOINTS)
         if isinstance(found, Problem):
             problems.append(found)
         else:
@@ -325,6 +327,11 @@ def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, 
     if problems:
         raise UserError(problems, exit_code=3 if all(p.code == "mount-missing" for p in problems) else 2)
     return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
+
+
+def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return the mounts of a cluster's container jobs, as text, each with where it is stated."""
+    return [*((text, "cluster profile: mounts") for text in cluster.mounts), *storage_mounts(cluster)]
 
 
 def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:

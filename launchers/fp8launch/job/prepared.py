@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.storage import data_place
 from fp8launch.engines import engine_of
 from fp8launch.engines.base import Engine, EngineArguments, Layout
 from fp8launch.job.phases import Phase, phases_of
 from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
+from fp8launch.recipe.stored_data import with_data_below
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,24 @@ class Prepared:
         return self.loaded.recipe.resources.gpu_hours * self.jobs_at_most
 
 
-def prepare(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes: int | None = None) -> Prepared:
-    """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem."""
-    return prepare_loaded(load_recipe(recipe, overrides, nodes))
+def prepare(
+    recipe: str | RecipeSource,
+    overrides: Sequence[str] = (),
+    nodes: int | None = None,
+    cluster: Cluster | None = None,
+) -> Prepared:
+    """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem.
+
+    With a `cluster`, data paths that are not absolute are below its `storage.data`.
+    """
+    return prepare_loaded(load_recipe(recipe, overrides, nodes), cluster)
 
 
-def prepare_loaded(loaded: LoadedRecipe) -> Prepared:
-    """Translate a loaded recipe. Raises UserError with every problem."""
+def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prepared:
+    """Translate a loaded recipe, as `prepare` does. Raises UserError with every problem."""
+    place = data_place(cluster) if cluster is not None else None
+    if place is not None:
+        loaded = with_data_below(loaded, place)
     phases = phases_of(loaded)
     if phases:
         return Prepared(loaded, phases[0].args, phases[0].layout, phases)

@@ -147,7 +147,10 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute or relative to the run folder. Runs keep the `keep` newest checkpoints."""
+    """`dir` and `load` are absolute or relative to the run folder, and the `keep` newest checkpoints are kept.
+
+    A cluster profile may store a relative `dir` elsewhere (docs/clusters.md).
+    """
 
     dir: str | None = None
     interval: Positive | None = None

@@ -122,10 +122,16 @@ class RunFolder:
 
 
 def create_run_folder(
-    root: Path, run_id: str, files: Mapping[str, str], manifest: Mapping[str, Any], replace: bool = False
+    root: Path,
+    run_id: str,
+    files: Mapping[str, str],
+    manifest: Mapping[str, Any],
+    replace: bool = False,
+    links: Mapping[str, Path] | None = None,
 ) -> RunFolder:
-    """Make `root/run_id` with the in-job part, `files` and the manifest, whole or not at all. Exit code 3 when the disk
-    refuses, or when there is one already; with `replace`, for a run of which nothing was submitted, that one goes.
+    """Make `root/run_id` with the in-job part, `files`, links and the manifest, whole or not at all. Exit code 3 when
+    the disk refuses, or when there is one already; with `replace`, for a run of which nothing was submitted, that one
+    goes.
     """
     path = root / run_id
     making = root / f".making-{run_id}.{secrets.token_hex(4)}"
@@ -143,6 +149,8 @@ def create_run_folder(
             _make_bytecode_folders(package)
             for name, text in files.items():
                 write_atomically(making / name, text, 0o600 if name in _PRIVATE_FILES else 0o644)
+            for name, target in (links or {}).items():
+                (making / name).symlink_to(target)
             write_atomically(making / MANIFEST, json.dumps(dict(manifest), indent=2) + "\n")
             sync_folder(making)
             if replace and path.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import sys
 from contextlib import nullcontext
@@ -13,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fp8launch.cluster.images import local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import stated_folder
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.job.build_job import UNPLACED, placed, plan, probe_runtime
 from fp8launch.job.job import Job
@@ -30,6 +29,7 @@ from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
 from fp8launch.secrets import redacted, refuse_secrets
 from fp8launch.submit.provenance import Origin, image_record, origin_of
+from fp8launch.submit.stored_checkpoints import checkpoint_links
 from fp8launch.submit.submission import (
     HELD_SECONDS,
     content_key,
@@ -47,12 +47,7 @@ def run_root(cluster: Cluster, stated: str | None) -> Path:
     root = stated or cluster.run_root
     if not root:
         return default_root()
-    where = "--run-root" if stated else "cluster profile: run_root"
-    expanded = os.path.expandvars(root)
-    if unset := re.findall(r"\$\{?(\w+)\}?", expanded):
-        message = f"the run root {root} contains the variable {unset[0]}, which is not set in this shell"
-        raise error("run-root-variable", message, where, f"export {unset[0]}=..., or write the path without variables")
-    return local_path(expanded, "the run root")
+    return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
 
 
 def new_run_id(name: str) -> str:
@@ -162,7 +157,15 @@ def make_run(
     refuse_secrets({**files, MANIFEST: json.dumps(manifest)}, job.secrets)
     if origin.diff:
         files["git.diff"] = redacted(origin.diff, job.secrets)
-    return create_run_folder(folder.parent, folder.name, files, manifest, replace)
+    links = checkpoint_links(prepared.loaded.recipe, cluster, folder)
+    if links:
+        manifest["storage"] = {name: str(target) for name, target in links.items()}
+    try:
+        return create_run_folder(folder.parent, folder.name, files, manifest, replace, links)
+    except BaseException:
+        for target in links.values():
+            target.rmdir()
+        raise
 
 
 def _manifest(prepared: Prepared, cluster: Cluster, job: Job, scheduler: Scheduler, origin: Origin) -> dict[str, Any]:
