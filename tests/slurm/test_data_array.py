@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
-from launching import Site
+import pytest
+from launching import ROOT, Site
 from support import wait_for
+
+KILLED = [sys.executable, str(ROOT / "tests/killed_launcher.py")]
 
 
 def _source(folder: Path, count: int) -> list[str]:
@@ -73,3 +79,73 @@ def test_the_same_command_builds_what_a_failed_task_left(site: Site) -> None:
     done = site.run(*words, "--on-error", "skip")
     assert done.returncode == 0, done.stderr
     assert f"{len(texts):,} documents" in done.stdout
+
+
+class Builds:
+    """Commands that build one dataset by jobs that begin when `begin` is called, and what Slurm has of them."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        _source(site.folder, 200)
+        profile = site.folder / "later.yaml"
+        profile.write_text(f"name: site\noptions: {{begin: now+10hours}}\nstorage: {{data: {site.folder}/data}}\n")
+        (site.folder / "data").mkdir()
+        words = ["data", "build", str(site.folder / "a.jsonl"), "--tokenizer", "bytes", "--shard-bytes", "2000"]
+        self.here = [*words, "--out", str(site.folder / "here")]
+        # Relative: below the profile's storage.
+        self.words = [*words, "--out", "there", "--cluster", str(profile), "--jobs", "3", "--time", "00:10:00"]
+
+    def killed(self, at: int = 0, after: float = 0.0, log: str = "") -> None:
+        """Give the command, and kill it before its side effect number `at`, or `after` so many seconds of that."""
+        env = {"KILL_BELOW": f"{self.site.folder}/", "KILL_AT": str(at), "KILL_AFTER": str(after), "KILL_LOG": log}
+        done = subprocess.run(
+            [*KILLED, *self.words], env={**self.site.env, **env}, cwd=ROOT, capture_output=True, check=False
+        )
+        assert done.returncode in (-signal.SIGKILL, 0), done.stderr
+
+    def steps(self) -> list[str]:
+        """The side effects of a command that is left alone, in order."""
+        log = self.site.folder.parent / "steps"
+        self.killed(log=str(log))
+        return log.read_text().splitlines()
+
+    def jobs(self) -> list[str]:
+        """The arrays and other jobs that wait or run, each once."""
+        rows = self.site.slurm.run("squeue", "-h", "-t", "PD,R", "-o", "%F|%k").stdout.split()
+        return sorted({row.partition("|")[0] for row in rows if "fp8launch:data-" in row})
+
+    def clear(self) -> None:
+        self.site.slurm.run("scancel", *self.jobs())
+        wait_for(lambda: not self.jobs())
+
+    def begin(self) -> None:
+        for job in self.jobs():
+            self.site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+@pytest.mark.slow
+def test_killed_around_sbatch_nothing_is_submitted_twice_and_nothing_is_lost(site: Site) -> None:
+    builds = Builds(site)
+    assert site.run(*builds.here).returncode == 0
+    steps = builds.steps()
+    assert len(builds.jobs()) == 2
+    builds.clear()
+    array, merge = (number for number, step in enumerate(steps, 1) if step == "command sbatch")
+    places = [(array, 0.0), (array, 0.02), (merge, 0.0), (merge, 0.02), (array + 1, 0.0)]
+    for at, after in places:
+        builds.killed(at, after)
+        done = site.run(*builds.words)
+        assert done.returncode == 0, done.stderr
+        jobs = builds.jobs()
+        assert jobs == sorted(done.stdout.split()) and len(jobs) == 2, (at, after, steps[at - 1])
+        if (at, after) != places[-1]:
+            builds.clear()
+    # Of the last one the array was there, and only the merge was missing: these jobs make the whole dataset.
+    refused = site.run(*builds.words, "--restart")
+    assert refused.returncode == 1 and "have not ended" in refused.stderr
+    builds.begin()
+    done = site.run(*builds.words, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "submitted before" in done.stderr or "already exists" in done.stderr
+    for ending in ("bin", "idx"):
+        assert (site.folder / f"data/there.{ending}").read_bytes() == (site.folder / f"here.{ending}").read_bytes()

@@ -10,13 +10,15 @@ from fp8launch.cli.data_report import described
 from fp8launch.cli.output import echo, eprint, show_json
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.data.build import missing, prepare
-from fp8launch.data.files import only_one
+from fp8launch.data.files import busy
 from fp8launch.data.manifest import read_manifest
 from fp8launch.data.plan import BuildPlan, make_folder
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.job.reserved_env import refuse_reserved_in_profile
+from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.data_array import DataJobs, submit_build
+from fp8launch.submit.data_array import DataJobs, known_jobs, submit_build
+from fp8launch.submit.submission import HELD_SECONDS
 
 POLL_SECONDS = 3.0
 
@@ -39,11 +41,17 @@ def build_on_cluster(
     scheduler = schedulers.cluster()
     scheduler.require()
     make_folder(plan.folder)
-    with only_one(plan.folder):
-        plan = prepare(plan, restart)
-        submitted = submit_build(
-            plan, scheduler, profile, limit, jobs, cpus, ["--on-error", on_error, "--engine", engine]
-        )
+    arguments = ["--on-error", on_error, "--engine", engine]
+    try:
+        # An sbatch that outlives its launcher keeps the hold, until its job can be found.
+        with held(plan.folder, HELD_SECONDS):
+            if restart and (known := known_jobs(plan, scheduler)):
+                message = f"jobs of this build have not ended: {', '.join(known.ids)}"
+                raise error("data-busy", message, "--restart", f"scancel {' '.join(known.ids)}, or wait", ANSWER_IS_NO)
+            plan = prepare(plan, restart)
+            submitted = submit_build(plan, scheduler, profile, limit, jobs, cpus, arguments)
+    except Busy:
+        raise busy(plan.folder) from None
     if not submitted.submitted:
         eprint("these jobs were submitted before, and have not ended")
     if not wait:

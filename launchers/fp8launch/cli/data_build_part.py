@@ -15,6 +15,8 @@ from fp8launch.data.files import only_one
 from fp8launch.data.plan import load_plan, require_own
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 
+HELD_SECONDS = 120.0
+
 
 @click.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -35,7 +37,8 @@ def build_part(folder: Path, task: int | None, tasks: int, merge: bool, on_error
         if left:
             message = f"{len(left)} of {len(plan.shards)} shards are not finished"
             raise error("data-shards", message, str(folder), "give the `data build` command again", ANSWER_IS_NO)
-        with only_one(folder):
+        # The command that submitted this job may not have let go of the folder yet.
+        with only_one(folder, wait=HELD_SECONDS):
             outcome = complete(plan, chosen)
         report_skipped(outcome.manifest["skipped"], outcome.examples)
         echo(described(outcome.manifest))

@@ -115,10 +115,12 @@ def _clear(folder: Path) -> None:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove what killed processes of this machine left; another machine's may still be written."""
+    """Remove what killed processes of this machine left; others', and those of a job here, may still be written."""
     host = os.uname().nodename
     for path in folder.glob(f"*.{host}.*.partial"):
-        path.unlink(missing_ok=True)
+        process = path.name.split(".")[-2]
+        if not process.isdecimal() or not Path("/proc", process).exists():
+            path.unlink(missing_ok=True)
 
 
 def engine_for(plan: BuildPlan, wanted: str, say: Say) -> str:
@@ -165,7 +167,7 @@ def build_here(
     try:
         if only is None:
             merge_finished(plan, known)
-        for number, result in build_shards(plan, todo, engine, min(processes, max(1, len(todo))), skip, report):
+        for number, result in build_shards(plan, todo, engine, processes, skip, report):
             if isinstance(result, Failure):
                 _raise(plan, result, len(known))
             known[number] = result

@@ -7,11 +7,12 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fp8launch.diagnostics import MACHINE_LACKS, error
+from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
 
 BLOCK = 4 << 20
 
@@ -70,17 +71,31 @@ def copy_into(source: Path, target: Any) -> None:
 
 
 @contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Hold a build's folder. Raises UserError (exit code 3) while another process holds it."""
+def only_one(folder: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold a build's folder. Raises UserError (exit code 3) after `wait` seconds in which another process holds it."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"another process builds this dataset: it holds {folder}"
-            raise error("data-busy", message, str(folder), "wait for it to end", MACHINE_LACKS) from None
-        except OSError:
-            pass  # a file system without locks: shards are whole files that any process makes the same
+        _lock(handle, folder, time.monotonic() + wait)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, folder: Path, end: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise busy(folder) from None
+            time.sleep(0.1)
+        except OSError:
+            return  # a file system without locks: shards are whole files that any process makes the same
+        else:
+            return
+
+
+def busy(folder: Path) -> UserError:
+    """Return the error of a build's folder that another process holds."""
+    message = f"another process builds this dataset: it holds {folder}"
+    return error("data-busy", message, str(folder), "wait for it to end", MACHINE_LACKS)

@@ -51,8 +51,7 @@ def merge_finished(plan: BuildPlan, known: dict[int, ShardResult]) -> Merged:
 
 
 def _append(plan: BuildPlan, number: int, result: ShardResult, state: Merged) -> Merged:
-    _, width = TYPES[code_of(plan.token_type)]
-    for ending, size in (("bin", state.tokens * width), ("lengths", state.documents * 4)):
+    for ending, size in (("bin", state.tokens * plan.token_bytes), ("lengths", state.documents * 4)):
         whole = plan.folder / f"merged.{ending}"
         with whole.open("r+b" if whole.exists() else "w+b") as target:
             target.truncate(size)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fp8launch.data.documents import Reading
 from fp8launch.data.files import read_json, write_json
-from fp8launch.data.index_format import smallest_type
+from fp8launch.data.index_format import TYPES, code_of, smallest_type
 from fp8launch.data.sources import Shard, SourceFile
 from fp8launch.data.tokenizer import TokenizerSpec
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
@@ -35,6 +35,10 @@ class BuildPlan:
     @property
     def token_type(self) -> str:
         return smallest_type(max(self.tokenizer.vocab_size, (self.tokenizer.eod or 0) + 1))
+
+    @property
+    def token_bytes(self) -> int:
+        return TYPES[code_of(self.token_type)][1]
 
     @property
     def folder(self) -> Path:

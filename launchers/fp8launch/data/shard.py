@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeAlias
 
 from fp8launch.data.bad_input import HARMLESS, BadInput, first_few
 from fp8launch.data.documents import Document, documents
@@ -17,8 +17,24 @@ from fp8launch.data.tokenizer import Encoder
 
 # A batch is encoded at once.
 BATCH_BYTES, BATCH_DOCUMENTS = 1 << 20, 2048
+LENGTH_BYTES = 4
+Batch: TypeAlias = list[Document]
 # Documents, tokens and bytes of input since the last call.
 Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch as the files of a shard have it, without its `bad` documents. `size` is in bytes of input."""
+
+    tokens: bytes
+    lengths: bytes
+    bad: list[BadInput]
+    size: int
+
+
+# Encodes batches, in this process or in others, and yields them in their order; what cannot be read passes through.
+EncodeAll: TypeAlias = Callable[[Iterator["Batch | BadInput"]], Iterator["Encoded | BadInput"]]
 
 
 class StopOnBadInput(Exception):
@@ -65,7 +81,7 @@ def finished(folder: Path, number: int) -> ShardResult | None:
         return None
 
 
-def build_shard(plan: BuildPlan, number: int, encoder: Encoder, skip: bool, progress: Progress) -> ShardResult:
+def build_shard(plan: BuildPlan, number: int, encode_all: EncodeAll, skip: bool, progress: Progress) -> ShardResult:
     """Write the tokens and the lengths of one shard. Raises StopOnBadInput unless `skip`, OSError for a full disk.
 
     The record is written last: a shard without it is built again.
@@ -75,13 +91,20 @@ def build_shard(plan: BuildPlan, number: int, encoder: Encoder, skip: bool, prog
     result = ShardResult()
     try:
         with partial["bin"].open("wb") as tokens, partial["lengths"].open("wb") as lengths:
-            writer = _Writer(plan, encoder, tokens, lengths, result, skip)
-            for batch in _batches(plan, number, result, skip):
-                before = result.tokens
-                writer.write(batch)
-                read = sum(document.size for document in batch)
-                result.bytes += read
-                progress(len(batch), result.tokens - before, read)
+            for piece in encode_all(batches(plan, number)):
+                for bad in [piece] if isinstance(piece, BadInput) else piece.bad:
+                    if not skip and bad.reason not in HARMLESS:
+                        raise StopOnBadInput(bad)
+                    result.count(bad)
+                if isinstance(piece, BadInput):
+                    continue
+                tokens.write(piece.tokens)
+                lengths.write(piece.lengths)
+                count, read = len(piece.lengths) // LENGTH_BYTES, len(piece.tokens) // plan.token_bytes
+                result.documents += count
+                result.tokens += read
+                result.bytes += piece.size
+                progress(count, read, piece.size)
         for ending, file in partial.items():
             sync(file)
             file.replace(shard_file(plan.folder, number, ending))
@@ -92,12 +115,13 @@ def build_shard(plan: BuildPlan, number: int, encoder: Encoder, skip: bool, prog
     return result
 
 
-def _batches(plan: BuildPlan, number: int, result: ShardResult, skip: bool) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def batches(plan: BuildPlan, number: int) -> Iterator[Batch | BadInput]:
+    """Yield the documents of a shard, some at a time, and what cannot be read."""
+    batch: Batch = []
     size = 0
     for each in documents(plan.shards[number], plan.reading):
         if isinstance(each, BadInput):
-            _leave_out(each, result, skip)
+            yield each
             continue
         if batch and size + each.size > BATCH_BYTES:
             yield batch
@@ -111,71 +135,53 @@ def _batches(plan: BuildPlan, number: int, result: ShardResult, skip: bool) -> I
         yield batch
 
 
-def _leave_out(bad: BadInput, result: ShardResult, skip: bool) -> None:
-    if not skip and bad.reason not in HARMLESS:
-        raise StopOnBadInput(bad)
-    result.count(bad)
+def encode(plan: BuildPlan, encoder: Encoder, batch: Batch) -> Encoded:
+    """Return the documents of a batch as they stand in the files of a shard."""
+    numpy: Any = load("numpy", "building a dataset")
+    flat, lengths = encoder.encode([document.content for document in batch])
+    keep, bad = _usable(plan.vocab_limit, batch, flat, lengths)
+    if not keep.all():
+        flat, lengths = flat[numpy.repeat(keep, lengths)], lengths[keep]
+    eod = plan.tokenizer.eod
+    flat, lengths = _with_ends(flat, lengths, encoder.prefix, (*encoder.suffix, *(() if eod is None else (eod,))))
+    token_type = numpy.dtype(plan.token_type).newbyteorder("<")
+    tokens = flat.astype(token_type, copy=False).tobytes()
+    return Encoded(tokens, lengths.astype("<i4").tobytes(), bad, sum(document.size for document in batch))
 
 
-class _Writer:
-    """Encodes batches and appends them to the files of a shard."""
+def _usable(limit: int, batch: Batch, flat: Any, lengths: Any) -> tuple[Any, list[BadInput]]:
+    """Which documents can be written: those with tokens, all of them inside the vocabulary; and what is wrong else."""
+    numpy: Any = load("numpy", "building a dataset")
+    keep = lengths > 0
+    bad = [batch[at].bad("empty", "no tokens") for at in numpy.flatnonzero(~keep)]
+    if len(flat) and (int(flat.max()) >= limit or int(flat.min()) < 0):
+        ends = numpy.cumsum(lengths)
+        wrong = numpy.flatnonzero((flat >= limit) | (flat < 0))
+        owners = numpy.searchsorted(ends, wrong, side="right")
+        for at, first in zip(*numpy.unique(owners, return_index=True), strict=True):
+            detail = f"id {int(flat[wrong[first]])}, and the vocabulary has {limit}"
+            bad.append(batch[at].bad("beyond-vocabulary", detail))
+            keep[at] = False
+    return keep, bad
 
-    def __init__(
-        self, plan: BuildPlan, encoder: Encoder, tokens: BinaryIO, lengths: BinaryIO, result: ShardResult, skip: bool
-    ) -> None:
-        self._numpy: Any = load("numpy", "building a dataset")
-        self._encoder, self._tokens, self._lengths = encoder, tokens, lengths
-        self._result, self._skip, self._limit = result, skip, plan.vocab_limit
-        self._type = self._numpy.dtype(plan.token_type).newbyteorder("<")
-        eod = plan.tokenizer.eod
-        self._around = (encoder.prefix, (*encoder.suffix, *(() if eod is None else (eod,))))
 
-    def write(self, batch: list[Document]) -> None:
-        numpy = self._numpy
-        flat, lengths = self._encoder.encode([document.content for document in batch])
-        keep = self._usable(batch, flat, lengths)
-        if not keep.all():
-            flat, lengths = flat[numpy.repeat(keep, lengths)], lengths[keep]
-        flat, lengths = self._with_ends(flat, lengths)
-        self._tokens.write(flat.astype(self._type, copy=False).tobytes())
-        self._lengths.write(lengths.astype("<i4").tobytes())
-        self._result.documents += len(lengths)
-        self._result.tokens += len(flat)
-
-    def _usable(self, batch: list[Document], flat: Any, lengths: Any) -> Any:
-        """Which documents can be written: those with tokens, all of them inside the vocabulary."""
-        numpy = self._numpy
-        keep = lengths > 0
-        for at in numpy.flatnonzero(~keep):
-            _leave_out(batch[at].bad("empty", "no tokens"), self._result, self._skip)
-        if len(flat) and (int(flat.max()) >= self._limit or int(flat.min()) < 0):
-            ends = numpy.cumsum(lengths)
-            wrong = numpy.flatnonzero((flat >= self._limit) | (flat < 0))
-            owners = numpy.searchsorted(ends, wrong, side="right")
-            for at, first in zip(*numpy.unique(owners, return_index=True), strict=True):
-                detail = f"id {int(flat[wrong[first]])}, and the vocabulary has {self._limit}"
-                _leave_out(batch[at].bad("beyond-vocabulary", detail), self._result, self._skip)
-                keep[at] = False
-        return keep
-
-    def _with_ends(self, flat: Any, lengths: Any) -> tuple[Any, Any]:
-        """Put the ids around every document's own."""
-        numpy = self._numpy
-        before, after = self._around
-        extra = len(before) + len(after)
-        if not extra or not len(lengths):
-            return flat, lengths
-        longer = lengths + extra
-        ends = numpy.cumsum(longer)
-        begins = ends - longer
-        found = numpy.empty(int(ends[-1]), dtype=numpy.int64)
-        is_text = numpy.ones(len(found), dtype=bool)
-        for at, token in enumerate(before):
-            found[begins + at], is_text[begins + at] = token, False
-        for at, token in enumerate(after):
-            found[ends - len(after) + at], is_text[ends - len(after) + at] = token, False
-        found[is_text] = flat
-        return found, longer
+def _with_ends(flat: Any, lengths: Any, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Any, Any]:
+    """Put ids around every document's own."""
+    numpy: Any = load("numpy", "building a dataset")
+    extra = len(before) + len(after)
+    if not extra or not len(lengths):
+        return flat, lengths
+    longer = lengths + extra
+    ends = numpy.cumsum(longer)
+    begins = ends - longer
+    found = numpy.empty(int(ends[-1]), dtype=numpy.int64)
+    is_text = numpy.ones(len(found), dtype=bool)
+    for at, token in enumerate(before):
+        found[begins + at], is_text[begins + at] = token, False
+    for at, token in enumerate(after):
+        found[ends - len(after) + at], is_text[ends - len(after) + at] = token, False
+    found[is_text] = flat
+    return found, longer
 
 
 def examples_of(results: list[ShardResult]) -> list[BadInput]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ from fp8launch.data.bad_input import BadInput
 from fp8launch.data.encoders import encoder_of
 from fp8launch.data.gigatoken_engine import EngineDiffers, GigatokenEncoder
 from fp8launch.data.plan import BuildPlan, load_plan
-from fp8launch.data.shard import ShardResult, StopOnBadInput, build_shard
+from fp8launch.data.shard import Batch, EncodeAll, Encoded, Progress, ShardResult, StopOnBadInput, build_shard, encode
+from fp8launch.data.sources import SMALLEST_SHARD
 from fp8launch.data.tokenizer import Encoder
 from fp8launch.diagnostics import UserError
 
@@ -27,6 +30,8 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 FORGET_BYTES = 256 << 20
 POLL_SECONDS = 0.25
 COUNTERS = 3
+# Of a shard that all processes encode, so many batches for each are read ahead, and at most so many bytes in all.
+AHEAD, AHEAD_BYTES = 3, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class _Worker:
-    """What a process keeps between shards. `memory`: what it used before the first one."""
+    """What a process keeps between batches. `memory`: what it used before the first one."""
 
     plan: BuildPlan
     encoder: Encoder
-    skip: bool
     memory: int
 
+    def encode(self, batch: Batch) -> Encoded:
+        found = encode(self.plan, self.encoder, batch)
+        if isinstance(self.encoder, GigatokenEncoder) and resident_bytes() > self.memory + FORGET_BYTES:
+            self.encoder.forget()
+        return found
 
-_worker: tuple[_Worker, Callable[..., None]] | None = None
+    def encode_all(self, batches: Iterator[Batch | BadInput]) -> Iterator[Encoded | BadInput]:
+        for batch in batches:
+            yield batch if isinstance(batch, BadInput) else self.encode(batch)
+
+
+_worker: tuple[_Worker, bool, Progress] | None = None
 
 
 class WorkersEnded(Exception):
@@ -64,15 +78,22 @@ def build_shards(
     skip: bool,
     progress: Callable[[int, int, int], None],
 ) -> Iterator[tuple[int, ShardResult | Failure]]:
-    """Build shards in parallel; yield each with its result. `progress` gets totals of these processes as they come."""
-    if processes == 1:
-        yield from _one_by_one(plan, numbers, engine, skip, progress)
+    """Build shards in parallel; yield each with its result. `progress` gets totals of these processes as they come.
+
+    A process builds a shard, but a shard that alone would keep one process busy longer than the others, such as a large
+    .gz, is read by this process and encoded by all.
+    """
+    whole, divided = _divided(plan, list(numbers), processes)
+    if not divided:
+        processes = min(processes, len(whole))
+    if processes <= 1:
+        yield from _one_by_one(plan, whole, engine, skip, progress)
         return
     context = multiprocessing.get_context("spawn")
     counts = context.RawArray(ctypes.c_longlong, COUNTERS * processes)
     slots = context.Value(ctypes.c_int, 0)
     arguments = (str(plan.folder), engine, skip, counts, slots, os.getpid())
-    waiting = iter(numbers)
+    waiting = iter(whole)
     running: dict[Future[ShardResult | Failure], int] = {}
     pool = ProcessPoolExecutor(processes, context, _start, arguments)
     try:
@@ -80,11 +101,15 @@ def build_shards(
             while len(running) < 2 * processes and (number := next(waiting, None)) is not None:
                 running[pool.submit(_build, number)] = number
             if not running:
-                return
+                break
             done, _ = wait(running, POLL_SECONDS, FIRST_COMPLETED)
             progress(*(sum(counts[at::COUNTERS]) for at in range(COUNTERS)))
             for future in done:
                 yield running.pop(future), future.result()
+        totals = [sum(counts[at::COUNTERS]) for at in range(COUNTERS)]
+        encode_all = functools.partial(_by_all, pool, processes)
+        for number in divided:
+            yield number, _build_with(plan, number, encode_all, skip, _adding(totals, progress))
     except BrokenProcessPool:
         raise WorkersEnded from None
     finally:
@@ -95,16 +120,44 @@ def _one_by_one(
     plan: BuildPlan, numbers: Iterable[int], engine: str, skip: bool, progress: Callable[[int, int, int], None]
 ) -> Iterator[tuple[int, ShardResult | Failure]]:
     """Build shards in this process: nothing has to start."""
-    totals = [0] * COUNTERS
-    worker = _Worker(plan, encoder_of(plan.tokenizer, engine), skip, resident_bytes())
+    worker = _Worker(plan, encoder_of(plan.tokenizer, engine), resident_bytes())
+    count = _adding([0] * COUNTERS, progress)
+    for number in numbers:
+        yield number, _build_with(plan, number, worker.encode_all, skip, count)
 
+
+def _adding(totals: list[int], progress: Callable[[int, int, int], None]) -> Progress:
     def count(*more: int) -> None:
         for at, value in enumerate(more):
             totals[at] += value
         progress(*totals)
 
-    for number in numbers:
-        yield number, _build_with(worker, number, count)
+    return count
+
+
+def _divided(plan: BuildPlan, numbers: Sequence[int], processes: int) -> tuple[list[int], list[int]]:
+    """Return the shards that a process builds, and those that are encoded by all of them."""
+    most = max(sum(plan.shards[number].bytes for number in numbers) / processes, SMALLEST_SHARD)
+    if processes == 1:
+        return list(numbers), []
+    large = {number for number in numbers if plan.shards[number].bytes > most}
+    return [number for number in numbers if number not in large], sorted(large)
+
+
+def _by_all(pool: Executor, processes: int, batches: Iterator[Batch | BadInput]) -> Iterator[Encoded | BadInput]:
+    """Encode batches in the processes of a pool, some ahead of the one that is yielded."""
+    ahead: deque[tuple[Future[Encoded] | BadInput, int]] = deque()
+    size = 0
+    for batch in batches:
+        own = 0 if isinstance(batch, BadInput) else sum(document.size for document in batch)
+        while ahead and (len(ahead) >= AHEAD * processes or size + own > AHEAD_BYTES):
+            first, less = ahead.popleft()
+            size -= less
+            yield first if isinstance(first, BadInput) else first.result()
+        ahead.append((batch if isinstance(batch, BadInput) else pool.submit(_encode, batch), own))
+        size += own
+    for first, _ in ahead:
+        yield first if isinstance(first, BadInput) else first.result()
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
@@ -129,7 +182,7 @@ def _start(folder: str, engine: str, skip: bool, counts: Any, slots: Any, parent
         for at, value in enumerate(more):
             counts[first + at] += value
 
-    _worker = _Worker(plan, encoder_of(plan.tokenizer, engine), skip, resident_bytes()), count
+    _worker = _Worker(plan, encoder_of(plan.tokenizer, engine), resident_bytes()), skip, count
 
 
 def _end_with_parent(parent: int) -> None:
@@ -141,13 +194,20 @@ def _end_with_parent(parent: int) -> None:
 
 def _build(number: int) -> ShardResult | Failure:
     assert _worker is not None
-    worker, count = _worker
-    return _build_with(worker, number, count)
+    worker, skip, count = _worker
+    return _build_with(worker.plan, number, worker.encode_all, skip, count)
 
 
-def _build_with(worker: _Worker, number: int, count: Callable[..., None]) -> ShardResult | Failure:
+def _encode(batch: Batch) -> Encoded:
+    assert _worker is not None
+    return _worker[0].encode(batch)
+
+
+def _build_with(
+    plan: BuildPlan, number: int, encode_all: EncodeAll, skip: bool, count: Progress
+) -> ShardResult | Failure:
     try:
-        result = build_shard(worker.plan, number, worker.encoder, worker.skip, count)
+        return build_shard(plan, number, encode_all, skip, count)
     except StopOnBadInput as exc:
         return Failure(bad=exc.bad)
     except EngineDiffers as exc:
@@ -155,10 +215,7 @@ def _build_with(worker: _Worker, number: int, count: Callable[..., None]) -> Sha
     except UserError as exc:
         return Failure(user_error=exc.problems)
     except OSError as exc:
-        return Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or worker.plan.folder)))
-    if isinstance(worker.encoder, GigatokenEncoder) and resident_bytes() > worker.memory + FORGET_BYTES:
-        worker.encoder.forget()
-    return result
+        return Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
 
 
 def resident_bytes() -> int:

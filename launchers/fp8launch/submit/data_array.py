@@ -16,16 +16,19 @@ from fp8launch.data.plan import BuildPlan
 from fp8launch.job.batch_script import AUTHOR
 from fp8launch.job.build_job import own_options, site_options
 from fp8launch.job.shell_quoting import quote
-from fp8launch.rundir.atomic_io import write_atomically
+from fp8launch.rundir.atomic_io import uninterrupted, write_atomically
 from fp8launch.schedulers.base import Scheduler
+
+# Under which key the jobs of a build were submitted.
+RECORD = "array.json"
 
 
 @dataclass(frozen=True)
 class DataJobs:
-    """The jobs of a build; `array` is None where no shard was missing."""
+    """The jobs of a build. `array` is None where no shard was missing, `merge` where none has been submitted."""
 
     array: str | None
-    merge: str
+    merge: str | None
     submitted: bool
 
     @property
@@ -42,50 +45,70 @@ def submit_build(
     cpus: int | None,
     arguments: Sequence[str],
 ) -> DataJobs:
-    """Submit the array and the merge; find those that the queue still has from the same command.
+    """Submit the array and the merge, except those that the queue still has from the same command.
 
-    Each task has `cpus`, and `arguments` are options of `data build-part`. Raises UserError where Slurm refuses or does
-    not answer.
+    Each task has `cpus`, and `arguments` are options of `data build-part`. The caller holds the folder. Raises
+    UserError where Slurm refuses or does not answer.
     """
-    record = plan.folder / "array.json"
-    known = _known(record, scheduler)
-    if known is not None:
+    known = known_jobs(plan, scheduler)
+    if known is not None and known.merge is not None:
         return known
-    shards = missing(plan)
-    key = f"data-{secrets.token_hex(6)}"
-    write_json(record, {"key": key})
     begin = [sys.executable, "-m", "fp8launch", "data", "build-part", str(plan.folder), *arguments]
-    array = None
-    waits: list[str] = []
-    if shards:
-        tasks = min(len(shards), most_tasks, scheduler.array_limit())
-        options = {**_options(plan, cluster, limit), "array": f"0-{tasks - 1}", "output": _log(plan, "%A_%a")}
-        if cpus:
-            options["cpus-per-task"] = str(cpus)
-        script = plan.folder / "array.sbatch"
-        part = f'{shlex.join(begin)} --task "$SLURM_ARRAY_TASK_ID" --of {tasks}'
-        write_atomically(script, _script(plan, "shards of a dataset", options, cluster, part))
-        array = scheduler.submit_script(script, f"{key}.array", comment=options.get("comment"))
-        waits = [f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes"]
-    options = {**_options(plan, cluster, limit), "output": _log(plan, "%j")}
-    script = plan.folder / "array.merge.sbatch"
-    write_atomically(script, _script(plan, "merges a dataset", options, cluster, f"{shlex.join(begin)} --merge"))
-    merge = scheduler.submit_script(script, f"{key}.merge", waits, comment=options.get("comment"))
-    write_json(record, {"key": key, "array": array, "merge": merge})
-    return DataJobs(array, merge, submitted=True)
+    with uninterrupted():
+        # Cut off after the array: its tasks are at work, and only the merge is missing.
+        key, array = _key(plan), None if known is None else known.array
+        if array is None:
+            key = f"data-{secrets.token_hex(6)}"
+            write_json(plan.folder / RECORD, {"key": key})
+            array = _submit_array(plan, scheduler, cluster, limit, most_tasks, cpus, begin, key)
+        waits = [f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes"] if array else []
+        options = {**_options(plan, cluster, limit), "output": _log(plan, "%j")}
+        script = plan.folder / "array.merge.sbatch"
+        write_atomically(script, _script(plan, "merges a dataset", options, cluster, f"{shlex.join(begin)} --merge"))
+        merge = scheduler.submit_script(script, f"{key}.merge", waits, comment=options.get("comment"))
+        return DataJobs(array, merge, submitted=True)
 
 
-def _known(record: Path, scheduler: Scheduler) -> DataJobs | None:
-    """Return the jobs of an earlier command whose merge has not ended; the key finds a submission that was cut off."""
-    content = read_json(record)
-    if not content:
+def _submit_array(
+    plan: BuildPlan,
+    scheduler: Scheduler,
+    cluster: Cluster,
+    limit: str,
+    most_tasks: int,
+    cpus: int | None,
+    begin: Sequence[str],
+    key: str,
+) -> str | None:
+    """Submit tasks for the shards that are missing; None where none is."""
+    shards = missing(plan)
+    if not shards:
         return None
-    key = content["key"]
+    tasks = min(len(shards), most_tasks, scheduler.array_limit())
+    options = {**_options(plan, cluster, limit), "array": f"0-{tasks - 1}", "output": _log(plan, "%A_%a")}
+    if cpus:
+        options["cpus-per-task"] = str(cpus)
+    script = plan.folder / "array.sbatch"
+    part = f'{shlex.join(begin)} --task "$SLURM_ARRAY_TASK_ID" --of {tasks}'
+    write_atomically(script, _script(plan, "shards of a dataset", options, cluster, part))
+    return scheduler.submit_script(script, f"{key}.array", comment=options.get("comment"))
+
+
+def known_jobs(plan: BuildPlan, scheduler: Scheduler) -> DataJobs | None:
+    """Return the jobs of an earlier command that have not all ended; None where there are none.
+
+    The key finds a submission that was cut off: `merge` is None where only the array was submitted.
+    """
+    key = _key(plan)
+    if key is None:
+        return None
     found = scheduler.find([f"{key}.array", f"{key}.merge"])
-    merge = found.get(f"{key}.merge")
-    if merge is None or not scheduler.waiting_or_running([merge]):
-        return None
-    return DataJobs(found.get(f"{key}.array"), merge, submitted=False)
+    jobs = DataJobs(found.get(f"{key}.array"), found.get(f"{key}.merge"), submitted=False)
+    return jobs if jobs.ids and scheduler.waiting_or_running(jobs.ids) else None
+
+
+def _key(plan: BuildPlan) -> str | None:
+    content = read_json(plan.folder / RECORD)
+    return content["key"] if content else None
 
 
 def _log(plan: BuildPlan, job: str) -> str:
