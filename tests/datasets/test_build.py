@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from dataset_support import as_bytes, build, content, data, in_megatron, make_texts, read, write_jsonl
 
+from fp8launch.data.tokenizer import _PATTERNS
+
 MEGATRON_BUILDS = """
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 import torch
@@ -235,3 +237,61 @@ def test_wrong_usage_is_one_sentence_and_a_fix(tmp_path: Path, words: list[str],
     done = data("build", *words, *defaults, expect=code, cwd=tmp_path)
     assert message in done.stderr
     assert done.stderr.count("error:") == 1
+
+
+def test_published_files_of_ranks_have_their_own_pattern_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files as long as those of cl100k_base and Llama 3, encoded by tiktoken itself with what those publish."""
+    import base64
+
+    import tiktoken
+    from tiktoken_ext import openai_public
+
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})  # it would download the ranks
+    # Every two bytes of a piece are merged, so that the pattern decides the ids.
+    pairs = [bytes([a, b]) for a in range(256) for b in range(256)]
+    pairs += [bytes([a, b, 101]) for a in range(256) for b in range(256)]
+    texts = ["it's 12345 WE'LL go\n\n  on", *make_texts(20)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
+    ranks = {bytes([at]): at for at in range(256)} | {pair: 256 + at for at, pair in enumerate(pairs)}
+    for count, pattern, end, vocabulary in (
+        (100_256, "cl100k", 100_257, 100_277),
+        (128_000, "llama3", 128_001, 128_256),
+    ):
+        file = tmp_path / f"{pattern}.tiktoken"
+        file.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % at for t, at in ranks.items() if at < count))
+        made = build(source, "--tokenizer", file, "--out", tmp_path / pattern)
+        assert (made["tokenizer"]["eod"], made["tokenizer"]["vocab_size"]) == (end, vocabulary)
+        kept = {token: at for token, at in ranks.items() if at < count}
+        splits = openai_public.cl100k_base()["pat_str"] if pattern == "cl100k" else _PATTERNS[pattern]
+        plain = tiktoken.Encoding(pattern, pat_str=splits, mergeable_ranks=kept, special_tokens={})
+        assert read(tmp_path / pattern) == [[*plain.encode(text), end] for text in texts]
+
+
+def test_a_name_of_the_hub_is_read_from_the_cache_alone(
+    tmp_path: Path, bpe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    import huggingface_hub
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    source = write_jsonl(tmp_path / "a.jsonl", make_texts(20))
+    words = [source, "--tokenizer", "some-org/Some-Model-8B", "--out", tmp_path / "named"]
+    absent = data("build", *words, expect=3).stderr
+    assert f"{tmp_path}/hf/hub has no tokenizer of that name" in absent
+    assert "hf download some-org/Some-Model-8B" in absent and "HF_TOKEN" in absent
+    model = tmp_path / "hf" / "hub" / "models--some-org--Some-Model-8B"
+    shutil.copytree(bpe, model / "snapshots" / "b0b0")
+    (model / "snapshots" / "a0a0").mkdir()
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("b0b0")
+    made = build(*words)
+    cached = huggingface_hub.try_to_load_from_cache(
+        "some-org/Some-Model-8B", "tokenizer.json", cache_dir=tmp_path / "hf" / "hub"
+    )
+    assert made["tokenizer"]["file"] == cached
+    build(source, "--tokenizer", bpe, "--out", tmp_path / "folder")
+    assert content(tmp_path / "named") == content(tmp_path / "folder")

@@ -34,7 +34,12 @@ _ENDINGS = (".bin", ".idx")
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--tokenizer", required=True, metavar="NAME", help="File, folder, hub name, `bytes`, or `ids`.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="NAME",
+    help="File, folder, name in the Hugging Face cache, `bytes`, or `ids`.",
+)
 @click.option("--out", required=True, metavar="PREFIX", help="Write PREFIX.bin, PREFIX.idx, PREFIX.manifest.json.")
 @click.option("--field", default="text", help="Field or column that holds the text (default: text).")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: by name. lines: each a document.")
@@ -43,7 +48,7 @@ _ENDINGS = (".bin", ".idx")
 @click.option("--eod-token", metavar="TOKEN", help="The end of a document (default: the tokenizer's own).")
 @click.option("--special-tokens/--no-special-tokens", default=True, help="Those of its template (default: yes).")
 @click.option("--vocab-size", type=click.IntRange(min=1), metavar="N", help="Larger token ids are bad input.")
-@click.option("--pattern", default="v2", type=click.Choice(PATTERNS), hidden=True)
+@click.option("--pattern", default="auto", type=click.Choice(PATTERNS), hidden=True)
 @click.option("--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="Bad input (default: fail).")
 @click.option("--max-document", type=click.IntRange(1, 1024), default=16, metavar="MIB", help="Default: 16 MiB.")
 @click.option(

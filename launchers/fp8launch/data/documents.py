@@ -9,7 +9,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -26,7 +26,10 @@ _ROWS = 256
 
 
 class Document(NamedTuple):
-    """`content` is text, or token ids where the field holds those. `size` is in bytes of input."""
+    """`content` is text, or token ids where the field holds those.
+
+    `size` is in bytes of what was unpacked, `taken` in those of the file, for the progress.
+    """
 
     content: Any
     file: str
@@ -34,6 +37,7 @@ class Document(NamedTuple):
     begin: int
     unit: str
     size: int
+    taken: int = 0
 
     def bad(self, reason: str, detail: str = "") -> BadInput:
         return BadInput(reason, self.file, self.line, self.begin, detail, self.unit)
@@ -68,38 +72,45 @@ class Line(NamedTuple):
     raw: bytes | None  # None: longer than allowed
     number: int
     begin: int  # where in the file line 1 of these begins
+    taken: int
 
 
-def _opened(file: str) -> BinaryIO:
+def _opened(file: str) -> tuple[BinaryIO, Callable[[], int] | None]:
+    """A file to read, and what says how much of a packed one has been read."""
     if file.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(file, "rb"))
+        packed = gzip.open(file, "rb")  # noqa: SIM115 (the caller closes it)
+        return cast(BinaryIO, packed), cast(Any, packed).fileobj.tell
     if file.endswith(".zst"):
         arrow: Any = load("pyarrow", "reading .zst files")
-        stream = arrow.input_stream(file, compression="zstd", buffer_size=_BUFFER)
-        return cast(BinaryIO, io.BufferedReader(stream, _PACKED_BUFFER))
-    return Path(file).open("rb", buffering=_BUFFER)
+        raw = arrow.OSFile(file)
+        stream = arrow.CompressedInputStream(raw, "zstd")
+        return cast(BinaryIO, io.BufferedReader(stream, _PACKED_BUFFER)), raw.tell
+    return Path(file).open("rb", buffering=_BUFFER), None
 
 
 def _lines(shard: Shard, reading: Reading) -> Iterator[Line | BadInput]:
     """The lines that begin inside the shard. What is missing or damaged at the end of a file is one BadInput."""
     (file,) = shard.files
-    number, begin = 0, shard.begin
+    number, begin, before = 0, shard.begin, 0
     try:
-        with _opened(file) as stream:
-            at = begin = _to_first_line(stream, shard.begin)
+        stream, position = _opened(file)
+        with stream:
+            at = begin = before = _to_first_line(stream, shard.begin)
             while shard.end is None or at < shard.end:
                 raw = stream.readline(reading.max_bytes + 1)
                 if not raw:
                     return
                 number += 1
                 at += len(raw)
+                now = at if position is None else position()
+                taken, before = now - before, now
                 if len(raw) > reading.max_bytes and not raw.endswith(b"\n"):
                     at += _skip_line(stream)
-                    yield Line(None, number, begin)
+                    yield Line(None, number, begin, taken)
                 elif number == 1 and shard.begin == 0:
-                    yield Line(raw.removeprefix(_BOM), number, begin)
+                    yield Line(raw.removeprefix(_BOM), number, begin, taken)
                 else:
-                    yield Line(raw, number, begin)
+                    yield Line(raw, number, begin, taken)
     except (EOFError, zlib.error, OSError) as exc:
         if getattr(exc, "errno", None) is not None and not isinstance(exc, gzip.BadGzipFile):
             detail = str(getattr(exc, "strerror", exc))
@@ -135,7 +146,7 @@ def _usable_lines(shard: Shard, reading: Reading) -> Iterator[tuple[bytes, Docum
         elif line.raw is None:
             yield BadInput("too-long", file, line.number, line.begin)
         else:
-            yield line.raw, Document("", file, line.number, line.begin, "line", len(line.raw))
+            yield line.raw, Document("", file, line.number, line.begin, "line", len(line.raw), line.taken)
 
 
 def _text_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
@@ -214,13 +225,15 @@ def _kind(value: Any) -> str:
 def _whole_file(file: str, reading: Reading) -> Document | BadInput:
     place = Document("", file, 1, 0, "file", 0)
     try:
-        with _opened(file) as stream:
+        stream, position = _opened(file)
+        with stream:
             raw = stream.read(reading.max_bytes + 1)
+            taken = len(raw) if position is None else position()
     except (EOFError, zlib.error, OSError) as exc:
         return place.bad("cut-short", getattr(exc, "strerror", None) or " ".join(str(exc).split()))
     if len(raw) > reading.max_bytes:
         return place.bad("too-long")
-    return _decoded(raw.removeprefix(_BOM), place._replace(size=len(raw)))
+    return _decoded(raw.removeprefix(_BOM), place._replace(size=len(raw), taken=taken))
 
 
 def _decoded(raw: bytes, place: Document) -> Document | BadInput:
@@ -238,10 +251,10 @@ def _rows(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
     (file,) = shard.files
     row = 0
     try:
-        for batch, row in _batches(shard, reading):
+        for batch, row, each in _batches(shard, reading):
             for position, value in enumerate(batch.to_pylist()):
                 size = len(value) if isinstance(value, (str, bytes, list)) else 0
-                place = Document("", file, row + position, 0, "row", size)
+                place = Document("", file, row + position, 0, "row", size, each)
                 if isinstance(value, bytes):
                     yield place.bad("too-long") if len(value) > reading.max_bytes else _decoded(value, place)
                 elif size > reading.max_bytes:
@@ -258,8 +271,8 @@ class _NoField(Exception):
     """The table has no column of the wanted name."""
 
 
-def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int]]:
-    """Columns of some rows each, with the number of their first row in the file, counted from 0."""
+def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int, int]]:
+    """Columns of some rows each, with the number of their first row in the file, counted from 0, and a row's bytes."""
     arrow: Any = load("pyarrow", "reading tables")
     (file,) = shard.files
     if shard.format == "parquet":
@@ -268,9 +281,10 @@ def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int]]:
             _require(reading.field, opened.schema_arrow.names)
             counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
             row = sum(counts[: shard.begin])
-            groups = list(range(shard.begin, len(counts) if shard.end is None else shard.end))
-            for batch in opened.iter_batches(_ROWS, groups, [reading.field]):
-                yield batch.column(0), row
+            wanted = range(shard.begin, len(counts) if shard.end is None else shard.end)
+            each = shard.bytes // max(1, sum(counts[at] for at in wanted))
+            for batch in opened.iter_batches(_ROWS, list(wanted), [reading.field]):
+                yield batch.column(0), row, each
                 row += batch.num_rows
         return
     with arrow.memory_map(file) as source:
@@ -278,8 +292,9 @@ def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int]]:
         for batch in _arrow_batches(arrow, source):
             _require(reading.field, batch.schema.names)
             column = batch.column(batch.schema.names.index(reading.field))
+            each = batch.nbytes // max(1, batch.num_rows)
             for begin in range(0, len(column), _ROWS):
-                yield column.slice(begin, _ROWS), row + begin
+                yield column.slice(begin, _ROWS), row + begin, each
             row += batch.num_rows
 
 

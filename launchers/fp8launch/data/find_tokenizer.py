@@ -6,10 +6,8 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from fp8launch.data.encoders import encoder_of
-from fp8launch.data.extras import load
 from fp8launch.data.tokenizer import END_OF_BYTES, PATTERNS, Encoder, Kind, TokenizerSpec, sha256_of
 from fp8launch.diagnostics import MACHINE_LACKS, error
 
@@ -23,9 +21,9 @@ def find_tokenizer(
     eod_token: str | None = None,
     vocab_size: int | None = None,
     special_tokens: bool = True,
-    pattern: str = "v2",
+    pattern: str = "auto",
 ) -> TokenizerSpec:
-    """Return the tokenizer that `text` names: `bytes`, `ids`, a file, a folder, or a name on the Hugging Face hub.
+    """Return the tokenizer that `text` names: `bytes`, `ids`, a file, a folder, or a name in the Hugging Face cache.
 
     Raises UserError for one that does not exist, cannot be read, or has no end of document where one is wanted.
     """
@@ -36,9 +34,10 @@ def find_tokenizer(
     if text == "ids":
         return _ids(append_eod, eod_token, vocab_size)
     file = _file_of(text)
-    spec = TokenizerSpec(
-        _kind_of(file), str(file), text, sha256_of(file), special_tokens=special_tokens, pattern=pattern
-    )
+    kind = _kind_of(file)
+    # Of other kinds nothing reads it, and their datasets keep the fingerprint that they have.
+    pattern = pattern if kind == "tiktoken" else "v2"
+    spec = TokenizerSpec(kind, str(file), text, sha256_of(file), special_tokens=special_tokens, pattern=pattern)
     encoder = encoder_of(spec)
     eod = _end_of_document(encoder, eod_token, text) if append_eod else None
     return dataclasses.replace(spec, vocab_size=encoder.vocab_size, eod=eod)
@@ -63,33 +62,44 @@ def _file_of(text: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
-        found += sorted(path.glob("*.tiktoken"))
-        if not found:
+        inside = _file_in(path)
+        if inside is None:
             message = f"{text} holds none of tokenizer.json, tokenizer.model and *.tiktoken"
             raise error("data-tokenizer", message, "--tokenizer", "name the file of the tokenizer")
-        return found[0]
+        return inside
     if text.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(text):
         message = f"there is no tokenizer {text}"
-        fix = "a file or folder, a name on the Hugging Face hub, `bytes` or `ids`"
+        fix = "a file or folder, a name in the Hugging Face cache, `bytes` or `ids`"
         raise error("data-tokenizer", message, "--tokenizer", fix)
-    return _from_hub(text)
+    return _from_cache(text)
 
 
-def _from_hub(name: str) -> Path:
-    hub: Any = load("huggingface_hub", "a tokenizer from the Hugging Face hub")
-    for optional in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
-        try:
-            found = Path(hub.hf_hub_download(name, optional))
-        except Exception as exc:  # the hub's own, requests' and OSError
-            if optional != "tokenizer.json":
-                continue
-            reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
-            message = f"there is no file or folder {name}, and the Hugging Face hub did not give it: {reason}"
-            where = os.environ.get("HF_HOME", "~/.cache/huggingface")
-            fix = f"name a folder with tokenizer.json, or fill the cache in {where} on a machine with network"
-            raise error("data-tokenizer", message, "--tokenizer", fix, MACHINE_LACKS) from None
-    return found
+def _file_in(folder: Path) -> Path | None:
+    names = ["tokenizer.json", "tokenizer.model", *sorted(path.name for path in folder.glob("*.tiktoken"))]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _from_cache(name: str) -> Path:
+    """Return the tokenizer that was downloaded under this name of the Hugging Face hub. Nothing is downloaded here.
+
+    The cache's layout is models--ORG--NAME/refs/main, which holds a commit, and snapshots/COMMIT.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    hub = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
+    model = Path(hub).expanduser().absolute() / f"models--{name.replace('/', '--')}"
+    commits = [path.read_text(encoding="utf-8").strip() for path in [model / "refs" / "main"] if path.is_file()]
+    commits += sorted(path.name for path in model.glob("snapshots/*"))
+    for commit in commits:
+        found = _file_in(model / "snapshots" / commit)
+        if found is not None:
+            return found
+    message = f"there is no file or folder {name}, and the Hugging Face cache {hub} has no tokenizer of that name"
+    fix = (
+        f"name a folder with tokenizer.json; or fill the cache where there is a network, with `hf download {name} "
+        "tokenizer.json tokenizer_config.json` (HF_TOKEN in the environment for a gated model)"
+    )
+    raise error("data-tokenizer", message, "--tokenizer", fix, MACHINE_LACKS)
 
 
 def _kind_of(file: Path) -> Kind:

@@ -25,12 +25,12 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch as the files of a shard have it, without its `bad` documents. `size` is in bytes of input."""
+    """A batch as the files of a shard have it, without its `bad` documents. `taken` is in bytes of the input files."""
 
     tokens: bytes
     lengths: bytes
     bad: list[BadInput]
-    size: int
+    taken: int
 
 
 # Encodes batches, in this process or in others, and yields them in their order; what cannot be read passes through.
@@ -103,8 +103,8 @@ def build_shard(plan: BuildPlan, number: int, encode_all: EncodeAll, skip: bool,
                 count, read = len(piece.lengths) // LENGTH_BYTES, len(piece.tokens) // plan.token_bytes
                 result.documents += count
                 result.tokens += read
-                result.bytes += piece.size
-                progress(count, read, piece.size)
+                result.bytes += piece.taken
+                progress(count, read, piece.taken)
         for ending, file in partial.items():
             sync(file)
             file.replace(shard_file(plan.folder, number, ending))
@@ -146,7 +146,7 @@ def encode(plan: BuildPlan, encoder: Encoder, batch: Batch) -> Encoded:
     flat, lengths = _with_ends(flat, lengths, encoder.prefix, (*encoder.suffix, *(() if eod is None else (eod,))))
     token_type = numpy.dtype(plan.token_type).newbyteorder("<")
     tokens = flat.astype(token_type, copy=False).tobytes()
-    return Encoded(tokens, lengths.astype("<i4").tobytes(), bad, sum(document.size for document in batch))
+    return Encoded(tokens, lengths.astype("<i4").tobytes(), bad, sum(document.taken for document in batch))
 
 
 def _usable(limit: int, batch: Batch, flat: Any, lengths: Any) -> tuple[Any, list[BadInput]]:

@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -224,14 +224,16 @@ class TikTokenEncoder(Encoder):
     def __init__(self, file: Path, pattern: str) -> None:
         tiktoken: Any = load("tiktoken", "this tokenizer")
         text = file.read_bytes()
-        specials: dict[str, int]
+        specials: Mapping[str, int]
+        usual = "v2"
         if text.lstrip()[:1] == b"[":
             ranks, specials = _megatron_ranks(text, file)
         else:
             ranks = _plain_ranks(text, file)
-            specials = {"<|endoftext|>": max(ranks.values()) + 1}
+            usual, specials = _PUBLISHED.get(len(ranks), (usual, {"<|endoftext|>": max(ranks.values()) + 1}))
+        pattern = usual if pattern == "auto" else pattern
         self._encoding = tiktoken.Encoding(
-            file.name, pat_str=_PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=specials
+            file.name, pat_str=_PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=dict(specials)
         )
         self._specials = specials
         self.vocab_size = int(self._encoding.n_vocab)
@@ -246,10 +248,10 @@ class TikTokenEncoder(Encoder):
         return self._specials.get(token)
 
     def ends(self) -> list[str]:
-        return ["</s>", "<|endoftext|>"]
+        return ["</s>", "<|endoftext|>", "<|end_of_text|>"]
 
 
-# Megatron's two (tiktoken_tokenizer.py), and what tiktoken itself splits cl100k_base and gpt2 by.
+# Megatron's two (tiktoken_tokenizer.py), tiktoken's own (tiktoken_ext/openai_public.py), and Llama 3's (tokenizer.py).
 _LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -259,7 +261,25 @@ _PATTERNS = {
     r"|\s*[\r\n]|\s+(?!\S)|\s",
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
 }
-PATTERNS = tuple(_PATTERNS)
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_PATTERNS |= {
+    "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+{_ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "llama3": rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+PATTERNS = ("auto", *_PATTERNS)
+# Published files of ranks, by their number: the pattern, the end of document, and the last token of the vocabulary.
+_PUBLISHED: dict[int, tuple[str, Mapping[str, int]]] = {
+    50_256: ("gpt2", {"<|endoftext|>": 50_256}),
+    100_256: ("cl100k", {"<|endoftext|>": 100_257, "<|endofprompt|>": 100_276}),
+    128_000: (
+        "llama3",
+        {"<|begin_of_text|>": 128_000, "<|end_of_text|>": 128_001, "<|reserved_special_token_250|>": 128_255},
+    ),
+    199_998: ("o200k", {"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018}),
+}
 
 
 def _megatron_ranks(text: bytes, file: Path) -> tuple[dict[bytes, int], dict[str, int]]:
