@@ -82,7 +82,8 @@ def test_places_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     cluster = Cluster(storage=Storage(checkpoints=str(tmp_path / "file")))
     assert codes(found(tmp_path, SAVES, cluster)) == ["not-writable"]
     monkeypatch.delenv("NOBODY_SETS_THIS", raising=False)
-    problem = only(refused(prepare, "tiny_cpu", (), None, Cluster(storage=Storage(data="/x/$NOBODY_SETS_THIS"))))
+    unset = Cluster(storage=Storage(data="/x/$NOBODY_SETS_THIS"))
+    problem = only(refused(prepare, recipe(tmp_path, indexed(["web"])), (), None, unset))
     assert problem.where == "cluster profile: storage.data" and "export NOBODY_SETS_THIS=" in str(problem.fix)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from dataset_support import as_bytes, build, content, data, in_megatron, make_texts, read, write_jsonl
 
+from fp8launch import cli
+from fp8launch.data import workers
 from fp8launch.data.tokenizer import _PATTERNS
 
 MEGATRON_BUILDS = """
@@ -156,9 +158,11 @@ def _write(form: str, folder: Path, texts: list[str]) -> Path:
     if form == "hugging face":
         saved = folder / "saved"
         saved.mkdir()
-        (saved / "state.json").write_text("{}")
-        for at, part in enumerate((table.slice(0, 70), table.slice(70))):
-            with arrow.ipc.new_stream(saved / f"data-{at:05d}-of-00002.arrow", table.schema) as stream:
+        names = [f"data-{at:05d}-of-00002.arrow" for at in range(2)]
+        (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+        # Of a `map`, `datasets` leaves such files beside the others.
+        for name, part in zip([*names, "cache-0123.arrow"], (table.slice(0, 70), table.slice(70), table), strict=True):
+            with arrow.ipc.new_stream(saved / name, table.schema) as stream:
                 stream.write_table(part, max_chunksize=13)
         return saved
     files = folder / "files"
@@ -190,6 +194,33 @@ def test_shards_of_any_size_give_the_same_bytes(tmp_path: Path, size: int, count
     source = write_jsonl(tmp_path / "a.jsonl", texts)
     build(source, "--tokenizer", "bytes", "--out", tmp_path / "out", "--shard-bytes", size, "--workers", 2)
     assert read(tmp_path / "out") == as_bytes(texts)
+
+
+def test_a_single_packed_file_is_encoded_by_all_processes(
+    tmp_path: Path, bpe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = random.Random(5)
+    texts = [choose.randbytes(3000).hex() for _ in range(900)]
+    lines = write_jsonl(tmp_path / "a.jsonl", [*texts[:450], 7, *texts[450:]])
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes(), 1))
+    words = ["--tokenizer", str(bpe), "--on-error", "skip", "--json"]
+    monkeypatch.setattr(workers, "SMALLEST_SHARD", 1 << 20)
+
+    def run(file: str, processes: int) -> Any:
+        out = tmp_path / f"{processes}"
+        status = cli.run(
+            ["data", "build", str(tmp_path / file), *words, "--workers", str(processes), "--out", str(out)]
+        )
+        assert status == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    run("a.jsonl.gz", 1)
+    # This process may read, but not encode.
+    monkeypatch.delattr(workers, "encoder_of")
+    made = run("a.jsonl.gz", 2)
+    assert content(tmp_path / "2") == content(tmp_path / "1")
+    assert (made["documents"], made["skipped"]) == (900, {"not-text": 1})
+    assert made["examples"][0]["place"] == f"{tmp_path}/a.jsonl.gz:451"
 
 
 def test_the_same_command_again_builds_nothing(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from fp8launch.cli.output import echo, json_option, recipe_options, show_json, w
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import error
 from fp8launch.job.job import Job
-from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.job.prepared import Prepared, prepare_loaded
 from fp8launch.job.resolved import engine_record, phase_entry, resolved_yaml
 from fp8launch.job.shell_quoting import flag_lines
+from fp8launch.recipe.load import load_recipe
+from fp8launch.recipe.stored_data import has_relative_data
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
@@ -49,17 +51,20 @@ def render(
     as_json: bool,
 ) -> None:
     """Show what a recipe turns into."""
-    from fp8launch.cluster.profile import load_cluster
+    loaded = load_recipe(recipe, overrides, nodes)
+    profile = None
+    if has_relative_data(loaded) or form in ("sbatch", "json"):
+        from fp8launch.cluster.profile import load_cluster
 
-    profile = load_cluster(cluster)
-    prepared = prepare(recipe, overrides, nodes, profile)
+        profile = load_cluster(cluster)
+    prepared = prepare_loaded(loaded, profile)
     if phase is not None:
         prepared = _one(prepared, phase)
     if form == "args":
         _show_arguments(prepared, as_json)
     elif form == "yaml":
         echo(resolved_yaml(prepared), nl=False)
-    else:
+    elif profile is not None:
         job = _job(prepared, profile, runtime, portable)
         if form == "sbatch":
             from fp8launch.job.batch_script import batch_script

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fp8launch.data.extras import load
+from fp8launch.data.files import read_json
 from fp8launch.diagnostics import error
 
 Format = Literal["jsonl", "text", "lines", "parquet", "arrow"]
@@ -82,9 +83,14 @@ def _saved_dataset(folder: Path) -> list[Path]:
         splits = sorted(each.name for each in folder.iterdir() if (each / "state.json").is_file())
         fix = " or ".join(str(folder / name) for name in splits)
         raise error("data-source", f"{folder} holds several splits: {', '.join(splits)}", str(folder), f"name {fix}")
-    if not (folder / "state.json").is_file():
+    state = folder / "state.json"
+    if not state.is_file():
         return []
-    return sorted(folder.glob("*.arrow"))
+    try:
+        return [folder / str(each["filename"]) for each in read_json(state)["_data_files"]]
+    except (ValueError, KeyError, TypeError):
+        fix = "save it again, or name its .arrow files"
+        raise error("data-source", f"{state} does not list the files of a dataset", str(folder), fix) from None
 
 
 def _below(folder: Path, form: Format | None, patterns: Sequence[str]) -> list[Path]:

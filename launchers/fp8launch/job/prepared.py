@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fp8launch.cluster.profile import Cluster
-from fp8launch.cluster.storage import data_place
 from fp8launch.engines import engine_of
 from fp8launch.engines.base import Engine, EngineArguments, Layout
 from fp8launch.job.phases import Phase, phases_of
 from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
-from fp8launch.recipe.stored_data import with_data_below
+from fp8launch.recipe.stored_data import has_relative_data, with_data_below
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,11 @@ def prepare(
 
 def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prepared:
     """Translate a loaded recipe, as `prepare` does. Raises UserError with every problem."""
-    place = data_place(cluster) if cluster is not None else None
-    if place is not None:
-        loaded = with_data_below(loaded, place)
+    if cluster is not None and has_relative_data(loaded):
+        from fp8launch.cluster.storage import data_place
+
+        place = data_place(cluster)
+        loaded = loaded if place is None else with_data_below(loaded, place)
     phases = phases_of(loaded)
     if phases:
         return Prepared(loaded, phases[0].args, phases[0].layout, phases)

@@ -10,16 +10,24 @@ from fp8launch.recipe.validate import validate
 from fp8launch.recipe.yaml_source import Node
 
 
+def has_relative_data(loaded: LoadedRecipe) -> bool:
+    """Return whether a prefix of `data.blend` is relative, in the recipe or in a phase."""
+    return _with_data_below(loaded, Path("/")) != loaded.tree
+
+
 def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
     """Return the recipe with the relative prefixes of `data.blend`, its phases' too, below `place`."""
+    tree = _with_data_below(loaded, place)
+    return LoadedRecipe(validate(Recipe, tree), tree, loaded.files)
+
+
+def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:
     tree = _placed(loaded.tree, place)
     phases = tree.find(("phases",)).value if loaded.recipe.phases else None
     if isinstance(tree.value, dict) and isinstance(phases, dict):
         placed = Node({name: _placed(phase, place) for name, phase in phases.items()}, tree.value["phases"].where)
         tree = Node({**tree.value, "phases": placed}, tree.where)
-    if tree == loaded.tree:
-        return loaded
-    return LoadedRecipe(validate(Recipe, tree), tree, loaded.files)
+    return tree
 
 
 def _placed(tree: Node, place: Path) -> Node:
