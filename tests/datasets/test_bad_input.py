@@ -54,6 +54,7 @@ def test_a_build_that_may_not_skip_names_file_and_line(tmp_path: Path, reason: s
     size = 500 if reason != "too-long" else 10**6
     done = data(*words, "--shard-bytes", size, expect=1)
     assert f"{tmp_path / 'a.jsonl'}:18: error:" in done.stderr
+    assert " at at " not in done.stderr
     assert f"[data-{reason}]" in done.stderr and "--on-error skip" in done.stderr
     assert not list(tmp_path.glob("out.*n*x")) and not (tmp_path / "out.bin").exists()
     # The same command with skip goes on from there.
@@ -147,5 +148,5 @@ def test_memory_does_not_grow_with_the_longest_line(tmp_path: Path) -> None:
 def test_nothing_usable_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES["empty"] * 3)
     done = data("build", tmp_path / "a.jsonl", "--tokenizer", "bytes", "--out", tmp_path / "out", expect=1)
-    assert "no document can be used: 3 no text" in done.stderr
+    assert f"no document can be used: 3 no text; the first is {tmp_path}/a.jsonl:1: no text" in done.stderr
     assert not (tmp_path / "out.bin").exists()

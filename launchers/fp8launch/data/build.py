@@ -243,7 +243,7 @@ def complete(plan: BuildPlan, engine: str) -> Outcome:
     try:
         state = merge_finished(plan, dict(enumerate(results)))
         if not state.documents and not (plan.folder / "manifest.json").exists():
-            left_out = f": {summary(skipped)}" if skipped else ""
+            left_out = f": {summary(skipped)}; the first is {examples[0].words()}" if examples else ""
             message = f"no document can be used{left_out}"
             raise error("data-nothing", message, "SOURCE", "name sources with text, or another --field", ANSWER_IS_NO)
 

@@ -184,7 +184,7 @@ def _slowly(raw: bytes, place: Document) -> Any:
     except UnicodeDecodeError as exc:
         return place.bad("invalid-utf8", f"byte {raw[exc.start]:#04x} at column {exc.start + 1}")
     except json.JSONDecodeError as exc:
-        return place.bad("broken-json", f"{exc.msg} at column {exc.colno}")
+        return place.bad("broken-json", f"{exc.msg.removesuffix(' at')} at column {exc.colno}")
     except (ValueError, RecursionError) as exc:
         return place.bad("broken-json", "nested too deeply" if isinstance(exc, RecursionError) else str(exc))
 
