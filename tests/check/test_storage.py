@@ -63,7 +63,7 @@ def test_containers_see_both_places(tmp_path: Path) -> None:
 
     def mounts(cluster: Cluster) -> tuple[Mount, ...]:
         prepared = prepare(recipe(tmp_path, text), cluster=cluster)
-        job = plan(prepared.loaded, prepared.args, cluster, UNPLACED, runtime="apptainer")
+        job = plan(prepared, cluster, UNPLACED, runtime="apptainer")
         assert job.container is not None
         return job.container.mounts
 
