@@ -20,7 +20,8 @@ from fp8launch.importer.from_argv import effective_values, recipe_from_values
 from fp8launch.logs.open_log import open_log
 from fp8launch.megatron.schema import FlagSchema
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+TESTS = Path(__file__).resolve().parent
+BENCHMARKS = TESTS.parent / "benchmarks"
 
 
 def refused(call: Callable[..., Any], *arguments: Any, exit_code: int = 2, **named: Any) -> tuple[Problem, ...]:
@@ -46,19 +47,29 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@functools.cache
 def sitting(name: str) -> Path:
-    """The logs of one sitting on H200, unpacked into a folder that goes with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="sitting-"))
+    """The logs of one sitting on H200."""
+    return _unpacked(BENCHMARKS / "h200" / "logs.tar.xz", name)
+
+
+def real_logs(kind: str) -> Path:
+    """Logs of real runs: `runs`, or those of one H200 that tests/data/h200/README.md describes, `h200`."""
+    return _unpacked(TESTS / "data" / "logs.tar.xz", kind)
+
+
+@functools.cache
+def _unpacked(file: Path, name: str) -> Path:
+    """One folder of an archive, unpacked into a place that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="logs-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with tarfile.open(BENCHMARKS / "h200" / "logs.tar.xz") as archive:
+    with tarfile.open(file) as archive:
         members = [member for member in archive if member.name.startswith(f"{name}/")]
         archive.extractall(folder, members, filter="data")
     return folder / name
 
 
 def log_bytes(path: Path) -> bytes:
-    """The content of a log, unpacked: the real ones of the tests are kept compressed."""
+    """The content of a log, unpacked where it is compressed."""
     with open_log(path) as stream:
         return stream.read()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import log_text
+from support import log_text, real_logs
 
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.activations import _core, in_flight, layer_memory
@@ -45,7 +45,7 @@ LOW_STATES = {
 
 # Name, changes to LLAMA_8B, GPUs, and MiB: `max allocated` in the logs of real runs on H200, Megatron-Core 0.19.2 with
 # Transformer Engine 2.20.2, on 2026-11-20. Those of 4 GPUs ran for the project's first benchmark; the logs of the last
-# three are in tests/data/h200.
+# three are in tests/data/logs.tar.xz.
 MEASURED: list[tuple[str, dict[str, Any], int, float]] = [
     ("bf16", {}, 4, 100124.22),
     ("tensorwise", TENSORWISE, 4, 107804.33),
@@ -79,7 +79,7 @@ def test_measured_runs(name: str, changes: dict[str, Any], gpus: int, measured: 
 def test_logs_say_what_the_table_says() -> None:
     """The last three rows against the logs in the repository."""
     for name, _, _, measured in MEASURED[-3:]:
-        log = ROOT / f"tests/data/h200/llama8b_4layers_{name.split()[-1]}_1gpu.log.xz"
+        log = real_logs("h200") / f"llama8b_4layers_{name.split()[-1]}_1gpu.log"
         assert f"max allocated: {measured:.2f}" in log_text(log)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import gzip
-from pathlib import Path
+import lzma
 
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
-from support import log_bytes
+from support import log_bytes, real_logs
 from wild import damaged, share
 
 from fp8launch.logs.open_log import logs_in
 
-TESTS = Path(__file__).parents[1]
 PIECES = (
     b"\x1b]0;owned\x07", b"\x1b[2J", b"\x00", b"\xff\xfe", b"\r", b"1: ", b"iteration ", b"| ", b"arguments", b"nan",
     b"[[",
@@ -31,11 +30,11 @@ VERBS = (
 
 
 @functools.cache
-def real_logs() -> tuple[bytes, ...]:
-    files = [*logs_in(TESTS / "logs/data"), *logs_in(TESTS / "data/h200")]
+def log_texts() -> tuple[bytes, ...]:
+    files = [*logs_in(real_logs("runs")), *logs_in(real_logs("h200"))]
     # The end holds the failure, the middle the iterations: each is drawn from.
     texts = [log_bytes(file) for file in files]
-    compressed = gzip.compress(texts[0]), files[0].read_bytes()
+    compressed = gzip.compress(texts[0]), lzma.compress(texts[0])
     return (*compressed, *(part for text in texts for part in (text, text[-20_000:], _iterations(text))))
 
 
@@ -49,7 +48,7 @@ def test_logs(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     names = []
     for number in range(data.draw(st.integers(1, 2))):
         file = box.work / f"{number}.log"
-        file.write_bytes(data.draw(damaged(real_logs(), PIECES)))
+        file.write_bytes(data.draw(damaged(log_texts(), PIECES)))
         names.append(str(file))
     box(verb[0], *names, *verb[1:])
 
@@ -57,7 +56,7 @@ def test_logs(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
 @share(0.002)
 @given(data=st.data())
 def test_reports_as_html(box: Sandbox, data: st.DataObject) -> None:
-    (box.work / "1.log").write_bytes(data.draw(damaged(real_logs(), PIECES)))
+    (box.work / "1.log").write_bytes(data.draw(damaged(log_texts(), PIECES)))
     box("compare", "1.log", "--html", "o.html", "--force")
     assert b"<script>alert" not in (box.work / "o.html").read_bytes() if (box.work / "o.html").exists() else True
 

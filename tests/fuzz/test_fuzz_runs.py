@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
-from support import log_bytes
+from support import log_bytes, real_logs
 from wild import as_yaml, damaged, filled, mutated, share, texts
 
 from fp8launch.cluster.profile import Cluster
@@ -23,7 +23,6 @@ from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
 from fp8launch.submit.provenance import Origin
 from fp8launch.submit.submit import make_run, plan_run
 
-TESTS = Path(__file__).parents[1]
 RECORD = {
     "attempts": [
         {"name": "12-0", "job": "12", "nodes": "n[1-2]", "began": 1.0, "before": 0, "after": 10, "counts": True,
@@ -52,7 +51,7 @@ def manifest(root: Path) -> dict[str, Any]:
 
 @functools.cache
 def log() -> bytes:
-    return log_bytes(TESTS / "logs/data/tiny_cpu_0.17_1rank.log.xz")
+    return log_bytes(real_logs("runs") / "tiny_cpu_0.17_1rank.log")
 
 
 class Evil:

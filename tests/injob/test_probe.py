@@ -1,7 +1,7 @@
 """What a job says of FP8 after its first iteration: on real training, and on modules as Transformer Engine leaves them.
 
 Transformer Engine cannot be imported without a GPU, so here stand classes with its names and attributes; what real ones
-say is in the logs of `tests/data/h200`.
+say is in the logs `h200` of `tests/data/logs.tar.xz`.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from support import log_bytes, real_logs
 
-from support import log_bytes
-
-DATA = Path(__file__).parent / "data"
-H200 = sorted(DATA.glob("llama8b_*.log.xz"))
-REAL = sorted(DATA.glob("*.log.xz"))
+DATA = real_logs("runs")
+H200 = sorted(DATA.glob("llama8b_*.log"))
+REAL = sorted(DATA.glob("*.log"))
 WITH_ITERATIONS = [p for p in REAL if b"elapsed time per iteration" in log_bytes(p)]
 
 

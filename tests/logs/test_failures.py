@@ -223,9 +223,9 @@ def test_real_logs_that_ended_well_show_no_failure(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [
-        ("tiny_cpu_0.19_bad_argument.log.xz", "bad-arguments", "--frobnicate"),
-        ("tiny_cpu_0.19_exception.log.xz", "exception", "invalid for input of size"),
-        ("tiny_cpu_0.19_nan.log.xz", "nan", "found NaN in local grad norm"),
+        ("tiny_cpu_0.19_bad_argument.log", "bad-arguments", "--frobnicate"),
+        ("tiny_cpu_0.19_exception.log", "exception", "invalid for input of size"),
+        ("tiny_cpu_0.19_nan.log", "nan", "found NaN in local grad norm"),
     ],
 )
 def test_real_logs_of_failed_runs(name: str, code: str, text: str) -> None:

@@ -30,7 +30,7 @@ def numbers(found: ParsedLog) -> list[list[int]]:
 
 
 def test_head_of_a_real_log() -> None:
-    found = read_log(DATA / "llama8b_4gpu_tw_mbs1.log.xz")
+    found = read_log(DATA / "llama8b_4gpu_tw_mbs1.log")
     (process,) = found.processes
     head = process.head
     assert head.world_size == 4
@@ -45,7 +45,7 @@ def test_head_of_a_real_log() -> None:
 
 
 def test_a_real_resumed_log_is_two_processes() -> None:
-    found = read_log(DATA / "tiny_cpu_0.19_resumed.log.xz")
+    found = read_log(DATA / "tiny_cpu_0.19_resumed.log")
     assert numbers(found) == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12]]
     first, second = found.processes
     assert first.ending.exit_line == "exiting program at iteration 5"
@@ -101,7 +101,7 @@ def test_a_dump_with_other_ranks_lines_in_between(log) -> None:
 
 
 def test_lines_after_evaluations_and_checkpoints_are_marked() -> None:
-    found = read_log(DATA / "tiny_cpu_0.19_resumed.log.xz")
+    found = read_log(DATA / "tiny_cpu_0.19_resumed.log")
     column = found.iterations.column("number")
     assert {int(column[r]): why for r, why in found.disturbed_rows.items()} == {
         6: "after checkpoint",

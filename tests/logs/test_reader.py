@@ -57,11 +57,11 @@ def test_real_logs_have_all_their_iterations() -> None:
 
 
 def test_events_of_a_real_log() -> None:
-    found = scan_file(DATA / "tiny_cpu_0.19_resumed.log.xz")
+    found = scan_file(DATA / "tiny_cpu_0.19_resumed.log")
     assert len(found.dumps) == 2
     assert list(found.saves) == [5, 10, 12]
     assert [v.iteration for _, v in found.validations] == [6, 12, 12, 12]
-    memory = scan_file(DATA / "llama8b_4gpu_tw_mbs1.log.xz").peak_memory
+    memory = scan_file(DATA / "llama8b_4gpu_tw_mbs1.log").peak_memory
     assert memory["max allocated"] == 107804.33
     assert memory["max reserved"] == 108878.00
 

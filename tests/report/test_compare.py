@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import FP8, OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
-from support import log_text, sitting
+from support import log_text, real_logs, sitting
 from tests.support import only, refused
 
 from fp8launch.cli import run as command
@@ -18,9 +18,9 @@ from fp8launch.cli.compare import read_runs
 from fp8launch.report.export import to_csv, to_markdown
 from fp8launch.report.run_facts import arguments_of, precision_of
 
-LOGS = Path(__file__).parents[1] / "logs" / "data"
-H200 = Path(__file__).parents[1] / "data" / "h200"
-FOUR_GPUS = [str(LOGS / f"llama8b_4gpu_{name}_mbs1.log.xz") for name in ("bf16", "tw")]
+LOGS = real_logs("runs")
+H200 = real_logs("h200")
+FOUR_GPUS = [str(LOGS / f"llama8b_4gpu_{name}_mbs1.log") for name in ("bf16", "tw")]
 
 
 class TestRealLogs:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
+from support import real_logs
 
 from fp8launch.cli.compare import read_runs
 from fp8launch.report.comparison import Comparison, compare
@@ -17,7 +18,7 @@ from fp8launch.report.html import to_html
 from fp8launch.report.plots import available
 from fp8launch.report.steady_state import RULE_NOTE
 
-H200 = Path(__file__).parents[1] / "data" / "h200"
+H200 = real_logs("h200")
 needs_matplotlib = pytest.mark.skipif(not available(), reason="matplotlib is not installed")
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Made, write_log
+from support import real_logs
 
 from fp8launch.report.parity import Parity, losses, parity, smooth
 from fp8launch.report.run_data import RunData, run_from_logs
 
-LOGS = Path(__file__).parents[1] / "logs" / "data"
+LOGS = real_logs("runs")
 
 
 def curve(i: int) -> float:
@@ -88,7 +89,7 @@ def test_short_runs_say_nothing(pair) -> None:
 
 
 def test_real_logs_are_too_short() -> None:
-    runs = [run_from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log.xz"]) for n in ("tw", "bf16")]
+    runs = [run_from_logs(n, [LOGS / f"llama8b_4gpu_{n}_mbs1.log"]) for n in ("tw", "bf16")]
     found = parity(*([run] for run in runs), 0.02, ("tw", "bf16"))
     assert found.verdict == "too short"
     # Iterations 3 to 7: the first two lines of a process mix iterations.
@@ -207,7 +208,7 @@ class TestRepeats:
 
 
 def test_losses_leave_out_lines_that_mix_iterations() -> None:
-    found = losses(run_from_logs("x", [LOGS / "tiny_cpu_0.19_resumed.log.xz"]))
+    found = losses(run_from_logs("x", [LOGS / "tiny_cpu_0.19_resumed.log"]))
     assert set(found) == {3, 4, 5, 8, 9, 10, 11, 12}
 
 

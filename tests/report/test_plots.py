@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
+from support import real_logs
 from tests.support import only, refused
 
 from fp8launch.cli.compare import read_runs
@@ -13,7 +14,7 @@ from fp8launch.report.comparison import Comparison, compare
 from fp8launch.report.plots import figure_of, pictures, write_plots
 
 matplotlib = pytest.importorskip("matplotlib")
-H200 = Path(__file__).parents[1] / "data" / "h200"
+H200 = real_logs("h200")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support import real_logs
 
 from fp8launch.cli import run as command
 from fp8launch.diagnostics import UserError
@@ -20,7 +21,7 @@ from fp8launch.report.steady_state import RULE_NOTE, select_steady_state
 from fp8launch.report.text import render_text
 from fp8launch.report.throughput import parse_paths
 
-DATA = Path(__file__).parents[1] / "logs" / "data"
+DATA = real_logs("runs")
 STATISTICS = {"median", "mean", "min", "max", "iqr", "n"}
 
 
@@ -61,7 +62,7 @@ class TestH200:
         [("bf16", 5950, 567, 11014, 100124), ("tw", 4318, 781, 15178, 107804)],
     )
     def test_numbers(self, name: str, step: float, tflops: float, tokens: float, memory: float) -> None:
-        found = parse_paths([DATA / f"llama8b_4gpu_{name}_mbs1.log.xz"], gpu="h200")
+        found = parse_paths([DATA / f"llama8b_4gpu_{name}_mbs1.log"], gpu="h200")
         assert found.status == "ok"
         assert (found.iterations, found.warmup_dropped) == (7, 2)
         assert found.step_time_ms.n == 5
@@ -71,20 +72,20 @@ class TestH200:
         assert found.peak_memory_mib == pytest.approx(memory, abs=1)
 
     def test_mfu_divides_by_the_peak_of_what_was_asked_for(self) -> None:
-        bf16 = parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log.xz"], gpu="h200")
-        fp8 = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log.xz"], gpu="h200")
+        bf16 = parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log"], gpu="h200")
+        fp8 = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h200")
         assert bf16.mfu_denominator == {"gpu": "h200", "dtype": "bf16", "peak_tflops": 989.0}
         assert fp8.mfu_denominator == {"gpu": "h200", "dtype": "fp8", "peak_tflops": 1979.0}
         assert bf16.mfu.median == pytest.approx(566.1 / 989)
         assert fp8.mfu.median == pytest.approx(781.2 / 1979)
 
     def test_fp8_is_what_the_arguments_say(self) -> None:
-        found = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log.xz"]).fp8
+        found = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"]).fp8
         assert (found["requested"], found["recipe"], found["format"]) == (True, "tensorwise", "hybrid")
-        found = parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log.xz"]).fp8
+        found = parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log"]).fp8
         assert (found["requested"], found["recipe"], found["format"]) == (False, None, None)
 
-    @pytest.mark.parametrize("path", sorted(DATA.glob("llama8b*.log.xz")), ids=lambda p: p.stem)
+    @pytest.mark.parametrize("path", sorted(DATA.glob("llama8b*.log")), ids=lambda p: p.stem)
     def test_our_flops_agree_with_megatrons_within_its_rounding(self, path: Path) -> None:
         from fp8launch.logs import read_log
         from fp8launch.megatron.flops import flops_per_token
@@ -101,7 +102,7 @@ class TestH200:
 
 
 def test_json_has_the_contract(report) -> None:
-    found = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log.xz"], gpu="h200").as_json()
+    found = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h200").as_json()
     assert found == json.loads(json.dumps(found, allow_nan=False))
     for name in ("step_time_ms", "tflops_per_gpu", "tokens_per_s_per_gpu", "mfu"):
         assert set(found[name]) == STATISTICS
@@ -117,7 +118,7 @@ def test_json_has_the_contract(report) -> None:
 
 class TestCpu:
     def test_throughput_that_prints_as_zero_is_recomputed(self) -> None:
-        found = parse_paths([DATA / "tiny_cpu_0.17_1rank.log.xz"], gpu="cpu")
+        found = parse_paths([DATA / "tiny_cpu_0.17_1rank.log"], gpu="cpu")
         assert found.status == "ok"
         assert found.tflops_source == "recomputed"
         assert 0 < found.tflops_per_gpu.median < 1
@@ -127,20 +128,20 @@ class TestCpu:
         assert found.dropped["after evaluation"] == (7, 13)
 
     def test_log_interval(self) -> None:
-        found = parse_paths([DATA / "tiny_cpu_0.18_2ranks_interval5.log.xz"])
+        found = parse_paths([DATA / "tiny_cpu_0.18_2ranks_interval5.log"])
         assert (found.lines, found.iterations, found.iteration_last, found.iterations_planned) == (5, 20, 20, 22)
         assert found.status == "ok"
         assert found.world_size == 2
 
     def test_resumed_in_one_file(self) -> None:
-        found = parse_paths([DATA / "tiny_cpu_0.19_resumed.log.xz"])
+        found = parse_paths([DATA / "tiny_cpu_0.19_resumed.log"])
         assert found.status == "ok"
         assert (found.iterations, found.lines) == (12, 12)
         assert found.dropped["process start"] == (1, 2, 6, 7)
         assert [a.iterations for a in found.attempts] == ["1-5", "6-12"]
 
     def test_nan(self) -> None:
-        found = parse_paths([DATA / "tiny_cpu_0.19_nan.log.xz"])
+        found = parse_paths([DATA / "tiny_cpu_0.19_nan.log"])
         assert (found.status, found.failure.code) == ("failed", "nan")
 
 
@@ -312,7 +313,7 @@ class TestWhatTheLogDoesNotSay:
 
 def test_an_unknown_gpu_is_a_user_error() -> None:
     with pytest.raises(UserError, match="h100"):
-        parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log.xz"], gpu="h101")
+        parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h101")
 
 
 def test_a_missing_log_is_a_user_error(tmp_path: Path) -> None:
@@ -384,18 +385,18 @@ class TestText:
         return console.export_text()
 
     def test_says_units_denominator_and_rule(self) -> None:
-        text = self.text(parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log.xz"], gpu="h200"))
+        text = self.text(parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h200"))
         for part in ("step time, ms", "4,317.8", "15,178.1", "1979 TFLOP/s (H200 fp8 dense)", "39.5", "107,804 MiB"):
             assert part in text
         assert "process start: iteration 1-2" in text
         assert RULE_NOTE in text
 
     def test_says_why_a_run_failed(self) -> None:
-        text = self.text(parse_paths([DATA / "tiny_cpu_0.19_bad_argument.log.xz"]))
+        text = self.text(parse_paths([DATA / "tiny_cpu_0.19_bad_argument.log"]))
         assert "bad-arguments, line 1" in text
         assert "--frobnicate" in text
 
-    @pytest.mark.parametrize("path", sorted(DATA.glob("*.log.xz")), ids=lambda p: p.stem)
+    @pytest.mark.parametrize("path", sorted(DATA.glob("*.log")), ids=lambda p: p.stem)
     def test_renders_every_real_log(self, path: Path) -> None:
         assert self.text(parse_paths([path], gpu="h200"))
 
@@ -416,5 +417,5 @@ def test_the_steady_state_is_selected_once_for_a_run(monkeypatch: pytest.MonkeyP
         return select_steady_state(attempts)  # type: ignore[arg-type]
 
     monkeypatch.setattr("fp8launch.report.throughput.select_steady_state", counted)
-    assert command([verb, str(DATA / "llama8b_4gpu_tw_mbs1.log.xz")]) == 0
+    assert command([verb, str(DATA / "llama8b_4gpu_tw_mbs1.log")]) == 0
     assert len(calls) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import log_text, sitting
+from support import log_text, real_logs, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.logs.evidence import Evidence, parse_evidence
@@ -15,9 +15,9 @@ from fp8launch.logs.open_log import log_name
 from fp8launch.report.throughput import parse_paths, read_logs
 from fp8launch.report.verify import judge, verify_logs
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
-TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log.xz"
-BF16 = DATA / "llama8b_4layers_bf16_1gpu.log.xz"
+DATA = real_logs("h200")
+TENSORWISE = DATA / "llama8b_4layers_tensorwise_1gpu.log"
+BF16 = DATA / "llama8b_4layers_bf16_1gpu.log"
 
 ASKED = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp4": None, "fp8_param_gather": False}
 NOT_ASKED = {"fp8": None, "fp8_recipe": "delayed", "fp4": None}

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import real_logs
 
 from fp8launch.report.export import csv_cell
 
 Say = Callable[..., tuple[int, str, str]]
-LOG = Path(__file__).parents[1] / "logs/data/tiny_cpu_0.17_1rank.log.xz"
+LOG = real_logs("runs") / "tiny_cpu_0.17_1rank.log"
 
 
 def test_a_name_is_no_formula(say: Say, tmp_path: Path) -> None:
@@ -55,17 +56,17 @@ def test_markdown_shows_names_and_nothing_else(say: Say, tmp_path: Path) -> None
 @pytest.mark.parametrize("option", ["--html", "--csv", "--md", "--plot"])
 def test_a_report_does_not_follow_a_link(say: Say, tmp_path: Path, option: str) -> None:
     """In a shared folder a link of another user led `--html` over a file of mine."""
-    shutil.copy(LOG, tmp_path / "a.log.xz")
+    shutil.copy(LOG, tmp_path / "a.log")
     mine = tmp_path / "precious"
     mine.write_text("mine")
     link = tmp_path / "report.png"
     link.symlink_to(mine)
-    status, _, err = say("compare", str(tmp_path / "a.log.xz"), option, str(link))
+    status, _, err = say("compare", str(tmp_path / "a.log"), option, str(link))
     assert (status, mine.read_text()) == (2, "mine")
     assert "output-is-a-link" in err
 
 
 def test_a_report_may_go_to_a_device(say: Say, tmp_path: Path) -> None:
-    shutil.copy(LOG, tmp_path / "a.log.xz")
-    assert say("compare", str(tmp_path / "a.log.xz"), "--csv", "/dev/null")[0] in (0, 1)
+    shutil.copy(LOG, tmp_path / "a.log")
+    assert say("compare", str(tmp_path / "a.log"), "--csv", "/dev/null")[0] in (0, 1)
     assert Path("/dev/null").is_char_device()
