@@ -12,7 +12,7 @@ from fp8launch.cluster.profile import Cluster, cluster_files, load_cluster
 from fp8launch.job.build_job import plan, probe_runtime
 from fp8launch.job.prepared import prepare
 from fp8launch.resources import pack_folder
-from fp8launch.submit.submit import run_root
+from fp8launch.rundir.registry import run_root
 
 Write = Callable[[str, str], str]
 

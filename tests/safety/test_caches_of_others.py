@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from fp8launch.check import verdict_cache
 from fp8launch.check.wheel import NoMegatron, megatron_for
+from fp8launch.cli.notify import load_config
 from fp8launch.megatron.validators import MegatronVerdict, Request, site_of
 from fp8launch.ownership import why_others_may_change
 from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
@@ -224,6 +225,31 @@ def test_a_profile_named_by_its_path_is_read(say: Say, home: Path) -> None:
     file.chmod(0o666)
     code, out, _ = say("render", "tiny_cpu", "--as", "sbatch", "--cluster", str(file))
     assert (code, "module load cuda" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder, file: file.chmod(0o666),
+        lambda folder, file: folder.chmod(0o777),
+        lambda folder, file: give(file),
+        lambda folder, file: give(folder),
+    ],
+)
+@pytest.mark.parametrize("words", [("submit", "tiny_cpu", "--backend", "local", "--yes"), ("resume", "a-run")])
+def test_a_configuration_that_names_a_command_is_one_s_own(
+    say: Say, home: Path, words: tuple[str, ...], spoil: Spoil
+) -> None:
+    """The command of notifications would run as this user; nothing is submitted before it is refused."""
+    folder = home / ".config/fp8launch"
+    folder.mkdir(parents=True)
+    file = folder / "config.yaml"
+    file.write_text("notify: {command: [touch, canary]}\n")
+    assert load_config().notify.command == ["touch", "canary"]
+    spoil(folder, file)
+    code, _, err = say(*words, "--wait")
+    assert (code, "[not-yours]" in err, str(file) in err) == (2, True, True)
+    assert not list(home.rglob("manifest.json"))
 
 
 # --- datasets ---------------------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from fp8launch.cluster.profile import Cluster, Storage
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.load import load_recipe
 from fp8launch.report import run_facts
-from fp8launch.rundir.registry import find_run
+from fp8launch.rundir.registry import find_run, run_root
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.schedulers.local import LocalScheduler
 from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
 from fp8launch.submit.provenance import checkout_of, image_record
-from fp8launch.submit.submit import new_run_id, run_root, submit
+from fp8launch.submit.submit import new_run_id, submit
 
 Write = Callable[[str, str], str]
 SECRET = "hunter2-very-secret"

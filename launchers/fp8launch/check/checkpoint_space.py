@@ -19,6 +19,7 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import checkpoint_place
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.megatron.parameters import parameters
+from fp8launch.rundir.registry import run_root
 
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
@@ -97,8 +98,6 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
 
     If not even the first folder of the path exists, its file system is not mounted on this machine.
     """
-    from fp8launch.submit.submit import run_root
-
     try:
         paths = job_paths(prepared.loaded, cluster, runtime)
         folder = paths.here(save) if save.startswith("/") and paths.mounted(save) else None

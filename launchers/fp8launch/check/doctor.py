@@ -17,6 +17,7 @@ from fp8launch.check.job_paths import why_not_writable
 from fp8launch.cluster.profile import Cluster, cluster_files, config_folder, load_cluster
 from fp8launch.diagnostics import Problem, UserError
 from fp8launch.megatron.schema import supported_versions
+from fp8launch.rundir.registry import run_root
 from fp8launch.schedulers.base import Finding, Scheduler
 
 # Import name and distribution of what a run on this machine needs.
@@ -67,8 +68,6 @@ def _profile(profile: Cluster, broken: bool) -> Finding:
 
 
 def _run_root(profile: Cluster) -> Finding:
-    from fp8launch.submit.submit import run_root
-
     try:
         root = run_root(profile, None)
     except UserError as exc:

@@ -16,7 +16,7 @@ from fp8launch import schedulers
 from fp8launch.check.job_paths import kind_of, why_not_writable
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, Severity, UserError
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder, run_folders
 from fp8launch.schedulers.base import Scheduler
 
@@ -46,8 +46,6 @@ def problems(cluster: Cluster, environment: Mapping[str, str], scheduler: Schedu
 
     `environment` is the submitting shell's. `scheduler` will get the job; None means the one that is used by default.
     """
-    from fp8launch.submit.submit import run_root
-
     try:
         root = run_root(cluster, None)
     except UserError as exc:

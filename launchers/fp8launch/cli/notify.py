@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from fp8launch.cli.output import eprint
+from fp8launch.diagnostics import error
+from fp8launch.ownership import why_others_may_change
 from fp8launch.recipe.schema import Section
 from fp8launch.recipe.yaml_source import is_file, read_yaml
 
@@ -43,9 +45,18 @@ def config_file() -> Path:
 
 
 def load_config() -> UserConfig:
-    """Load the user's configuration; the defaults without a file. Raises UserError for a bad one."""
+    """Load the user's configuration; the defaults without a file.
+
+    Raises UserError for a bad one, and for one that other users could have written, because it names a command.
+    """
     file = config_file()
-    return UserConfig.from_node(read_yaml(file)) if is_file(file) else UserConfig()
+    if not is_file(file):
+        return UserConfig()
+    reason = why_others_may_change(file)
+    if reason is not None:
+        message = f"other users could change the command and the webhook of your notifications: {reason}"
+        raise error("not-yours", message, str(file), "make it your own (chmod go-w), or remove it")
+    return UserConfig.from_node(read_yaml(file))
 
 
 def notify(config: Notify, text: str, failed: bool, message: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from fp8launch import engines
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.diagnostics import error, nearest
@@ -15,10 +16,14 @@ from fp8launch.job.prepared import prepare
 from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_recipes, places
 from fp8launch.resources import pack_folder
 
+# Engines by name whose projects publish recipes of their own.
+_CATALOGS = {name: catalog for name in engines.names() if (catalog := engines.by_name(name).catalog()) is not None}
+
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete.recipes)
-@click.option("--engine", type=click.Choice(["megatron_lm", "bridge"]), default="megatron_lm", show_default=True,
+@click.option("--engine", type=click.Choice([engines.default().name, *_CATALOGS]), default=engines.default().name,
+              show_default=True,
               help="The pack's own recipes, or NVIDIA's performance recipes of Megatron-Bridge.")  # fmt: skip
 @click.option("--gpu", metavar="GPU", help="Only recipes for this GPU, such as h100.")
 @click.option("--model", metavar="TEXT", help="Only recipes whose model's name contains TEXT, such as qwen3.")
@@ -43,10 +48,13 @@ def recipes(
 
     With --engine bridge, or NAME as bridge:RECIPE, the same for the performance recipes of Megatron-Bridge.
     """
-    if engine == "bridge" or (name or "").startswith("bridge:"):
-        from fp8launch.cli import bridge_recipes
+    prefix, colon, plain_name = (name or "").partition(":")
+    if colon and prefix in _CATALOGS:
+        engine, name = prefix, plain_name
+    if engine in _CATALOGS:
+        from fp8launch.cli import engine_recipes
 
-        bridge_recipes.show(name, release, gpu, model, precision, as_json)
+        engine_recipes.show(_CATALOGS[engine], name, release, gpu, model, precision, as_json)
         return
     if release is not None:
         raise click.UsageError("--release needs --engine bridge")

@@ -77,7 +77,7 @@ def render(
 def _job(prepared: Prepared, profile: Cluster, runtime: Runtime | None, portable: bool) -> Job:
     """The job as it would be on the cluster. Neither the runtime nor the cluster's files need to be on this machine."""
     from fp8launch.job.build_job import plan
-    from fp8launch.submit.submit import run_root
+    from fp8launch.rundir.registry import run_root
 
     folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
     return plan(prepared, profile, folder, runtime=runtime or profile.runtime or "pyxis", check_paths=False)

@@ -26,6 +26,10 @@ def resume(name: str, attempts: int, wait: bool) -> int:
     """
     from fp8launch.submit.resume import resume as resume_run
 
+    if wait:
+        from fp8launch.cli.notify import load_config
+
+        load_config()  # a bad one is refused before anything is submitted
     run = find_run(name)
     need_mine(run)
     scheduler = schedulers.of_run(run)

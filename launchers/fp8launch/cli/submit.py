@@ -28,11 +28,11 @@ from fp8launch.cluster.profile import Cluster, load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes
-from fp8launch.submit.submit import new_run_id, plan_run, run_root
+from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
 
@@ -150,6 +150,10 @@ def submit(
         _show_dry(ready, profile, scheduler, place, is_study)
         return 0
     scheduler.require()
+    if wait:
+        from fp8launch.cli.notify import load_config
+
+        load_config()  # a bad one is refused before anything is submitted
     if is_study:
         require_wait(ready, scheduler, wait)
         eprint(f"study {identify(ready, study)} in {place}")

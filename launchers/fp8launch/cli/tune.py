@@ -22,10 +22,9 @@ from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
 from fp8launch.rundir.atomic_io import Busy, held, write_atomically
-from fp8launch.rundir.registry import remember_root
+from fp8launch.rundir.registry import remember_root, run_root
 from fp8launch.rundir.study import StudyFolder, create_study
 from fp8launch.submit.submission import now
-from fp8launch.submit.submit import run_root
 from fp8launch.tuning.candidates import Base, base_of, begin, seconds_at_most, trial_seconds
 from fp8launch.tuning.identity import study_name
 from fp8launch.tuning.knobs import Knob

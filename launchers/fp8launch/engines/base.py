@@ -176,6 +176,46 @@ class EntryTraits:
     sets_config: bool = False
 
 
+@dataclass(frozen=True)
+class CatalogRecipe:
+    """A recipe that an engine's own project publishes, as `fp8launch recipes` shows it.
+
+    `throughput` is the published figure in tokens/s/GPU, empty without one. `source` is its release and its place
+    there. `facts` are labelled lines, `sections` what it sets, `record` is its JSON.
+    """
+
+    name: str
+    layout: str
+    batch: str
+    throughput: str
+    source: str
+    facts: Mapping[str, str]
+    sections: Mapping[str, Mapping[str, Any]]
+    record: Mapping[str, Any]
+
+
+class RecipeCatalog(ABC):
+    """The recipes that an engine's own project publishes; `project` is its name. ENGINE:NAME is such a recipe."""
+
+    project: ClassVar[str]
+
+    @abstractmethod
+    def releases(self) -> tuple[str, ...]:
+        """The releases of the project in the catalog, the oldest first."""
+
+    @abstractmethod
+    def select(self, release: str, **filters: str | None) -> list[CatalogRecipe]:
+        """The recipes of a release that fit the filters `gpu`, `model` and `precision`, sorted."""
+
+    @abstractmethod
+    def values_of(self, field: str, release: str) -> list[str]:
+        """The distinct values of the filter `field` in a release, sorted."""
+
+    @abstractmethod
+    def find(self, name: str, release: str | None) -> CatalogRecipe:
+        """The recipe of that name, of the newest release that has it unless one is stated. Raises UserError."""
+
+
 class Engine(ABC):
     """One training engine. Methods are pure, except that `entry` may look at the files of this machine.
 
@@ -187,6 +227,10 @@ class Engine(ABC):
     name: ClassVar[str]
     description: ClassVar[EngineDescription]
     own_keys: ClassVar[tuple[str, ...]] = ()
+
+    def catalog(self) -> RecipeCatalog | None:
+        """The recipes of the engine's own project; None for an engine whose recipes are those of the pack."""
+        return None
 
     def problems(self, loaded: LoadedRecipe) -> Iterable[Problem]:
         """Settings of the recipe that this engine cannot use, beside keys that belong to another engine."""

@@ -43,7 +43,7 @@ ONE_CONNECTION, MANY_CONNECTIONS = "1", "32"
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def from_node(cls, node: Node) -> Self:

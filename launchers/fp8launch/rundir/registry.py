@@ -8,6 +8,8 @@ import shlex
 from datetime import datetime
 from pathlib import Path
 
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.storage import stated_folder
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
 from fp8launch.recipe.yaml_source import is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
@@ -20,6 +22,14 @@ from fp8launch.rundir.trust import why_not_own_run
 def default_root() -> Path:
     """Return `FP8LAUNCH_RUNS`, else `~/fp8launch-runs`, because most clusters share the home folder between nodes."""
     return Path(os.environ.get("FP8LAUNCH_RUNS") or "~/fp8launch-runs").expanduser().absolute()
+
+
+def run_root(cluster: Cluster, stated: str | None) -> Path:
+    """Return where run folders go: `--run-root`, else the cluster profile, else the default."""
+    root = stated or cluster.run_root
+    if not root:
+        return default_root()
+    return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
 
 
 def known_roots() -> list[Path]:

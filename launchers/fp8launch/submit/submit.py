@@ -14,7 +14,6 @@ from typing import Any
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.cluster.storage import stated_folder
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.job.build_job import UNPLACED, placed, plan, probe_runtime
 from fp8launch.job.job import Job
@@ -22,7 +21,7 @@ from fp8launch.job.prepared import Prepared
 from fp8launch.job.resolved import engine_record, phase_entry, resolved_recipe, resolved_yaml
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.attempts import SURVIVE
-from fp8launch.rundir.registry import default_root, remember_root
+from fp8launch.rundir.registry import remember_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder, create_run_folder
 from fp8launch.rundir.trust import need_safe_root
 from fp8launch.schedulers.base import Scheduler
@@ -40,14 +39,6 @@ from fp8launch.submit.submission import (
     submit_job,
 )
 from fp8launch.submit.supervisor_plan import survival_text
-
-
-def run_root(cluster: Cluster, stated: str | None) -> Path:
-    """Return where run folders go: `--run-root`, else the cluster profile, else the default."""
-    root = stated or cluster.run_root
-    if not root:
-        return default_root()
-    return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
 
 
 def new_run_id(name: str) -> str:

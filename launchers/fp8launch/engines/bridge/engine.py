@@ -16,6 +16,7 @@ from fp8launch.engines.base import (
     Entry,
     Layout,
     NeededFile,
+    RecipeCatalog,
 )
 from fp8launch.engines.bridge import attributes
 from fp8launch.engines.bridge.fields import attribute_of, fields_of, hydra
@@ -61,6 +62,11 @@ class Bridge(Engine):
         checks="hardware", validators="none", log_dialect="megatron", evidence=("module report",)
     )
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
+
+    def catalog(self) -> RecipeCatalog:
+        from fp8launch.engines.bridge.catalog import BridgeCatalog
+
+        return BridgeCatalog()
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         recipe = loaded.recipe

@@ -1,0 +1,67 @@
+"""`fp8launch recipes --engine NAME`: the recipes that an engine's own project publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fp8launch.cli.output import echo, eprint, show_json, show_table
+from fp8launch.diagnostics import UserError, error, nearest
+from fp8launch.engines.base import CatalogRecipe, RecipeCatalog
+
+
+def show(
+    catalog: RecipeCatalog,
+    name: str | None,
+    release: str | None,
+    gpu: str | None,
+    model: str | None,
+    precision: str | None,
+    as_json: bool,
+) -> None:
+    """List the recipes of a release that fit the filters, or explain one. Raises UserError for unknown names."""
+    if name is not None:
+        _explain(catalog, catalog.find(name, release), as_json)
+        return
+    shown = release or catalog.releases()[-1]
+    found = catalog.select(shown, gpu=gpu, model=model, precision=precision)
+    if not found:
+        raise _nothing(catalog, shown, {"gpu": gpu, "model": model, "precision": precision})
+    if as_json:
+        show_json([one.record for one in found])
+        return
+    others = ", ".join(catalog.releases()[:-1])
+    eprint(f"{len(found)} recipes of {catalog.project} {shown}; other releases: {others}")
+    show_table(
+        ["recipe", "layout", "batch", "published (tokens/s/GPU)"],
+        [(one.name, one.layout, one.batch, one.throughput) for one in found],
+        unbroken=("recipe",),
+        drop=("layout", "batch"),
+    )
+
+
+def _explain(catalog: RecipeCatalog, recipe: CatalogRecipe, as_json: bool) -> None:
+    if as_json:
+        show_json(recipe.record)
+        return
+    eprint(f"{catalog.project} {recipe.source}")
+    for label, value in recipe.facts.items():
+        echo(f"{label + ':':<22}{value}")
+    for section, values in recipe.sections.items():
+        echo(f"{section}:")
+        for key, value in sorted(values.items()):
+            echo(f"  {key}: {value}")
+
+
+def _nothing(catalog: RecipeCatalog, release: str, filters: Mapping[str, str | None]) -> UserError:
+    """The error of filters that no recipe fits: an unknown value if there is one, else their combination."""
+    what = f"{catalog.project} {release} has no recipe with"
+    stated = {field: value for field, value in filters.items() if value is not None}
+    for field, value in stated.items():
+        if catalog.select(release, **{field: value}):
+            continue
+        known = catalog.values_of(field, release)
+        near = nearest(value.lower(), known)
+        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(known)}"
+        return error("no-such-recipe", f"{what} --{field} {value}", None, fix)
+    words = " ".join(f"--{field} {value}" for field, value in stated.items())
+    return error("no-such-recipe", f"{what} {words} together", None, "leave out one of the filters")

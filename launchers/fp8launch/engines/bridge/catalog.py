@@ -1,0 +1,76 @@
+"""NVIDIA's performance recipes as `fp8launch recipes --engine bridge` lists and explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fp8launch.engines.base import CatalogRecipe, RecipeCatalog
+from fp8launch.engines.bridge import index
+from fp8launch.engines.bridge.published import rows_of
+
+
+class BridgeCatalog(RecipeCatalog):
+    """The index of recipe functions, with the throughput that NVIDIA publishes for them."""
+
+    project: ClassVar[str] = "Megatron-Bridge"
+
+    def releases(self) -> tuple[str, ...]:
+        return index.releases()
+
+    def select(self, release: str, **filters: str | None) -> list[CatalogRecipe]:
+        return [_shown(one) for one in index.select(release, **filters)]
+
+    def values_of(self, field: str, release: str) -> list[str]:
+        return index.values_of(field, release)
+
+    def find(self, name: str, release: str | None) -> CatalogRecipe:
+        return _shown(index.find(name, release))
+
+
+def _shown(recipe: index.BridgeRecipe) -> CatalogRecipe:
+    figures = rows_of(recipe)
+    published = []
+    facts = {
+        "GPUs": f"{recipe.gpus} {recipe.gpu}",
+        "precision": recipe.precision,
+        "layout": _layout(recipe),
+        "batch": f"micro batch {recipe.micro_batch}, global batch {recipe.global_batch}",
+        "sequence": str(recipe.sequence),
+        "iterations": str(recipe.iterations),
+        "reads from the hub": ", ".join(recipe.hub) or "nothing",
+    }
+    for row in figures:
+        text = f"{row.tokens_per_s_per_gpu:,} tokens/s/GPU"
+        if row.tflops_per_gpu is not None:
+            text += f", {row.tflops_per_gpu:,} TFLOP/s/GPU"
+        facts[f"published, {row.container}"] = text
+        published.append(
+            {
+                "container": row.container,
+                "tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+                "tflops_per_gpu": row.tflops_per_gpu,
+            }
+        )
+    sections: Mapping[str, Any] = {
+        "environment": recipe.environment,
+        "model": recipe.settings,
+        **recipe.sections,
+    }
+    return CatalogRecipe(
+        name=recipe.name,
+        layout=_layout(recipe),
+        batch=f"{recipe.micro_batch} of {recipe.global_batch}",
+        throughput=f"{figures[0].tokens_per_s_per_gpu:,}" if figures else "",
+        source=f"{recipe.release}, {recipe.module}.{recipe.function}",
+        facts=facts,
+        sections={name: values for name, values in sections.items() if isinstance(values, Mapping) and values},
+        record={**recipe.as_dict(), "published": published},
+    )
+
+
+def _layout(recipe: index.BridgeRecipe) -> str:
+    sizes = [f"{axis.upper()} {size}" for axis, size in recipe.layout.items() if size > 1]
+    if recipe.fsdp:
+        sizes.append("FSDP")
+    return ", ".join(sizes) or "DP only"
