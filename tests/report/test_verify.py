@@ -260,4 +260,4 @@ def test_the_reason_for_higher_precision_is_stated() -> None:
 
 def test_a_name_that_is_neither_run_nor_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["verify", "nothing-like-it", "neither"]) == 2
-    assert "no such log" in capsys.readouterr().err
+    assert "no run 'nothing-like-it'" in capsys.readouterr().err

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint
 from fp8launch.diagnostics import error
-from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_archive import archive_bytes
 
 
 @click.command()
-@click.argument("name", metavar="RUN", shell_complete=complete.runs)
+@click.argument("name", metavar="RUN|RECIPE", shell_complete=complete.runs)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="F", help="Default: RUN.tar.gz here.")
 @click.option("--force", is_flag=True, help="Replace the file.")
 def archive(name: str, out: Path | None, force: bool) -> None:
@@ -24,7 +24,7 @@ def archive(name: str, out: Path | None, force: bool) -> None:
 
     Long logs are cut in the middle. Look at the file before you pass it on: secrets are known by their names and forms.
     """
-    run = find_run(name)
+    run = run_named(name)
     target = out or Path(f"{run.run_id}.tar.gz")
     if os.path.lexists(target) and not force:
         raise error("file-exists", "already exists", str(target), "pass --out, or --force to replace it")

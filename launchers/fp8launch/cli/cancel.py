@@ -15,7 +15,7 @@ from fp8launch.submit.submission import recover_cut_off
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete.runs_and_studies)
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete.runs)
 def cancel(names: tuple[str, ...]) -> None:
     """End every job of these runs and studies. Their folders stay."""
     for name in names:

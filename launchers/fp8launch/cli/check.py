@@ -12,6 +12,7 @@ from fp8launch.check.checker import CheckResult, check_all, schema_result
 from fp8launch.check.rehearsal_report import RehearsalReport
 from fp8launch.cli import complete
 from fp8launch.cli.check_summary import summary
+from fp8launch.cli.names import is_own_folder, recipes_named
 from fp8launch.cli.output import (
     counting_bar,
     echo,
@@ -31,7 +32,7 @@ from fp8launch.schedulers.base import Scheduler
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN|STUDY...", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Check for this GPU model instead of the recipe's.")
 @click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
@@ -57,16 +58,18 @@ def check(
 ) -> int:
     """Find what would stop or silently spoil runs: format, flags, Megatron's own checks, rules, memory, machine.
 
-    A folder stands for the recipes in it. Exit code 0: no errors; 1: errors; 2: a recipe that does not parse;
-    3: Megatron's own validators, or a rehearsal, could not answer, so that nobody knows.
+    A folder stands for the recipes in it, a run or a study for what it ran with. Exit code 0: no errors; 1: errors;
+    2: a recipe that does not parse; 3: Megatron's own validators, or a rehearsal, could not answer.
     """
     if count and not (rehearse and as_json):
         raise click.UsageError("--count belongs to --rehearse --json")
     profile = load_cluster(cluster)
-    names = list(_expanded(recipes))
+    refused: dict[str, UserError] = {}
+    names = list(_expanded(recipes, refused))
     what_if = (*overrides, *([f"resources.gpu={gpu}"] if gpu else []))
     prepared: dict[str, Prepared] = {}
-    results = dict(zip(names, _results(names, what_if, nodes, profile, rehearse, count, prepared), strict=True))
+    found = _results(names, what_if, nodes, profile, rehearse, count, prepared, refused)
+    results = dict(zip(names, found, strict=True))
     if as_json:
         show_json(_as_json(results))
     else:
@@ -135,16 +138,27 @@ def rehearsed(
     return with_rehearsal(runs, results, cluster, eprint, bar, asked_by=asked_by, count=count)
 
 
-def _expanded(recipes: Sequence[str]) -> Iterator[str]:
-    """Recipes by name, each once; a folder is the recipes at its top."""
+def _expanded(names: Sequence[str], refused: dict[str, UserError]) -> Iterator[str]:
+    """Recipes by name, each once; names that mean none are added to `refused`."""
     seen = set()
-    for name in recipes:
-        folder = Path(name)
-        files = sorted(str(file) for file in folder.glob("*.yaml")) if folder.is_dir() else [name]
+    for name in names:
+        files = _meant(name, refused)
         if not files:
             raise click.UsageError(f"no *.yaml in {name}")
         yield from (file for file in files if file not in seen)
         seen.update(files)
+
+
+def _meant(name: str, refused: dict[str, UserError]) -> list[str]:
+    """The recipes at the top of a folder; those that a run or a study ran with; else a recipe."""
+    folder = Path(name)
+    if folder.is_dir() and not is_own_folder(name):
+        return sorted(str(file) for file in folder.glob("*.yaml"))
+    try:
+        return recipes_named(name)
+    except UserError as exc:
+        refused[name] = exc
+        return [name]
 
 
 def _results(
@@ -155,10 +169,11 @@ def _results(
     rehearse: bool,
     count: bool,
     prepared: dict[str, Prepared],
+    unknown: dict[str, UserError],
 ) -> Iterator[CheckResult]:
-    """The result of each recipe; those that parse are added to `prepared`."""
-    refused: dict[str, CheckResult] = {}
-    for name in with_bar(names, "reading recipes"):
+    """The result of each recipe; those that parse are added to `prepared`. `unknown` are no recipes."""
+    refused = {name: schema_result(exc) for name, exc in unknown.items()}
+    for name in with_bar([name for name in names if name not in unknown], "reading recipes"):
         try:
             prepared[name] = prepare(name, overrides, nodes, cluster)
         except UserError as exc:
@@ -196,10 +211,11 @@ def _layers(results: Iterable[CheckResult]) -> dict[str, str]:
 
 
 def _show(results: dict[str, CheckResult], verbose: bool) -> None:
+    """Print the findings on stdout, and on stderr what was not looked at and the verdict."""
     for name, result in results.items():
         if len(results) > 1 and result.problems:
-            eprint(f"{name}:")
-        print_problems(result.problems)
+            echo(f"{name}:")
+        print_problems(result.problems, err=False)
         if verbose and result.rehearsal is not None:
             _show_tracebacks(result.rehearsal)
     silent = dict.fromkeys(f"{layer} {state}" for r in results.values() if r.ok for layer, state in r.layers.items())
@@ -235,4 +251,4 @@ def _show_tracebacks(report: RehearsalReport) -> None:
         if role.traceback:
             roles.setdefault(role.traceback, []).append(f"{role.role} (rank {role.rank})")
     for text, names in roles.items():
-        eprint(f"{', '.join(names)}:\n{text.rstrip()}")
+        echo(f"{', '.join(names)}:\n{text.rstrip()}")

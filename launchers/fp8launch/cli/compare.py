@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import is_recipe_file, runs_named, study_named
 from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
@@ -21,7 +22,6 @@ from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.run_data import RunData, run_from_events, run_from_folder, run_from_logs, runs_from_study
 from fp8launch.report.tensorboard import event_files
 from fp8launch.rundir.atomic_io import as_utf8, write_atomically
-from fp8launch.rundir.registry import find_run, find_study
 from fp8launch.rundir.run_dir import MANIFEST, STUDY
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -49,7 +49,7 @@ _options = (
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...", shell_complete=complete.runs_and_studies)
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
 @with_options(*_options)
 def compare(
     names: tuple[str, ...],
@@ -65,7 +65,7 @@ def compare(
     as_json: bool,
 ) -> int:
     """Compare variants and node counts side by side. Each log is a run of its own; a folder stands for its logs, or
-    for a run by its TensorBoard event files.
+    for a run by its TensorBoard event files; a recipe stands for all its runs.
     """
     comparison = side_by_side(
         read_runs(names, gpu), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force
@@ -104,15 +104,15 @@ def _read(name: str, gpu: str | None) -> list[RunData]:
     path = Path(name)
     if events := event_files(path):
         return [run_from_events(path.name, events, gpu)]
-    if is_file(path):
+    if is_file(path) and not is_recipe_file(name):
         return [run_from_logs(log_name(path), [path], gpu)]
     if path.is_dir() and not any(is_file(path / name) for name in (MANIFEST, STUDY)):
         logs = logs_in(path)
         if not logs:
             raise error("no-log", "is not a run or a study and contains no *.log", name)
         return [run_from_logs(log_name(log), [log], gpu) for log in logs]
-    study = find_study(name)
-    return runs_from_study(study, gpu) if study else [run_from_folder(find_run(name), gpu)]
+    study = study_named(name)
+    return runs_from_study(study, gpu) if study else [run_from_folder(run, gpu) for run in runs_named(name)]
 
 
 def _show(comparison: Comparison) -> None:

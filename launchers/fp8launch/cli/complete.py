@@ -12,35 +12,33 @@ from fp8launch.diagnostics import UserError
 
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of the pack's recipes and studies, and files."""
-    from fp8launch.resources import pack_folder
+    """Complete the names of the pack's recipes and studies; where none fits those of runs, then files."""
+    return _items(_recipes(), incomplete) or _items(_runs(), incomplete, files=True)
 
-    folder = pack_folder("recipes")
-    names = [str(file.relative_to(folder).with_suffix("")) for file in folder.glob("*.yaml")]
-    names += [str(file.relative_to(folder).with_suffix("")) for file in (folder / "studies").rglob("*.yaml")]
-    return _items(names, incomplete, files=True)
+
+def _recipes() -> list[str]:
+    from fp8launch.recipe.load import pack_names
+
+    return pack_names("", "studies")
+
+
+def _runs() -> list[str]:
+    """The ids of studies, and of runs, newest first."""
+    from fp8launch.rundir.registry import all_runs, all_studies
+
+    return ["latest", *(study.study_id for study in all_studies()), *(run.run_id for run in reversed(all_runs()))]
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the names of the pack's models, and files."""
-    from fp8launch.resources import pack_folder
+    from fp8launch.recipe.load import pack_names
 
-    return _items((file.stem for file in (pack_folder("recipes") / "models").glob("*.yaml")), incomplete, files=True)
+    return _items((name.removeprefix("models/") for name in pack_names("models")), incomplete, files=True)
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete run ids, newest first, and folders."""
-    from fp8launch.rundir.registry import all_runs
-
-    return _items(["latest", *(run.run_id for run in reversed(all_runs()))], incomplete, files=True)
-
-
-def runs_and_studies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of runs and studies, and folders."""
-    from fp8launch.rundir.registry import all_runs, all_studies
-
-    names = ["latest", *(study.study_id for study in all_studies()), *(run.run_id for run in reversed(all_runs()))]
-    return _items(names, incomplete, files=True)
+    """Complete the ids of runs and studies; where none fits the names of recipes, then files."""
+    return _items(_runs(), incomplete) or _items(_recipes(), incomplete, files=True)
 
 
 def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -60,9 +60,10 @@ def _dataset(text: str) -> tuple[str, float | None]:
 def _of_recipe(recipe: str) -> tuple[int, float]:
     """Tokens that a recipe's run asks for, and the share of its data that is for training."""
     from fp8launch.check.data_blend import asked_tokens, train_fraction
+    from fp8launch.cli.names import recipe_named
     from fp8launch.job.prepared import prepare
 
-    prepared = prepare(recipe)
+    prepared = prepare(recipe_named(recipe))
     asked = asked_tokens(prepared)
     if not asked:
         raise error("data-blend", f"{recipe} does not say how long it trains", "--recipe", "use --tokens")

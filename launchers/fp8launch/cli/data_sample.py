@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.data.encoders import encoder_of
 from fp8launch.data.find_tokenizer import find_tokenizer
@@ -20,7 +21,6 @@ from fp8launch.data.manifest import read_manifest
 from fp8launch.data.tokenizer import Encoder
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
 from fp8launch.resources import in_job_folder
-from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_dir import RunFolder
 
 REQUEST = "FP8LAUNCH_GENERATE"  # of injob/rank/generate.py
@@ -44,7 +44,7 @@ def sample(
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron") is None:
         message = f"{sys.executable} has no torch and Megatron-Core"
         raise error("no-megatron", message, "data sample", "pip install 'fp8launch[megatron]'", MACHINE_LACKS)
-    folder = find_run(run)
+    folder = run_named(run)
     argv: list[str] = list(folder.manifest()["megatron"]["argv"])
     checkpoints = _checkpoints(folder, argv)
     encoder = _encoder(argv, tokenizer)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import eprint, json_option, recipe_options, show_json, show_table, with_options
 from fp8launch.cluster.profile import load_cluster
-from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
-from fp8launch.recipe.load import find_recipe
-from fp8launch.recipe.yaml_source import is_file
-from fp8launch.rundir.registry import find_run
-from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.submit.recipe_diff import differences
 
 EFFECTS = ("numerics", "speed", "neutral")
@@ -43,21 +37,6 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
         show_table(["touches", "in", "what", a, b], sorted(rows, key=lambda row: EFFECTS.index(row[0])))
         counts = {effect: sum(one.effect == effect for one in found) for effect in EFFECTS}
         eprint(", ".join(f"{count} {effect}" for effect, count in counts.items() if count))
-
-
-def recipe_named(name: str) -> str:
-    """Return the recipe that a name means: a recipe, or the one that a run was submitted with."""
-    if is_file(Path(name) / MANIFEST):
-        return str(RunFolder(Path(name).absolute()).path / "recipe.yaml")
-    try:
-        find_recipe(name)
-    except UserError as unknown:
-        try:
-            return str(find_run(name).path / "recipe.yaml")
-        except UserError as other:
-            # Of a name that fits several runs that is the mistake; else it was meant for a recipe.
-            raise (other if other.problems[0].code == "ambiguous-run" else unknown) from None
-    return name
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import click
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cli import complete
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import (
     echo,
     eprint,
@@ -33,7 +34,7 @@ BAR = 30
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete.recipes)
+@click.argument("recipe", metavar="RECIPE|RUN", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Estimate for this GPU instead of the recipe's.")
 @click.option(
@@ -50,7 +51,7 @@ def estimate(
 
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
-    prepared = prepare(recipe, (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
+    prepared = prepare(recipe_named(recipe), (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
     estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
     if as_json:
         show_json(_all_as_json(prepared, [_as_json(one) for one in estimated]))

@@ -18,7 +18,7 @@ from fp8launch.report.trackers import export as hand_over
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|LOG...", shell_complete=complete.runs_and_studies)
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
 @click.option(
     "--to",
     type=click.Choice(list(TRACKERS)),

@@ -11,15 +11,15 @@ import click
 from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.follow import GrowingFile, last_lines
+from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint, for_terminal
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.report.log_lines import as_csv, lines_of_node, lines_of_rank
-from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_dir import RunFolder
 
 
 @click.command()
-@click.argument("name", metavar="RUN", shell_complete=complete.runs)
+@click.argument("name", metavar="RUN|RECIPE", shell_complete=complete.runs)
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(min=1), metavar="N", help="Print only the last N lines.")
 @click.option(
@@ -46,13 +46,13 @@ def logs(
     show_path: bool,
     metrics: bool,
 ) -> None:
-    """Print the log of a run."""
+    """Print the log of a run, or of the newest run of a recipe."""
     chosen = [flag for flag, given in (("--rank", rank is not None), ("--node", node), ("--path", show_path),
                                        ("--metrics", metrics)) if given]  # fmt: skip
     if len(chosen) > 1 or (follow and chosen):
         both = "follow with -f" if follow else "be combined"
         raise click.UsageError(f"{' and '.join(chosen)} cannot {both}; `fp8launch watch` follows and filters")
-    run = find_run(name)
+    run = run_named(name)
     files = run.batch_output() if batch else [a.log for a in run.attempts()]
     if attempt is not None and attempt > len(files):
         raise error("no-attempt", f"{run.run_id} has {len(files)} attempts, not {attempt}", "--attempt")

@@ -157,15 +157,15 @@ def show_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
-def print_problems(problems: Iterable[Problem]) -> None:
-    """Print problems on stderr, one after the other."""
+def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
+    """Print problems on stderr, or on stdout, one after the other."""
     for problem in problems:
         place = f"{problem.where}: " if problem.where else ""
         colour = "red" if problem.severity == "error" else "yellow"
         label = styled(problem.severity, fg=colour, bold=True)
-        click.echo(f"{place}{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}", err=True)
+        click.echo(f"{place}{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}", err=err)
         if problem.fix:
-            click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=True)
+            click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=err)
 
 
 T = TypeVar("T")

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.output import console, json_option, show_json
+from fp8launch.cli.names import is_recipe_file, runs_named
+from fp8launch.cli.output import console, echo, eprint, json_option, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
+from fp8launch.recipe.yaml_source import is_file
 from fp8launch.report.phases import spans_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.run_status import with_batch_output
 from fp8launch.report.tensorboard import event_files, read_events
 from fp8launch.report.throughput import read_logs, summarise, summarise_run
-from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|LOG|EVENTS...", shell_complete=complete.runs)
+@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
 @click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, if the log does not contain it.")
 @click.option(
@@ -32,30 +33,72 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 def parse(
     names: tuple[str, ...], gpu: str | None, world_size: int | None, seq_length: int | None, as_json: bool
 ) -> int:
-    """Report throughput. Several logs are the attempts of one run, oldest first.
+    """Report throughput of runs, of all runs of a study, or of the newest one of a recipe. Several logs are the
+    attempts of one run, oldest first.
 
-    A log may be compressed by gzip, xz or bzip2. EVENTS is a TensorBoard event file or a folder of them, for runs
-    whose log is gone.
+    A log may be compressed by gzip, xz or bzip2. For runs whose log is gone, LOG may also be a TensorBoard event file
+    or a folder of them.
     """
     stated = {"seq_length": seq_length} if seq_length else None
     events = [file for name in names for file in event_files(Path(name))]
     if events and not (Path(names[0]) / MANIFEST).is_file():
-        run, report = None, summarise(read_events(events), gpu=gpu, world_size=world_size, arguments=stated)
-    elif all(Path(name).is_file() for name in names):
-        logs = read_logs([Path(name) for name in names])
-        run, report = None, summarise_run(logs, gpu=gpu, world_size=world_size, arguments=stated)
-    elif len(names) == 1:
-        run = find_run(names[0])
-        report = report_of(run, gpu)
+        report = summarise(read_events(events), gpu=gpu, world_size=world_size, arguments=stated)
+    elif logs := logs_named(names):
+        report = summarise_run(read_logs(logs), gpu=gpu, world_size=world_size, arguments=stated)
     else:
-        missing = next(name for name in names if not Path(name).is_file())
-        raise error("file-not-found", "no such log", missing, "pass one run, or logs of one run")
+        runs = each_run(names)
+        reports = [report_of(run, gpu) for run in runs]
+        if as_json:
+            each = [
+                {"run": run.run_id, "folder": str(run.path), **one.as_json()}
+                for run, one in zip(runs, reports, strict=True)
+            ]
+            show_json(each[0] if len(each) == 1 else each)
+        else:
+            _show_runs(runs, reports)
+        return max(map(_exit_code, reports))
     if as_json:
-        extra: dict[str, Any] = {"run": run.run_id, "folder": str(run.path)} if run else {}
-        show_json({**extra, **report.as_json()})
+        show_json(report.as_json())
     else:
         _show(report)
+    return _exit_code(report)
+
+
+def logs_named(names: Sequence[str]) -> list[Path]:
+    """Return the paths if the names are files, which are logs of one run; none for runs.
+
+    Raises UserError for logs beside names of other kinds.
+    """
+    files = [Path(name) for name in names if is_file(Path(name)) and not is_recipe_file(name)]
+    if files and len(files) < len(names):
+        other = next(name for name in names if Path(name) not in files)
+        raise error("file-not-found", "no such log", other, "pass runs, or logs of one run")
+    return files
+
+
+def _exit_code(report: RunReport) -> int:
     return ANSWER_IS_NO if report.status in ("failed", "no_data") else 0
+
+
+def each_run(names: Sequence[str]) -> list[RunFolder]:
+    """Return each run that the names mean once. Of several, those that have no log yet are named and left out."""
+    found = list(dict.fromkeys(run for name in names for run in runs_named(name, newest=True)))
+    with_log = [run for run in found if run.attempts() or run.batch_output()]
+    if not with_log and found:
+        return found[:1]  # whose error says that it has no log
+    for run in found:
+        if run not in with_log:
+            eprint(f"{run.run_id} has no log yet")
+    if not found:
+        raise error("no-runs", "the study has no runs yet", names[0], "repeat its submit command", ANSWER_IS_NO)
+    return with_log
+
+
+def _show_runs(runs: Sequence[RunFolder], reports: Sequence[RunReport]) -> None:
+    for position, (run, report) in enumerate(zip(runs, reports, strict=True)):
+        if len(runs) > 1:
+            echo(f"{chr(10) if position else ''}{run.run_id}:", bold=True)
+        _show(report)
 
 
 def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:

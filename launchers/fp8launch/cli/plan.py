@@ -15,6 +15,7 @@ import yaml
 from fp8launch.check.checker import check
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table
 from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
 from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
@@ -43,7 +44,7 @@ class Planned:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", metavar="RECIPE|MODEL|RUN", shell_complete=complete.recipes)
 @set_option
 @click.option("--gpu", "gpu_name", type=click.Choice([name for name in GPUS if name != "cpu"]),
               help="GPU type (default: the recipe's; h100 for a model).")  # fmt: skip

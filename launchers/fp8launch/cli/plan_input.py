@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import eprint
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import error
@@ -36,7 +37,7 @@ def source_of(
     """The recipe, or one that is made of a model of the pack, and what a recipe that builds on it extends."""
     name = recipe.removeprefix("models/").removesuffix(".yaml")
     if not (pack_folder("recipes") / "models" / f"{name}.yaml").is_file() or "/" in name:
-        source = read_recipe(recipe)
+        source = read_recipe(recipe_named(recipe))
         in_pack = source.path.is_relative_to(pack_folder("recipes"))
         return source, (source.path.stem if in_pack else str(source.path.resolve()),)
     device = gpu(gpu_name or "h100")

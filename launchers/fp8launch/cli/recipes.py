@@ -10,6 +10,7 @@ import click
 
 from fp8launch import engines
 from fp8launch.cli import complete
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.diagnostics import error, nearest
 from fp8launch.job.prepared import prepare
@@ -117,7 +118,7 @@ def _fits(row: Row, gpu: str | None, model: str | None, precision: str | None) -
 
 
 def _explain(name: str, as_json: bool) -> None:
-    loaded = prepare(name).loaded
+    loaded = prepare(recipe_named(name)).loaded
     files = [_short(file) for file in loaded.files]
     if as_json:
         show_json({**loaded.tree.plain(), "places": places(loaded), "files": files})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, json_option, recipe_options, show_json, with_options
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import error
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete.recipes)
+@click.argument("recipe", metavar="RECIPE|RUN", shell_complete=complete.recipes)
 @click.option(
     "--as",
     "form",
@@ -50,8 +51,8 @@ def render(
     portable: bool,
     as_json: bool,
 ) -> None:
-    """Show what a recipe turns into."""
-    loaded = load_recipe(recipe, overrides, nodes)
+    """Show what a recipe turns into, or the one that a run was submitted with."""
+    loaded = load_recipe(recipe_named(recipe), overrides, nodes)
     profile = None
     if has_relative_data(loaded) or form in ("sbatch", "json"):
         from fp8launch.cluster.profile import load_cluster

@@ -11,13 +11,14 @@ import click
 
 from fp8launch import schedulers
 from fp8launch.cli import complete
+from fp8launch.cli.names import runs_named, study_named
 from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failures import Failure
 from fp8launch.report.progress import Progress, duration, progress_of
 from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.last_failure import last_failure
-from fp8launch.rundir.registry import all_runs, damaged, find_runs, find_study, job_ids, known_roots
+from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.submit.resume import resumable_from
@@ -25,7 +26,7 @@ from fp8launch.submit.submission import describe_without_job, recover_cut_off
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]", shell_complete=complete.runs_and_studies)
+@click.argument("names", nargs=-1, metavar="[RUN|STUDY|RECIPE...]", shell_complete=complete.runs)
 @click.option(
     "-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs to show."
 )
@@ -35,14 +36,14 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
 
     Before the first iteration the start-up stage is shown: queued, image, imports, model, data.
     """
-    found = [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
+    found = [run for name in names for run in runs_named(name)] if names else all_runs()[-last:]
     rows = []
     for run, state in zip(found, run_states(found), strict=True):
         manifest = run.manifest()
         rows.append(_Row(run, manifest, state, progress_of(run, manifest, state)))
     if not names:
         print_problems(damaged())
-    for study in filter(None, map(find_study, names)):
+    for study in filter(None, map(study_named, names)):
         if missing := study.missing():
             count = len(study.record()["points"])
             eprint(

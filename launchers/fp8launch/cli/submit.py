@@ -12,6 +12,7 @@ import click
 from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import (
     echo,
     eprint,
@@ -55,7 +56,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
 @click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch.")
 @click.option(
@@ -124,7 +125,7 @@ def submit(
         overrides = (*overrides, f"survive.attempts={attempts}")
     overrides = (*overrides, *time_override(slurm))
     counts = parse_nodes(nodes) if nodes else []
-    sources = {name: read_recipe(name) for name in recipes}
+    sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
     profile = with_slurm_options(load_cluster(cluster), slurm)

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.live import Live
 
 from fp8launch.cli import complete
+from fp8launch.cli.names import runs_named
 from fp8launch.cli.runs import run_states
 from fp8launch.cli.watch_view import Row, View, render
 from fp8launch.diagnostics import UserError, error
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.rundir.attempts import attempts_of
-from fp8launch.rundir.registry import all_runs, find_runs
+from fp8launch.rundir.registry import all_runs
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import by_name
 from fp8launch.schedulers.base import JobTimes
@@ -41,7 +42,7 @@ _KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace",
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN|STUDY...]", shell_complete=complete.runs_and_studies)
+@click.argument("names", nargs=-1, metavar="[RUN|STUDY|RECIPE...]", shell_complete=complete.runs)
 @click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs.")
 def watch(names: tuple[str, ...], last: int) -> int:
     """Watch runs on the full screen: state, iteration, time left, loss, speed; enter opens a run with its log.
@@ -76,7 +77,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
 
 def find_all(names: tuple[str, ...], last: int) -> list[RunFolder]:
     """Return the runs that the names mean, or the newest ones."""
-    return [run for name in names for run in find_runs(name)] if names else all_runs()[-last:]
+    return [run for name in names for run in runs_named(name)] if names else all_runs()[-last:]
 
 
 def _rows(found: list[RunFolder]) -> list[Row]:

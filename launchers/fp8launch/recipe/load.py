@@ -124,14 +124,20 @@ def find_recipe(name: str) -> Path:
             return candidate
     if is_there(Path(name)):
         return Path(name)
-    folder = pack_folder("recipes")
-    known = [str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")]
+    known = pack_names()
     with contextlib.suppress(OSError, ValueError):
         known += [str(file) for file in Path(name).parent.glob("*.yaml")]
     near = nearest(name.removeprefix("recipes/").removesuffix(".yaml"), known) or nearest(name, known)
     listed = "`fp8launch recipes` lists the recipes that come with fp8launch"
     fix = f"did you mean {near}? {listed}" if near else listed
     raise error("recipe-not-found", "no such recipe", name, fix)
+
+
+def pack_names(*folders: str) -> list[str]:
+    """Return the names of the pack's recipes and parts: all, or those in the given folders, `""` being its top."""
+    top = pack_folder("recipes")
+    files = [file for folder in folders for file in (top / folder).glob("*.yaml")] if folders else top.rglob("*.yaml")
+    return [str(file.relative_to(top).with_suffix("")) for file in files]
 
 
 def _is_written_as_path(name: str) -> bool:
