@@ -46,7 +46,7 @@ def made(root: Path, name: str) -> RunFolder:
 
 def row(run: RunFolder, state: JobState, times: JobTimes | None = None) -> Row:
     manifest = run.manifest()
-    return Row(run, manifest, state, progress_of(run, manifest, state), times or JobTimes(), Attempts())
+    return Row(run, manifest, state, progress_of(run, manifest, state), times or JobTimes(), Attempts(), state.reason)
 
 
 def drawn(view: View, rows: list[Row], log: list[str], width: int = 80, height: int = 24) -> list[str]:
@@ -78,16 +78,21 @@ def test_keys_move_open_filter_and_leave() -> None:
 def test_the_list_fits_and_names_are_whole(tmp_path: Path, width: int) -> None:
     rows = [
         row(made(tmp_path, FIRST), JobState("running"), JobTimes("5:00", "30:00")),
-        row(made(tmp_path, SECOND), JobState("pending", "Priority"), JobTimes("", "30:00", "2026-11-23 10:00:00")),
+        row(
+            made(tmp_path, SECOND), JobState("pending", "PENDING: Priority"), JobTimes("", "30:00", "2026-11-23 10:00")
+        ),
     ]
-    screen = drawn(View(), rows, [], width)
+    screen = drawn(View(selected=SECOND), rows, [], width)
     assert max(map(len, screen)) <= width
     assert len(screen) <= 24
     text = "\n".join(screen)
     assert FIRST in text and SECOND in text
-    if width == 200:
-        for words in ("5:00/30:00", "Priority, start about 2026-11-23 10:00:00", "TFLOP/s", "▁"):
-            assert words in text
+    assert "…" not in text
+    assert "Priority, start about 2026-11-23 10:00" in " ".join(text.split())
+    assert "PENDING" not in text
+    other = "\n".join(drawn(View(selected=FIRST), rows, [], width))
+    for words in ("5:00/30:00", "TFLOP/s", "memory", "▁"):
+        assert words in other
 
 
 def test_many_runs_scroll_with_the_selection(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     except KeyboardInterrupt:
         eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
-    eprint(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
+    eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
     completed = state.status == "completed"
     report = _report(run)
     if report is not None and not (brief and completed):
@@ -129,7 +129,7 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
 def _stage(run: RunFolder, manifest: dict[str, Any], state: JobState) -> str:
     """The state in a word; before the first iteration the stage of the start-up, in the queue Slurm's reason."""
     if state.status == "pending":
-        return f"queued ({state.detail})" if state.detail else "queued"
+        return f"queued ({state.reason})" if state.reason else "queued"
     return progress_of(run, manifest, state).stage or state.status
 
 

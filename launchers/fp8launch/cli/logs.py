@@ -99,6 +99,6 @@ def _follow(run: RunFolder) -> None:
             asked, state = time.monotonic(), scheduler.state(run)
             final = state.final
             if final:
-                eprint(f"{run.run_id}: {state.status}" + (f" ({state.detail})" if state.detail else ""))
+                eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
                 continue
         time.sleep(0.3)

@@ -101,7 +101,7 @@ def _cells(row: _Row) -> dict[str, str]:
         "backend": str(row.manifest.get("backend", "")),
         "size": _size(row.manifest),
         "created": str(row.manifest.get("created", ""))[:16].replace("T", " "),
-        "detail": _detail(row.run, row.state),
+        "detail": detail_of(row.run, row.state),
     }
 
 
@@ -139,8 +139,9 @@ def run_states(found: list[RunFolder]) -> list[JobState]:
     return [states[run] for run in found]
 
 
-def _detail(run: RunFolder, state: JobState) -> str:
-    words = [state.detail, *_why(run, state)]
+def detail_of(run: RunFolder, state: JobState) -> str:
+    """Return why a run waits or how it ended, and from where it could continue; empty where its state says it all."""
+    words = [state.reason, *_why(run, state)]
     if state.final and state.status != "completed" and (iteration := resumable_from(run)):
         words.append(f"`fp8launch resume` continues from iteration {iteration}")
     return "; ".join(filter(None, words))

@@ -14,6 +14,7 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from rich.live import Live
 
 from fp8launch.cli import complete
 from fp8launch.cli.names import runs_named
-from fp8launch.cli.runs import run_states
+from fp8launch.cli.runs import detail_of, run_states
 from fp8launch.cli.watch_view import Row, View, render
 from fp8launch.diagnostics import UserError, error
 from fp8launch.report.progress import Progress, progress_of
@@ -63,7 +64,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
         while not view.done:
             now = time.monotonic()
             if now - asked >= ASK_SECONDS:
-                rows, asked, read = _rows(find_all(names, last)), now, now
+                rows, asked, read = _rows(find_all(names, last), rows), now, now
             elif now - read >= READ_SECONDS:
                 rows, read = [_again(row) for row in rows], now
             size = live.console.size
@@ -80,13 +81,19 @@ def find_all(names: tuple[str, ...], last: int) -> list[RunFolder]:
     return [run for name in names for run in runs_named(name)] if names else all_runs()[-last:]
 
 
-def _rows(found: list[RunFolder]) -> list[Row]:
+def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
+    """The runs as they are now. Of one that had ended before, nothing is read again."""
+    ended = {row.run: row for row in before if row.state.final}
     times = _times(found)
     rows = []
     for run, state in zip(found, run_states(found), strict=True):
+        if run in ended and ended[run].state == state:
+            rows.append(ended[run])
+            continue
         manifest = run.manifest()
-        attempts = attempts_of(run)
-        rows.append(Row(run, manifest, state, progress_of(run, manifest, state), times.get(run, JobTimes()), attempts))
+        progress = progress_of(run, manifest, state)
+        detail = detail_of(run, state) if state.status != "running" else ""
+        rows.append(Row(run, manifest, state, progress, times.get(run, JobTimes()), attempts_of(run), detail))
     return rows
 
 
@@ -95,7 +102,7 @@ def _again(row: Row) -> Row:
     if row.state.final:
         return row
     progress: Progress = progress_of(row.run, row.manifest, row.state)
-    return Row(row.run, row.manifest, row.state, progress, row.times, row.attempts)
+    return replace(row, progress=progress)
 
 
 def _times(found: list[RunFolder]) -> dict[RunFolder, JobTimes]:

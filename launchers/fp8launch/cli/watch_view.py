@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fp8launch.cli.output import GAP
 from fp8launch.diagnostics import printable
 from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
 from fp8launch.report.progress import Progress, duration, sparkline
@@ -25,6 +27,9 @@ LIST_HELP = "up/down select   enter open   q quit (runs continue)"
 LOG_HELP = "up/down scroll   f follow   / search   r rank   escape back   q quit"
 # Lines of an opened run above its log, and of the list around its table.
 FACT_LINES, FRAME_LINES = 5, 4
+MORE_LINES = 3
+# Of a cell in the list, in columns; the selected run has its sentences whole.
+WIDEST = 60
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Row:
     progress: Progress
     times: JobTimes
     attempts: Attempts
+    detail: str = ""
 
     @property
     def run_id(self) -> str:
@@ -121,7 +127,7 @@ def _list(view: View, rows: Sequence[Row], width: int, height: int) -> Renderabl
     selected = (
         view.selected if any(row.run_id == view.selected for row in rows) else (rows[-1].run_id if rows else None)
     )
-    room = max(height - FRAME_LINES, 1)
+    room = max(height - FRAME_LINES - MORE_LINES, 1)
     at = next((i for i, row in enumerate(rows) if row.run_id == selected), 0)
     first = max(0, min(at - room // 2, len(rows) - room))
     columns = _columns(rows, width)
@@ -131,9 +137,24 @@ def _list(view: View, rows: Sequence[Row], width: int, height: int) -> Renderabl
     for row in rows[first : first + room]:
         cells = _cells(row)
         style = "reverse" if row.run_id == selected else ""
-        table.add_row(*(Text(printable(cells[name]), style=_style(name, row)) for name in columns), style=style)
+        table.add_row(
+            *(Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns), style=style
+        )
     body: RenderableType = table if rows else Text("no runs yet: fp8launch submit RECIPE")
-    return Group(title, body, Text(""), _bar(LIST_HELP, width))
+    more = _more(rows[at], columns, width) if rows else []
+    return Group(title, body, Text(""), *more, _bar(LIST_HELP, width))
+
+
+def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
+    """What the table has no room for, of the selected run: at most `MORE_LINES` lines."""
+    cells = _cells(row)
+    hidden = [name for name in _cell_names() if name not in (*columns, "why", "curve") and cells[name]]
+    facts = [f"{name} {cells[name]}" for name in hidden]
+    curve = [f"loss {cells['curve']}"] if cells["curve"] and "curve" not in columns else []
+    shown = "why" in columns and len(cells["why"]) <= WIDEST
+    why = [f"{row.state.status}: {cells['why']}"] if cells["why"] and not shown else []
+    text = "   ".join([*why, *facts, *curve])
+    return [Text(line) for line in textwrap.wrap(printable(text), width)[:MORE_LINES]]
 
 
 # The first ones are left out where the terminal is narrow.
@@ -143,9 +164,9 @@ _DROPPED = ("phase", "memory", "attempts", "TFLOP/s", "time", "why", "curve", "t
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
     cells = [_cells(row) for row in rows]
     columns = [name for name in _cell_names() if name in ("run", "state") or any(one[name] for one in cells)]
-    longest = {name: max([len(name), *(len(one[name]) for one in cells)]) for name in columns}
+    longest = {name: max([len(name), *(len(one[name][:WIDEST]) for one in cells)]) for name in columns}
     for name in _DROPPED:
-        if sum(longest[one] + 1 for one in columns) <= width:
+        if sum(longest[one] + GAP for one in columns) <= width + GAP:
             break
         if name in columns:
             columns.remove(name)
@@ -159,9 +180,7 @@ def _cell_names() -> tuple[str, ...]:
 
 def _cells(row: Row) -> dict[str, str]:
     progress, times = row.progress, row.times
-    waits = row.state.status == "pending"
-    start = f"start about {times.start}" if waits and times.start else ""
-    reason = row.state.detail if waits or row.state.final else ""
+    start = f"start about {times.start}" if row.state.status == "pending" and times.start else ""
     return {
         "run": row.run_id,
         "state": row.state.status,
@@ -175,7 +194,7 @@ def _cells(row: Row) -> dict[str, str]:
         "time": f"{times.elapsed}/{times.limit}" if times.elapsed and times.limit else times.elapsed,
         "attempts": str(row.attempts.used) if row.attempts.used > 1 else "",
         "phase": row.attempts.phase or "",
-        "why": ", ".join(filter(None, (reason, start)))[:60],
+        "why": ", ".join(filter(None, (row.detail, start))),
     }
 
 

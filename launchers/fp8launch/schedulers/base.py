@@ -49,6 +49,12 @@ class JobState:
     def final(self) -> bool:
         return self.status in FINAL
 
+    @property
+    def reason(self) -> str:
+        """`detail` without the scheduler's word where that only repeats the status."""
+        word = self.detail[: len(self.status)]
+        return self.detail[len(word) :].lstrip(":, ") if word.lower() == self.status else self.detail
+
 
 @dataclass(frozen=True)
 class JobTimes:
