@@ -37,8 +37,9 @@ from fp8launch.schedulers.base import JobTimes
 ASK_SECONDS = 5.0
 READ_SECONDS = 1.0
 LOG_BYTES = 1 << 18
-_ESCAPES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "\x1b[5~": "page-up",
-            "\x1b[6~": "page-down"}  # fmt: skip
+_ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
+_ESCAPES = {f"\x1b{mode}{letter}": name for letter, name in _ARROWS.items() for mode in "[O"}
+_ESCAPES |= {"\x1b[5~": "page-up", "\x1b[6~": "page-down"}
 _KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
 
 
@@ -49,7 +50,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     """Watch runs on the full screen: state, iteration, time left, loss, speed; enter opens a run with its log.
 
     \b
-    up, down       select a run, or scroll its log     /     search the log
+    arrows         select a run, or scroll its log     /     search the log
     enter, escape  open a run, go back                 r     only the lines of one rank
     f              follow the end of the log           q     quit; the runs continue
     """

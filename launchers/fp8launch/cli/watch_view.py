@@ -24,9 +24,11 @@ from fp8launch.schedulers.base import JobState, JobTimes
 COLOURS = {"running": "green", "completed": "cyan", "pending": "yellow", "failed": "red", "timeout": "red",
            "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta"}  # fmt: skip
 LIST_HELP = "up/down select   enter open   q quit (runs continue)"
-LOG_HELP = "up/down scroll   f follow   / search   r rank   escape back   q quit"
+LOG_HELP = "arrows scroll   f follow   / search   r rank   escape back   q quit"
 # Lines of an opened run above its log, and of the list around its table.
-FACT_LINES, FRAME_LINES = 5, 4
+FACT_LINES, FRAME_LINES = 6, 4
+# Columns by which the arrows move a log to the side.
+ASIDE = 40
 MORE_LINES = 3
 # Of a cell in the list, in columns; the selected run has its sentences whole.
 WIDEST = 60
@@ -53,12 +55,13 @@ class Row:
 class View:
     """The user's place.
 
-    `above` counts the log's lines between the window and the end; `typing` is the prompt that is open, "/" or "r".
+    `above` counts the log's lines between the window and the end, `aside` the columns left of the window; `typing` is the prompt that is open, "/" or "r".
     """
 
     selected: str | None = None
     opened: str | None = None
     above: int = 0
+    aside: int = 0
     search: str = ""
     rank: str = ""
     typing: str = ""
@@ -104,6 +107,8 @@ class View:
         steps = {"up": 1, "k": 1, "down": -1, "j": -1, "page-up": page, "page-down": -page}
         if key in steps:
             return replace(self, above=max(self.above + steps[key], 0))
+        if key in ("left", "right"):
+            return replace(self, aside=max(self.aside + (ASIDE if key == "right" else -ASIDE), 0))
         if key == "escape":
             return View(selected=self.opened)
         if key == "f":
@@ -133,13 +138,12 @@ def _list(view: View, rows: Sequence[Row], width: int, height: int) -> Renderabl
     columns = _columns(rows, width)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in _NUMBERS else "left")
     for row in rows[first : first + room]:
         cells = _cells(row)
         style = "reverse" if row.run_id == selected else ""
-        table.add_row(
-            *(Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns), style=style
-        )
+        texts = [Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns]
+        table.add_row(*texts, style=style)
     body: RenderableType = table if rows else Text("no runs yet: fp8launch submit RECIPE")
     more = _more(rows[at], columns, width) if rows else []
     return Group(title, body, Text(""), *more, _bar(LIST_HELP, width))
@@ -157,8 +161,21 @@ def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
     return [Text(line) for line in textwrap.wrap(printable(text), width)[:MORE_LINES]]
 
 
+_NUMBERS = ("ETA", "loss", "tokens/s/GPU", "TFLOP/s/GPU", "memory")
 # The first ones are left out where the terminal is narrow.
-_DROPPED = ("phase", "memory", "attempts", "TFLOP/s", "time", "why", "curve", "tokens/s", "ETA", "loss", "iteration")
+_DROPPED = (
+    "phase",
+    "memory",
+    "attempts",
+    "TFLOP/s/GPU",
+    "time",
+    "why",
+    "curve",
+    "tokens/s/GPU",
+    "ETA",
+    "loss",
+    "iteration",
+)
 
 
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
@@ -174,7 +191,7 @@ def _columns(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def _cell_names() -> tuple[str, ...]:
-    return ("run", "state", "iteration", "ETA", "loss", "curve", "tokens/s", "TFLOP/s", "memory", "time", "attempts",
+    return ("run", "state", "iteration", "ETA", "loss", "curve", "tokens/s/GPU", "TFLOP/s/GPU", "memory", "time", "attempts",
             "phase", "why")  # fmt: skip
 
 
@@ -188,8 +205,8 @@ def _cells(row: Row) -> dict[str, str]:
         "ETA": duration(progress.eta_s),
         "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
         "curve": sparkline(progress.losses, 12),
-        "tokens/s": "" if progress.tokens_per_s_per_gpu is None else f"{progress.tokens_per_s_per_gpu:,.0f}",
-        "TFLOP/s": "" if progress.tflops_per_gpu is None else f"{progress.tflops_per_gpu:,.0f}",
+        "tokens/s/GPU": "" if progress.tokens_per_s_per_gpu is None else f"{progress.tokens_per_s_per_gpu:,.0f}",
+        "TFLOP/s/GPU": "" if progress.tflops_per_gpu is None else f"{progress.tflops_per_gpu:,.0f}",
         "memory": "" if progress.peak_memory_mib is None else f"{progress.peak_memory_mib / 1024:.1f} GiB",
         "time": f"{times.elapsed}/{times.limit}" if times.elapsed and times.limit else times.elapsed,
         "attempts": str(row.attempts.used) if row.attempts.used > 1 else "",
@@ -210,14 +227,15 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     room = max(height - FACT_LINES - 1, 1)
     above = min(view.above, max(len(lines) - room, 0))
     shown = lines[len(lines) - room - above if len(lines) > room + above else 0 : len(lines) - above]
-    body = [_highlighted(line[:width], view.search) for line in shown]
+    body = [_highlighted(line[view.aside :][:width], view.search) for line in shown]
     body += [Text("")] * (room - len(body))
     place = "following" if above == 0 else f"{above} lines above the end"
     filters = [f"rank {view.rank}" if view.rank else "", f"with '{view.search}'" if view.search else ""]
     status = ", ".join(filter(None, (f"log of job {','.join(job_ids(row.run))}", place, *filters)))
     prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, LOG_HELP)
-    curve = Text("loss  ").append(sparkline(row.progress.losses, max(width - 8, 1)), style="green")
-    top = [head, Text(printable("   ".join(facts))[:width]), curve, Text(""), _bar(status, width)]
+    curves = (("loss  ", row.progress.losses), ("step  ", row.progress.step_times_ms))
+    drawn = [Text(name).append(sparkline(series, max(width - 8, 1)), style="green") for name, series in curves]
+    top = [head, Text(printable("   ".join(facts))[:width]), *drawn, Text(""), _bar(status, width)]
     return Group(*top, *body, _bar(prompt, width))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,8 +36,9 @@ QUEUED, STARTING, IMAGE = "queued", "starting", "image"
 class Progress:
     """Where a run is. Times are in ms or s, memory in MiB; None is what the log does not say.
 
-    `stage` is set until the first iteration has been logged. `losses` are those of the newest iterations, oldest first;
-    a loss that is NaN is missing.
+    `stage` is set until the first iteration has been logged. `losses` and `step_times_ms` are those of the newest
+    iterations, oldest first; a loss that is NaN is missing, and a step that is much longer than most (the first, those
+    with a checkpoint) is shortened, or nothing else would be seen beside it.
     """
 
     stage: str | None = None
@@ -50,10 +51,11 @@ class Progress:
     peak_memory_mib: float | None = None
     eta_s: float | None = None
     losses: tuple[float, ...] = ()
+    step_times_ms: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields without the series."""
-        return {name: value for name, value in vars(self).items() if name != "losses"}
+        return {name: value for name, value in vars(self).items() if name not in ("losses", "step_times_ms")}
 
     @property
     def position(self) -> str:
@@ -98,8 +100,15 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
         tflops_per_gpu=statistics.median(flops) if flops else None,
         peak_memory_mib=memory,
         eta_s=left * step / 1000 if running and step and left is not None else None,
+        step_times_ms=_shortened([ms for row in range(len(table)) if (ms := table[row].step_time_ms)]),
         losses=tuple(loss for row in range(len(table)) if (loss := table[row].loss) is not None),
     )
+
+
+def _shortened(times: Sequence[float]) -> tuple[float, ...]:
+    finite = [ms for ms in times if math.isfinite(ms)]
+    longest = 2 * statistics.median(finite) if finite else 0.0
+    return tuple(min(ms, longest) for ms in finite)
 
 
 def _tokens(
