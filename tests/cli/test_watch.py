@@ -62,7 +62,8 @@ def test_keys_move_open_filter_and_leave() -> None:
     opened = view.press("down", runs, 24).press("enter", runs, 24)
     assert (opened.opened, opened.above) == ("c", 0)
     scrolled = opened.press("up", runs, 24).press("page-up", runs, 24)
-    assert scrolled.above == 19
+    assert scrolled.above == 18
+    assert scrolled.press("right", runs, 24).press("right", runs, 24).press("left", runs, 24).aside == 40
     assert scrolled.press("f", runs, 24).above == 0
     searching = scrolled.press("/", runs, 24).press("q", runs, 24).press("x", runs, 24).press("backspace", runs, 24)
     assert (searching.search, searching.done) == ("q", False)
@@ -111,6 +112,8 @@ def test_a_run_shows_its_log_and_what_is_searched(tmp_path: Path) -> None:
     assert len(screen) == 24 and max(map(len, screen)) <= 80
     assert "line 99" in screen[-2] and FIRST in screen[0]
     assert "line 98" in "\n".join(drawn(View(opened=FIRST, above=2), [one], log)[-3:])
+    assert [line[:2] for line in screen[2:4]] == ["lo", "st"] and all("▁" in line for line in screen[2:4])
+    assert "the end" in "\n".join(drawn(View(opened=FIRST, aside=80), [one], ["x" * 90 + "the end"]))
     filtered = drawn(View(opened=FIRST, search="LINE 7", rank="1"), [one], log)
     shown = [line for line in filtered if "line" in line and ":" in line and "log" not in line]
     assert len(shown) == 11 and all(line.startswith("1: line 7") for line in shown)

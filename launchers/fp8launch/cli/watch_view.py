@@ -55,7 +55,8 @@ class Row:
 class View:
     """The user's place.
 
-    `above` counts the log's lines between the window and the end, `aside` the columns left of the window; `typing` is the prompt that is open, "/" or "r".
+    `above` counts the log's lines between the window and the end, `aside` the columns left of it. `typing` is the
+    prompt that is open, "/" or "r".
     """
 
     selected: str | None = None
@@ -163,19 +164,8 @@ def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
 
 _NUMBERS = ("ETA", "loss", "tokens/s/GPU", "TFLOP/s/GPU", "memory")
 # The first ones are left out where the terminal is narrow.
-_DROPPED = (
-    "phase",
-    "memory",
-    "attempts",
-    "TFLOP/s/GPU",
-    "time",
-    "why",
-    "curve",
-    "tokens/s/GPU",
-    "ETA",
-    "loss",
-    "iteration",
-)
+_DROPPED = ("phase", "memory", "attempts", "TFLOP/s/GPU", "time", "why", "curve", "tokens/s/GPU", "ETA", "loss",
+            "iteration")  # fmt: skip
 
 
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
@@ -191,8 +181,8 @@ def _columns(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def _cell_names() -> tuple[str, ...]:
-    return ("run", "state", "iteration", "ETA", "loss", "curve", "tokens/s/GPU", "TFLOP/s/GPU", "memory", "time", "attempts",
-            "phase", "why")  # fmt: skip
+    return ("run", "state", "iteration", "ETA", "loss", "curve", "tokens/s/GPU", "TFLOP/s/GPU", "memory", "time",
+            "attempts", "phase", "why")  # fmt: skip
 
 
 def _cells(row: Row) -> dict[str, str]:
