@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.importer.from_argv import effective_values, recipe_from_values
+from fp8launch.importer.from_argv import effective_values
+from fp8launch.importer.from_values import recipe_from_values
 from fp8launch.logs.open_log import open_log
 from fp8launch.megatron.schema import FlagSchema
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.submit.checkout import Checkout, read_checkout
+from fp8launch.submit.checkout import read_checkout
+from fp8launch.submit.checkout_reader import Checkout
 from fp8launch.submit.provenance import checkout_of
 
 NOBODY = 65534

@@ -1,29 +1,21 @@
-"""Megatron's arguments to a recipe: translation read backwards.
-
-Sections are proposed from the arguments, and only what translation turns back into the same arguments is kept; all
-else goes under `model:` and `megatron:` by its own name. So translation stays the one place that knows what a section
-means, and an import can never change what runs.
-"""
+"""An argument list or a launch script to a recipe in YAML, with what could not be carried over."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fp8launch import engines
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.importer.from_values import Tree, Values, effective, recipe_from_values
 from fp8launch.importer.launch import Launch
 from fp8launch.importer.launch_script import read_launch
 from fp8launch.importer.launch_sections import OWN_ENTRY
-from fp8launch.megatron.arguments import FlagValue, as_parsed, takes_words
+from fp8launch.megatron.arguments import as_parsed, takes_words
 from fp8launch.megatron.argv import parse_argv, split_unknown
-from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import (
     DEFAULT_TOKENIZER,
     FlagSchema,
@@ -32,14 +24,11 @@ from fp8launch.megatron.schema import (
     supported_versions,
 )
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Data, Optimizer, Parallel, Precision, Recipe, Resources, Section
+from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 
 MOST_PROBLEMS = 100
-
-Tree = dict[str, Any]
-Values = dict[str, FlagValue]
 
 
 def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[Problem]]:
@@ -136,20 +125,6 @@ def effective_values(argv: Sequence[str], schema: FlagSchema) -> tuple[Values, l
     return values, [*problems, *more]
 
 
-def recipe_from_values(values: Values, schema: FlagSchema, **sections: object) -> Tree:
-    """A recipe, in the recipe format, of the same arguments as `values`.
-
-    `sections` are those that an argument list cannot say, such as `env` and `resources`; they are taken as they are.
-    """
-    recipe = _confirmed(_proposal(values, schema), values, schema)
-    settings = engines.default().settings(_valid({"name": "import", **recipe}))
-    covered = {flag for flag, value, _ in settings if value is not None}
-    for flag, value in values.items():
-        if flag not in covered:
-            recipe.setdefault("megatron", {})[flag] = value
-    return {key: _in_order(key, section) for key, section in {**recipe, **sections}.items() if section}
-
-
 # --- what the arguments say
 
 
@@ -207,160 +182,7 @@ def _whole_formats(values: Values, schema: FlagSchema) -> tuple[Values, list[Pro
     return values, problems
 
 
-# --- sections
-
-
-def _proposal(values: Values, schema: FlagSchema) -> Tree:
-    """Every section that the arguments might mean. It may say too much: `_confirmed` takes that away again."""
-    recipe: Tree = {}
-    for path, value in _proposed(values, schema):
-        section = recipe
-        for step in path[:-1]:
-            section = section.setdefault(step, {})
-        section[path[-1]] = value
-    return recipe
-
-
-def _proposed(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
-    length = values.get("seq_length")
-    for flag, value in values.items():
-        if flag in MODEL_FLAGS and (flag, value) != ("max_position_embeddings", length):
-            yield ("model", flag), value
-    if length is not None and "max_position_embeddings" not in values:
-        # A stated null keeps translation from deriving it.
-        yield ("model", "max_position_embeddings"), None
-    yield from _precision(values, schema)
-    for path, fields in FIELDS.items():
-        for field, flag in fields.items():
-            # A `vp` of 1 sets no flag.
-            if flag in values and path != ("precision",) and (field, values[flag]) != ("vp", 1):
-                yield (*path, field), values[flag]
-    if values.get("sequence_parallel"):
-        yield ("parallel", "sequence"), True
-    for path, choices in CHOICES.items():
-        for choice, flags in choices.items():
-            first = next(iter(flags))
-            if first in values and all(_effective(values, flag, schema) == value for flag, value in flags.items()):
-                yield path, choice
-    if values.get("mock_data"):
-        yield ("data", "kind"), "mock"
-    elif isinstance(path_words := values.get("data_path"), list):
-        yield ("data", "kind"), "indexed"
-        yield ("data", "blend"), [_weight(str(word)) for word in path_words]
-
-
-def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
-    fp8, fp4 = values.get("fp8_format"), values.get("fp4_format")
-    recipe: Any = "bf16"
-    if fp8:
-        recipe = values.get("fp8_recipe")
-    elif fp4:
-        recipe = values.get("fp4_recipe")
-    if not values.get("bf16") or (fp8 and fp4) or recipe not in PRECISIONS:
-        return
-    yield ("precision", "recipe"), recipe
-    if recipe == "bf16":
-        return
-    yield ("precision", "format"), fp8 or fp4
-    if values.get("fp4_param_gather" if fp4 else "fp8_param_gather"):
-        yield ("precision", "param_gather"), True
-    if values.get("first_last_layers_bf16"):
-        for end in ("start", "end"):
-            yield ("precision", "bf16_layers", end), _effective(values, f"num_layers_at_{end}_in_bf16", schema)
-    if recipe == "delayed":
-        for field, flag in FIELDS[("precision",)].items():
-            if flag in values:
-                yield ("precision", field), values[flag]
-
-
-def _weight(word: str) -> str | int | float:
-    """A weight of a data blend as a number, where that is written the same."""
-    for kind in (int, float):
-        try:
-            if str(kind(word)) == word:
-                return kind(word)
-        except ValueError:
-            continue
-    return word
-
-
-def _effective(values: Values, flag: str, schema: FlagSchema) -> object:
-    """The value that Megatron sees: a section may state a default that the arguments leave unsaid."""
-    found = schema.find(flag)
-    return values.get(flag, found.default if found else None)
-
-
-# --- held against translation
-
-
-def _confirmed(recipe: Tree, values: Values, schema: FlagSchema) -> Tree:
-    """The part of a proposal that is valid and that translation turns back into the arguments."""
-    while True:
-        wrong = next(_refused(recipe), None) or next(_contradicted(recipe, values, schema), None)
-        if wrong is None:
-            return recipe
-        recipe = _without(recipe, wrong)
-
-
-def _valid(recipe: Tree) -> Recipe:
-    return Recipe.model_validate(recipe)
-
-
-def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:
-    """Paths that the recipe format does not allow."""
-    try:
-        _valid({"name": "import", **recipe})
-    except ValidationError as exc:
-        for err in exc.errors(include_url=False):
-            path: tuple[str, ...] = ()
-            for step in map(str, err["loc"]):
-                inner = _at(recipe, path)
-                if not isinstance(inner, dict) or step not in inner:
-                    break
-                path = (*path, step)
-            yield path
-
-
-def _contradicted(recipe: Tree, values: Values, schema: FlagSchema) -> Iterator[tuple[str, ...]]:
-    """Paths that would give the run another argument than it had."""
-    for flag, value, path in engines.default().settings(_valid({"name": "import", **recipe})):
-        if value is not None and path[0] != "model" and _effective(values, flag, schema) != value:
-            yield path
-
-
-def _at(recipe: Any, path: Sequence[str]) -> Any:
-    for step in path:
-        recipe = recipe[step]
-    return recipe
-
-
-def _without(recipe: Tree, path: Sequence[str]) -> Tree:
-    """`recipe` without what `path` leads to, as far as it goes, and without sections that this empties."""
-    first, rest = path[0], path[1:]
-    inner = recipe[first]
-    if rest and isinstance(inner, dict) and rest[0] in inner:
-        smaller = _without(inner, rest)
-        if smaller:
-            return {**recipe, first: smaller}
-    return {key: value for key, value in recipe.items() if key != first}
-
-
 # --- the recipe as a whole
-
-
-def _in_order(name: str, section: Any) -> Any:
-    """A section with its fields as the recipe format lists them."""
-    models: dict[str, type[Section]] = {
-        "precision": Precision,
-        "parallel": Parallel,
-        "optimizer": Optimizer,
-        "data": Data,
-        "resources": Resources,
-    }
-    if name not in models:
-        return section
-    fields = list(models[name].model_fields)
-    return {key: section[key] for key in sorted(section, key=fields.index)}
 
 
 def _recipe_name(name: str) -> str:
@@ -380,7 +202,7 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
     different = [
         flag
         for flag in {**values, **again}
-        if repr(_effective(values, flag, schema)) != repr(_effective(again, flag, schema))
+        if repr(effective(values, flag, schema)) != repr(effective(again, flag, schema))
     ]
     message = "the recipe's value differs from that of the argument list"
     return [Problem("error", "import-differs", f"{flag}: {message}") for flag in different]

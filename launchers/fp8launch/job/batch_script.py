@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fp8launch import __version__
-from fp8launch.job.job import Container, Job, JobPhase
+from fp8launch.job.container_script import (
+    container_environment,
+    remove_killed_containers,
+    remove_left_containers,
+    script_variables,
+    start_in_container,
+)
+from fp8launch.job.job import Job, JobPhase
 from fp8launch.job.phase_script import own_arguments, phase_cases, tracker
 from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quote
 
@@ -24,8 +31,6 @@ OWN_VARIABLES = {
 }  # fmt: skip
 _WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
 
-
-_REMOVE_CONTAINERS = 'bash "$code/remove_containers.sh" --all-nodes "$SLURM_JOB_ID"'
 # The log watcher was started right before the step.
 _END_WATCH = ["{ kill $! && wait $!; } 2> /dev/null || true"]
 
@@ -39,9 +44,9 @@ def batch_script(job: Job) -> str:
         _begin(job),
         _environment(job),
         _rendezvous(),
-        _container_environment(job, *_from_the_script(job)),
+        container_environment(job, *script_variables(job)),
         _health(job, "--all-nodes"),
-        _left_containers(job),
+        remove_left_containers(job),
         _arguments(job),
         _start(job),
         _step(job),
@@ -72,7 +77,7 @@ def local_script(job: Job) -> str:
     if "=" in job.python:
         # `env` would take the program for another variable.
         start += ["nice", "-n", "0"]
-    command = [start, *_container(job), *process_command(replace(job, mode="torchrun"))]
+    command = [start, *start_in_container(job), *process_command(replace(job, mode="torchrun"))]
     redirect = '>> "$attempt.log" 2>&1'
     supervised = job.survival is not None
     step = _with_status(command, redirect, _END_WATCH if supervised else [])
@@ -82,7 +87,7 @@ def local_script(job: Job) -> str:
         _setup(job),
         _begin(job),
         _environment(job),
-        _container_environment(job, *(["FP8LAUNCH_STOP_AT"] if supervised else [])),
+        container_environment(job, *(["FP8LAUNCH_STOP_AT"] if supervised else [])),
         _health(replace(job, survival=None)),
         _arguments(job),
         _start(job),
@@ -213,11 +218,6 @@ def _start(job: Job) -> list[str]:
     return [*lines, "fi"]
 
 
-def _from_the_script(job: Job) -> list[str]:
-    """Variables that the script itself sets for the processes."""
-    return ["MASTER_ADDR", "MASTER_PORT", *(["FP8LAUNCH_STOP_AT"] if job.survival else [])]
-
-
 def _environment(job: Job) -> list[str]:
     """The variables of the recipe and the cluster, as words that `env` gives to the processes.
 
@@ -242,19 +242,6 @@ def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
     return [INDENT + quote(f"{name}={value}") for name, value in variables]
 
 
-def _container_environment(job: Job, *from_the_script: str) -> list[str]:
-    """Export the job's variables for Apptainer; the other runtimes inherit them, or take them by an option."""
-    if job.container is None or job.container.runtime != "apptainer":
-        return []
-    prefixed = 'environment+=("${environment[@]/#/APPTAINERENV_}")'
-    exports = [f'export APPTAINERENV_{name}="${name}"' for name in (*job.secrets, *from_the_script)]
-    return [
-        "# An image's own environment wins over the host's, unless a variable has this prefix.",
-        prefixed,
-        *exports,
-    ]
-
-
 def _rendezvous() -> list[str]:
     return [
         "# All processes meet at the first node of this job's own list, on a port of this job's own.",
@@ -275,25 +262,6 @@ def _health(job: Job, *options: str) -> list[str]:
         f"{INDENT}exit {UNHEALTHY}" if job.survival is None else f"{INDENT}exit",
         "fi",
     ]
-
-
-def _left_containers(job: Job) -> list[str]:
-    """Make room for the containers of a job that Slurm started again; see remove_containers.sh."""
-    if job.container is None or job.container.runtime != "pyxis":
-        return []
-    return [
-        "# pyxis names containers by the job's number: what an earlier start left has the name that this one needs.",
-        'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then',
-        INDENT + _REMOVE_CONTAINERS,
-        "fi",
-    ]
-
-
-def _killed_containers(job: Job) -> list[str]:
-    """A step that is killed leaves its containers, and the run may continue on other nodes."""
-    if job.container is None or job.container.runtime != "pyxis":
-        return []
-    return [f'[ "$status" -eq 0 ] || {_REMOVE_CONTAINERS}']
 
 
 def _arguments(job: Job) -> list[str]:
@@ -321,8 +289,8 @@ def _step(job: Job) -> list[str]:
         # srun of Slurm 22.05 and 23.02 does not take this from the job.
         srun.append([f"--cpus-per-task={job.cpus_per_task}"])
     end_watch = _END_WATCH if job.survival else []
-    lines = _with_status([*srun, *_container(job), *process_command(job)], after=end_watch)
-    lines[-1:-1] = _killed_containers(job)
+    lines = _with_status([*srun, *start_in_container(job), *process_command(job)], after=end_watch)
+    lines[-1:-1] = remove_killed_containers(job)
     if job.survival is None:
         return lines
     return [
@@ -364,42 +332,3 @@ def process_command(job: Job) -> list[list[Word]]:
     else:
         start += [program if program.startswith("/") else RawShell(f'"$code/rank/{program}"')]
     return [[*start, *job.entry.options, "--", RawShell('"${megatron_args[@]}"')]]
-
-
-def _container(job: Job) -> list[list[Word]]:
-    """How the runtime starts the processes in the image: empty without a container."""
-    container = job.container
-    if container is None:
-        return []
-    image: Word = RawShell('"$image"') if job.folder is None else container.image
-    if container.runtime == "pyxis":
-        return _pyxis(job, container, image)
-    # The run folder last: a mount made later hides those below its place.
-    binds: list[Word] = [RawShell(f"--bind={quote(str(mount))}") for mount in container.mounts]
-    binds += [RawShell(f'--bind="{folder}:{folder}"') for folder in _own_folders(job)]
-    if container.runtime == "apptainer":
-        gpus: list[Word] = ["--nv"] if container.gpus else []
-        return [["apptainer", "exec", *gpus, RawShell('--pwd="$run_folder"')], binds, [image]]
-    return [["ch-run", RawShell('--cd="$run_folder"')], binds, [image, "--"]]
-
-
-def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
-    own = ",".join(f"{folder}:{folder}" for folder in _own_folders(job))
-    mounts = ",".join([*(quote(str(mount)) for mount in container.mounts), f'"{own}"'])
-    return [
-        [RawShell(f"--container-image={quote(image)}")],
-        [RawShell(f"--container-mounts={mounts}")],
-        [RawShell('--container-workdir="$run_folder"'), "--no-container-mount-home"],
-        ["--container-env=" + ",".join([*_names(job), *_from_the_script(job)])],
-    ]
-
-
-def _own_folders(job: Job) -> list[str]:
-    """The script's variables for the folders that every job mounts: a portable script needs the checkout too."""
-    return ["$run_folder"] if job.folder is not None else ["$run_folder", "$home"]
-
-
-def _names(job: Job) -> Iterable[str]:
-    """The variables of the recipe and the cluster, which must win over what an image sets."""
-    of_phases = dict.fromkeys(name for one in job.phases for name, _ in one.environment)
-    return (*(name for name, _ in job.environment), *job.secrets, *of_phases)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fp8launch.diagnostics import UserError, nearest
+from fp8launch.diagnostics import UserError
+from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import BF16, QUANTIZATION
+from fp8launch.recipe.axes import refuse_unknown_axis
 from fp8launch.recipe.field_types import (
     AxisKey,
     AxisValue,
@@ -37,9 +39,6 @@ from fp8launch.recipe.yaml_source import Node
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-ONE_CONNECTION, MANY_CONNECTIONS = "1", "32"
 
 
 class Section(BaseModel):
@@ -317,7 +316,7 @@ class Recipe(Section):
     @classmethod
     def _axes_vary_what_exists(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
         for key, values in axes.items():
-            _refuse_unknown_axis(key)
+            refuse_unknown_axis(key, _section_fields())
             if len({repr(value) for value in values}) < len(values):
                 raise ValueError(f"axis {key} has the same value twice")
         return axes
@@ -364,34 +363,20 @@ class Recipe(Section):
         return found
 
     def _connections(self) -> str:
-        """How many queues to a GPU keep the order of its work.
-
-        Before Blackwell, tensors or contexts that are split need a single one, unless FSDP or the overlap of experts
-        asks for more (megatron/training/arguments.py:1014, 1143 and 1415-1439).
-        """
         flags = {name.replace("-", "_"): value for name, value in self.megatron.items()}
         tp = self.parallel.tp or flags.get("tensor_model_parallel_size") or 1
         cp = self.parallel.cp or flags.get("context_parallel_size") or 1
-        many = ("use_megatron_fsdp", "use_torch_fsdp2", "overlap_moe_expert_parallel_comm")
-        exempt = self.parallel.fsdp not in (None, "none") or any(flags.get(name) for name in many)
-        one = (tp != 1 or cp != 1) and not exempt and GPUS[self.resources.gpu].capability < (10, 0)
-        return ONE_CONNECTION if one else MANY_CONNECTIONS
+        many = self.parallel.fsdp not in (None, "none") or any(flags.get(name) for name in NEED_MANY)
+        return connections(split=tp != 1 or cp != 1, many=many, capability=GPUS[self.resources.gpu].capability)
 
 
-def _refuse_unknown_axis(key: str) -> None:
-    """An axis is a key that a recipe can have: a field of a section, or any flag or variable."""
-    section, field = key.split(".")[:2]
-    free = ("model", "megatron", "env", "phases")
+def _section_fields() -> dict[str, list[str]]:
+    """The fields of each section, as recipes spell them."""
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             sections[name] = info.annotation
-    if section not in (*sections, *free):
-        near = nearest(section, [*sections, *free])
-        raise ValueError(f"axis {key}: '{section}' is not a section" + (f"; did you mean '{near}'?" if near else ""))
-    if section in free:
-        return
-    known = [info.alias or name for name, info in sections[section].model_fields.items()]
-    if field not in known:
-        near = nearest(field, known)
-        raise ValueError(f"axis {key}: {section} has no '{field}'" + (f"; did you mean '{near}'?" if near else ""))
+    return {
+        section: [info.alias or name for name, info in model.model_fields.items()]
+        for section, model in sections.items()
+    }

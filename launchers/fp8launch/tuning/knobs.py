@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.hardware.connections import CONNECTIONS
 from fp8launch.hardware.quantization import QUANTIZATION
-from fp8launch.recipe.schema import CONNECTIONS
 
 Touch = Literal["numerics", "memory", "speed"]
 

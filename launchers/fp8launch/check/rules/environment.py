@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.hardware.connections import CONNECTIONS
 
 _BACKENDS = {"flash": (1, 0, 0), "fused": (0, 1, 0), "unfused": (0, 0, 1), "local": (0, 0, 0), "auto": (1, 1, 1)}
 _ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -39,11 +39,11 @@ def split_tensors_need_one_connection(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
     split = [f"{name} {n}" for name, n in (("TP", layout.tp), ("CP", layout.cp)) if n > 1]
     exempt = run.fsdp or run.on("overlap_moe_expert_parallel_comm")
-    if split and run.gpu.capability < (10, 0) and not exempt and run.env.get(_CONNECTIONS) != "1":
-        found = f"is {run.env[_CONNECTIONS]}" if _CONNECTIONS in run.env else "is not set"
-        message = f"{' and '.join(split)} on GPUs before Blackwell needs {_CONNECTIONS}=1, but it {found}"
-        where = run.where(_CONNECTIONS, "tensor_model_parallel_size", "context_parallel_size")
-        yield Finding(message, where, f"set `env: {{{_CONNECTIONS}: 1}}`")
+    if split and run.gpu.capability < (10, 0) and not exempt and run.env.get(CONNECTIONS) != "1":
+        found = f"is {run.env[CONNECTIONS]}" if CONNECTIONS in run.env else "is not set"
+        message = f"{' and '.join(split)} on GPUs before Blackwell needs {CONNECTIONS}=1, but it {found}"
+        where = run.where(CONNECTIONS, "tensor_model_parallel_size", "context_parallel_size")
+        yield Finding(message, where, f"set `env: {{{CONNECTIONS}: 1}}`")
 
 
 @rule(
@@ -54,17 +54,17 @@ def split_tensors_need_one_connection(run: ResolvedRun) -> Iterator[Finding]:
     scope="megatron_lm",
 )
 def fsdp_needs_connections(run: ResolvedRun) -> Iterator[Finding]:
-    if run.fsdp and run.env.get(_CONNECTIONS) == "1":
-        message = f"FSDP needs {_CONNECTIONS} above 1 or unset, but it is 1"
-        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`, or to null to unset it")
+    if run.fsdp and run.env.get(CONNECTIONS) == "1":
+        message = f"FSDP needs {CONNECTIONS} above 1 or unset, but it is 1"
+        yield Finding(message, run.where(CONNECTIONS), f"set `env: {{{CONNECTIONS}: 32}}`, or to null to unset it")
 
 
 @rule("expert-overlap-connections", "warning", source="megatron/training/arguments.py:1426-1435", scope="megatron_lm")
 def expert_overlap_needs_connections(run: ResolvedRun) -> Iterator[Finding]:
-    one = run.env.get(_CONNECTIONS) == "1"
+    one = run.env.get(CONNECTIONS) == "1"
     if one and run.on("overlap_moe_expert_parallel_comm") and run.layout.tp == run.layout.cp == 1:
-        message = f"overlap_moe_expert_parallel_comm cannot overlap anything while {_CONNECTIONS} is 1"
-        yield Finding(message, run.where(_CONNECTIONS), f"set `env: {{{_CONNECTIONS}: 32}}`")
+        message = f"overlap_moe_expert_parallel_comm cannot overlap anything while {CONNECTIONS} is 1"
+        yield Finding(message, run.where(CONNECTIONS), f"set `env: {{{CONNECTIONS}: 32}}`")
 
 
 def _expandable(run: ResolvedRun) -> str | None:

@@ -1,0 +1,86 @@
+"""The container in a batch script: how the processes start in it, what it must be given, and what is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fp8launch.job.job import Container, Job
+from fp8launch.job.shell_quoting import INDENT, RawShell, Word, quote
+
+_REMOVE_CONTAINERS = 'bash "$code/remove_containers.sh" --all-nodes "$SLURM_JOB_ID"'
+
+
+def start_in_container(job: Job) -> list[list[Word]]:
+    """How the runtime starts the processes in the image: empty without a container."""
+    container = job.container
+    if container is None:
+        return []
+    image: Word = RawShell('"$image"') if job.folder is None else container.image
+    if container.runtime == "pyxis":
+        return _pyxis(job, container, image)
+    # The run folder last: a mount made later hides those below its place.
+    binds: list[Word] = [RawShell(f"--bind={quote(str(mount))}") for mount in container.mounts]
+    binds += [RawShell(f'--bind="{folder}:{folder}"') for folder in _own_folders(job)]
+    if container.runtime == "apptainer":
+        gpus: list[Word] = ["--nv"] if container.gpus else []
+        return [["apptainer", "exec", *gpus, RawShell('--pwd="$run_folder"')], binds, [image]]
+    return [["ch-run", RawShell('--cd="$run_folder"')], binds, [image, "--"]]
+
+
+def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
+    own = ",".join(f"{folder}:{folder}" for folder in _own_folders(job))
+    mounts = ",".join([*(quote(str(mount)) for mount in container.mounts), f'"{own}"'])
+    return [
+        [RawShell(f"--container-image={quote(image)}")],
+        [RawShell(f"--container-mounts={mounts}")],
+        [RawShell('--container-workdir="$run_folder"'), "--no-container-mount-home"],
+        ["--container-env=" + ",".join([*_names(job), *script_variables(job)])],
+    ]
+
+
+def _own_folders(job: Job) -> list[str]:
+    """The script's variables for the folders that every job mounts: a portable script needs the checkout too."""
+    return ["$run_folder"] if job.folder is not None else ["$run_folder", "$home"]
+
+
+def _names(job: Job) -> Iterable[str]:
+    """The variables of the recipe and the cluster, which must win over what an image sets."""
+    of_phases = dict.fromkeys(name for one in job.phases for name, _ in one.environment)
+    return (*(name for name, _ in job.environment), *job.secrets, *of_phases)
+
+
+def script_variables(job: Job) -> list[str]:
+    """Variables that the script itself sets for the processes."""
+    return ["MASTER_ADDR", "MASTER_PORT", *(["FP8LAUNCH_STOP_AT"] if job.survival else [])]
+
+
+def container_environment(job: Job, *from_the_script: str) -> list[str]:
+    """Export the job's variables for Apptainer; the other runtimes inherit them, or take them by an option."""
+    if job.container is None or job.container.runtime != "apptainer":
+        return []
+    prefixed = 'environment+=("${environment[@]/#/APPTAINERENV_}")'
+    exports = [f'export APPTAINERENV_{name}="${name}"' for name in (*job.secrets, *from_the_script)]
+    return [
+        "# An image's own environment wins over the host's, unless a variable has this prefix.",
+        prefixed,
+        *exports,
+    ]
+
+
+def remove_left_containers(job: Job) -> list[str]:
+    """Make room for the containers of a job that Slurm started again; see remove_containers.sh."""
+    if job.container is None or job.container.runtime != "pyxis":
+        return []
+    return [
+        "# pyxis names containers by the job's number: what an earlier start left has the name that this one needs.",
+        'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then',
+        INDENT + _REMOVE_CONTAINERS,
+        "fi",
+    ]
+
+
+def remove_killed_containers(job: Job) -> list[str]:
+    """A step that is killed leaves its containers, and the run may continue on other nodes."""
+    if job.container is None or job.container.runtime != "pyxis":
+        return []
+    return [f'[ "$status" -eq 0 ] || {_REMOVE_CONTAINERS}']
