@@ -367,34 +367,43 @@ def report(results: Path) -> None:
         print(len(seeds), verdict, sentence, seeds[:6])
 
 
-def select(results: Path, top: Path, passed: int, refused: int, without: Sequence[int]) -> None:
-    """Write recipes and a list for benchmarks/h200/run.sh: the passed ones that differ most, one for each refusal."""
-    rows = [row for row in map(json.loads, results.read_text().splitlines()) if row["seed"] not in without]
+def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[str], name: str) -> None:
+    """Write recipes and the list `name` for benchmarks/h200/run.sh: the passed ones that differ most, and one refused
+    for each sentence. `without` are seeds, or parts of sentences that are known.
+    """
+    rows = [row for row in map(json.loads, results.read_text().splitlines()) if str(row["seed"]) not in without]
     chosen: list[dict[str, Any]] = []
     seen: Counter[str] = Counter()
     waiting = [row for row in rows if row["verdict"] == "passed" and not row.get("not_rehearsed")]
-    while waiting and len(chosen) < passed:
+    while waiting and len(chosen) < counts[0]:
         best = max(waiting, key=lambda row: sum(1 / (1 + 2 * seen[feature]) for feature in features(row["recipe"])))
         waiting.remove(best)
         chosen.append(best)
         seen.update(features(best["recipe"]))
-    sentences: dict[str, dict[str, Any]] = {}
+    sentences: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        if row["verdict"] == "refused":
-            sentences.setdefault(row.get("message", "")[:40], row)
+        said = row.get("message", "")
+        if row["verdict"] == "refused" and not any(part in said for part in without):
+            sentences.setdefault((said[:40], row["at"]), row)
+    refused = list(sentences.values())[: counts[1]]
     folder = top / "recipes" / "rehearsed"
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# Drawn and chosen by tools/rehearse_random.py: what a rehearsal let pass, then what it refused."]
-    for kind, found in (("passed", chosen), ("refused", list(sentences.values())[:refused])):
-        for row in found:
-            name = f"{kind}_{row['seed']}"
-            recipe = {"extends": row["recipe"]["extends"], **row["recipe"], "name": name}
-            said = f"{row['exception']}: {row['message'][:300]} ({row['at']})" if kind == "refused" else "trains"
-            text = yaml.safe_dump(recipe, sort_keys=False, width=110)
-            (folder / f"{name}.yaml").write_text(f"# Seed {row['seed']}. Rehearsal: {said}\n{text}")
-            lines.append(f"2 {name} rehearsed/{name}")
-    (top / "lists" / "rehearsed.txt").write_text("\n".join(lines) + "\n")
-    print(len(chosen), "passed,", min(len(sentences), refused), "refused")
+    lines = []
+    # Of a list that is not run to its end both kinds have run.
+    every = max(1, len(chosen) // max(len(refused), 1))
+    ordered = [row for at, row in enumerate(chosen) for row in ([row, *refused[at // every : at // every + 1]]
+                if at % every == every - 1 else [row])]  # fmt: skip
+    for row in [*ordered, *(row for row in refused if row not in ordered)]:
+        recipe = {"extends": row["recipe"]["extends"], **row["recipe"], "name": f"{row['verdict']}_{row['seed']}"}
+        said = "trains"
+        if row["verdict"] == "refused":
+            said = f"{row['exception']}: {row['message'][:300]} ({row['at']})"
+        text = yaml.safe_dump(recipe, sort_keys=False, width=110, default_flow_style=None)
+        (folder / f"{recipe['name']}.yaml").write_text(f"# Seed {row['seed']}. Rehearsal: {said}\n{text}")
+        lines.append(f"2 {recipe['name']} rehearsed/{recipe['name']}")
+    head = "# Drawn and chosen by tools/rehearse_random.py, of what a rehearsal let pass and of what it refused."
+    (top / "lists" / f"{name}.txt").write_text("\n".join([head, *lines]) + "\n")
+    print(len(chosen), "passed,", len(refused), "refused")
 
 
 def features(recipe: Mapping[str, Any]) -> list[str]:
@@ -415,10 +424,11 @@ def main() -> None:
     parser.add_argument("--two-gpus", action="store_true")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--select", type=Path, help="write 30 passed and 10 refused recipes here (benchmarks/h200)")
-    parser.add_argument("--without", type=int, nargs="*", default=[], help="seeds not to select")
+    parser.add_argument("--list", default="rehearsed", help="name of the list that --select writes")
+    parser.add_argument("--without", nargs="*", default=[], help="seeds, or parts of sentences, not to select")
     options = parser.parse_args()
     if options.select:
-        select(options.results, options.select, 30, 10, options.without)
+        select(options.results, options.select, (30, 10), options.without, options.list)
         return
     if options.report:
         report(options.results)

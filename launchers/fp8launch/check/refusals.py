@@ -65,6 +65,8 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     (r"iteration-based training", "train_samples"),
     (r"sample-based training", "train_iters"),
 )
+# Where a sentence names nothing that is known.
+NAMELESS = "change the argument that the message names; `fp8launch render RECIPE --as args` shows all arguments"
 _NAME = re.compile(r"--[a-z][a-z0-9-]+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|\blr\b|\bfp8\b|\bfp4\b|\bbf16\b|\bfp16\b")
 
 
@@ -116,7 +118,7 @@ def fix_for(run: ResolvedRun, message: str, involved: Sequence[str] = ()) -> str
     named = [name for name in names_in(run, message) if recipe_field(run, name)]
     stated = list(dict.fromkeys(_shown(run, name) for name in named or involved))
     if not stated:
-        return "change the argument that the message names; `fp8launch render RECIPE --as args` shows all arguments"
+        return NAMELESS
     if len(stated) == 1:
         return f"change {stated[0]}"
     return f"change {', '.join(stated[:-1])} or {stated[-1]}, so that they agree"
@@ -194,6 +196,15 @@ def _excludes(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     if len(fields) < 2 or None in fields or fields[0] == fields[1]:
         return None
     return f"remove {fields[0]} or {fields[1]}"
+
+
+def _attention(run: ResolvedRun, groups: Sequence[str]) -> str | None:
+    stated = run.value("attention_backend")
+    if stated is None or str(getattr(stated, "name", stated)) == "auto":
+        return "change the setting that the reason names"
+    return (
+        "allow other backends with `megatron: {attention_backend: auto}`, or change the setting that the reason names"
+    )
 
 
 # The most frequent refusals, each with its fix; patterns of the sentences of 0.17 to 0.19.
@@ -335,6 +346,7 @@ _SENTENCES: tuple[tuple[str, Callable[[ResolvedRun, Sequence[str]], str | None]]
     (rf"assert {_ARG} is None", _drop_one),
     (rf"assert {_ARG}$", _set_one),
     (r"no longer valid, use (--[a-z-]+)", _set_one),
+    (r"No dot product attention backend", _attention),
     (r"^(.*?)\b(?:cannot be used|is incompatible|are incompatible|is not compatible|not supported|does not support)"
      r"(.*)$", _excludes),
     (r"^(.*?)\b(?:requires|require|needs|only supported with|only works with|is only supported when"

@@ -12,7 +12,7 @@ from fp8launch.check.checker import CheckResult, by_place, in_the_pack
 from fp8launch.check.job_paths import JobPaths, job_paths
 from fp8launch.check.megatron_validation import ASSUMED_TE
 from fp8launch.check.not_rehearsed import not_rehearsed
-from fp8launch.check.refusals import fix_for, names_in, recipe_field
+from fp8launch.check.refusals import NAMELESS, fix_for, names_in, recipe_field
 from fp8launch.check.rehearsal_report import RehearsalReport, RehearsedRole
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.wheel import NoMegatron, megatron_for
@@ -160,11 +160,19 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
     """A refusal in the recipe's terms: Megatron's sentence and place, the settings involved and what to change."""
     place = f" ({outcome.at})" if outcome.at else ""
     said = outcome.message if len(outcome.message) <= LONGEST else outcome.message[: LONGEST - 3] + "..."
-    message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}{place}"
+    message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}{place}{_why(outcome)}"
     named = names_in(seen, outcome.message)
     involved = [name for name in (*named, *_stated(seen, outcome.settings)) if recipe_field(seen, name)]
     fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
+    if fix == NAMELESS:
+        fix = "`fp8launch check RECIPE --rehearse -v` shows the code that refuses it"
     return Problem("error", CODE, message, seen.where(*named, *involved, *names_in(seen, fix)), fix)
+
+
+def _why(outcome: Outcome) -> str:
+    """Transformer Engine's reasons; that a variable forbids a backend only where there is no other."""
+    telling = [reason for reason in outcome.reasons if "NVTE_" not in reason] or list(outcome.reasons)
+    return f"; {'; '.join(reason.split(' (')[0] for reason in telling)}" if telling else ""
 
 
 def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:

@@ -32,6 +32,15 @@ def _finished(result: Any) -> Any:
     return _create_work_from_future(future)
 
 
+def _outside_autograd(kind: type) -> type:
+    """As NCCL, which writes into memory that autograd does not watch."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, types.FunctionType) and not name.startswith("__"):
+            setattr(kind, name, torch.no_grad()(method))
+    return kind
+
+
+@_outside_autograd
 class Mirror(dist.ProcessGroup):
     """One rank's view of a group in which all ranks hold the same."""
 
@@ -146,13 +155,12 @@ class Mirror(dist.ProcessGroup):
         return _finished(tensors)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        with torch.no_grad():
-            for tensor in tensors:
-                observe("receive", self, tensor)
-                if tensor.is_floating_point():
-                    tensor.copy_(noise(tensor.shape, tensor.dtype))
-                else:
-                    tensor.zero_()
+        for tensor in tensors:
+            observe("receive", self, tensor)
+            if tensor.is_floating_point():
+                tensor.copy_(noise(tensor.shape, tensor.dtype))
+            else:
+                tensor.zero_()
         return _finished(tensors)
 
     recv_anysource = recv
@@ -207,3 +215,5 @@ def install(rank: int, world: int) -> None:
         return original(*arguments, **options)
 
     dist.new_group = dist.distributed_c10d.new_group = new_group
+    # What another rank would send is not known: a list keeps what it holds.
+    dist.broadcast_object_list = dist.distributed_c10d.broadcast_object_list = lambda objects, *_, **__: None

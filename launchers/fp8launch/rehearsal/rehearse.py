@@ -76,6 +76,7 @@ class Outcome:
     """How the rehearsal of one role ended. `unknown`: without a verdict, for the reason in `message`.
 
     `settings` are names of Megatron's attributes that the failing statement and the conditions around it read.
+    `reasons` are Transformer Engine's own, where it found no attention for the run.
     `not_rehearsed` names kernels that it called and no rehearsal runs.
     `counts` is a step of the real run where that was asked for, or `uncounted` says why there is none.
     """
@@ -92,6 +93,7 @@ class Outcome:
     shrunk: dict[str, tuple[int, int]] | None = None
     memory_gib: float = 0.0
     not_rehearsed: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     counts: Counts | None = None
     uncounted: str = ""
 
@@ -220,4 +222,5 @@ def _outcome(role: Role, result: Result, small: Shrunk) -> Outcome:
         small.sizes,
         answer["memory_mib"] / 1024 if "memory_mib" in answer else result.memory_gib,
         tuple(answer.get("not_rehearsed", ())),
+        tuple(answer.get("reasons", ())),
     )

@@ -36,6 +36,19 @@ def install() -> None:
             _strong_references(importlib.import_module(name))
 
 
+def every_rank_trains() -> None:
+    """Rank 0 says whether there is data to train with; ranks that read none believe it."""
+    training: Any = importlib.import_module("megatron.training.training")
+    build = training.build_train_valid_test_data_loaders
+
+    def with_data(*arguments: Any, **named: Any) -> Any:
+        loaders = build(*arguments, **named)
+        training.get_args().do_train = True
+        return loaders
+
+    training.build_train_valid_test_data_loaders = with_data
+
+
 def _strong_references(module: Any) -> None:
     """Captured graphs are kept by tensors that point into CUDA's memory without owning it."""
     for name in ("make_weakref", "make_weak_ref"):
@@ -64,3 +77,6 @@ def _uneven_shards() -> None:
     for module in (shards, buffers):
         if hasattr(module, "validate_uneven_dtensor"):
             module.validate_uneven_dtensor = lambda dtensor: None
+    # Ranks after the first of their tensor parallel group take its random state, which is this one's.
+    adapter: Any = importlib.import_module("megatron.core.distributed.fsdp.mcore_fsdp_adapter")
+    adapter.FullyShardedDataParallel.sync_rng_states_across_tp_group = lambda wrapped: None

@@ -25,6 +25,7 @@ from typing import Any
 from fp8launch.rehearsal.failure import described
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ATTENTION = "fp8launch.rehearsal.compiled_te.attention"
 
 
 def prepared(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -50,6 +51,8 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
             result = {"ok": False, "exception": "SystemExit", "message": str(stop.code), "at": "", "traceback": ""}
     except BaseException as failure:
         result = described(failure)
+        if "attention backend" in result["message"] and request.get("te_site"):
+            result["reasons"] = importlib.import_module(ATTENTION).REASONS
     if result["ok"] and recording is not None:
         result["recorded"] = recording.as_json()
     result["not_rehearsed"] = sorted(sys.modules["fp8launch.rehearsal.packages"].USED.values())
@@ -101,11 +104,12 @@ def prepare_software(request: dict[str, Any]) -> None:
 
 def import_megatron(request: dict[str, Any]) -> None:
     """Import what every rehearsal needs, for processes that are forked from this one."""
-    if request.get("script"):
-        importlib.import_module("megatron.training")
-        return
-    importlib.import_module("fp8launch.injob.rank.pretrain")
-    importlib.import_module("fp8launch.injob.rank.gpt_model")
+    if not request.get("script"):
+        importlib.import_module("fp8launch.injob.rank.pretrain")
+        importlib.import_module("fp8launch.injob.rank.gpt_model")
+    sys.modules["fp8launch.rehearsal.replaced"].every_rank_trains()
+    if request.get("te_site"):
+        importlib.import_module(ATTENTION).keep_reasons()
 
 
 def join_world(request: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ accepts. The largest logits need cuDNN 9.21.
 
 from __future__ import annotations
 
+import importlib
+import logging
 import sys
 from typing import Any
 
@@ -19,6 +21,8 @@ from fp8launch.rehearsal.compiled_te.tensors import finished, is_quantized, plai
 from fp8launch.rehearsal.noise import noise
 
 NAME = "transformer_engine_torch"
+# Why Transformer Engine left backends out, in its own words, when it last chose one.
+REASONS: list[str] = []
 CAUSAL = ("NVTE_CAUSAL_MASK", "NVTE_PADDING_CAUSAL_MASK")
 CAUSAL_BOTTOM = ("NVTE_CAUSAL_BOTTOM_RIGHT_MASK", "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK")
 PADDING = ("NVTE_PADDING_MASK", "NVTE_PADDING_CAUSAL_MASK", "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK")
@@ -29,6 +33,24 @@ BEFORE_2_20 = (
     "num_attn_heads", "num_gqa_groups", "max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v",
     "window_size_left", "window_size_right", "return_max_logit",
 )  # fmt: skip
+
+
+class _Reasons(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if said.startswith("Running with config"):
+            REASONS.clear()
+        elif said.startswith("Disabling") and said not in REASONS:
+            REASONS.append(" ".join(said.split()))
+
+
+def keep_reasons() -> None:
+    """Fill REASONS; call when Transformer Engine is imported, which sets its logger up then."""
+    utils: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.utils")
+    # The level that each attention gives the logger.
+    utils.AttentionLogging._log_level = logging.DEBUG
+    logger = logging.getLogger("DotProductAttention")
+    logger.handlers, logger.propagate = [_Reasons()], False
 
 
 def get_fused_attn_backend(*arguments: Any, **named: Any) -> Any:
