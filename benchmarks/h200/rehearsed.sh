@@ -1,7 +1,7 @@
 #!/bin/bash
 # What the GPUs say to runs that a rehearsal let pass or refused: rehearsed.sh [SECONDS]
 #
-# Runs the list `rehearsed` with run.sh, six runs beside each other on two GPUs, and adds to its results (OUT, by default
+# Runs the list LIST (default `rehearsed`) with run.sh, six runs beside each other on two GPUs, and adds to its results (OUT, by default
 # ./h200-rehearsed) one NAME.log a run and endings.txt: a line for each run with its exit status and its last error.
 # PACK or SITE as for run.sh. The list and its recipes come from tools/rehearse_random.py.
 set -uo pipefail
