@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 
 LOSS_PREFIX = "loss:"
+# What Megatron times within an iteration, by its own names, in ms of the slowest rank.
+TIMER_PREFIX = "timer:"
 
 FIELDS: dict[str, str] = {
     "lm loss": LOSS_PREFIX + "lm loss",

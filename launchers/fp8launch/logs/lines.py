@@ -30,6 +30,7 @@ _SAVE = re.compile(r"saving checkpoint\s{1,20}at iteration\s{1,20}(\d{1,15})\b")
 _ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w{0,200}) (\.{0,60}) ")
 _STEP_TIME = re.compile(rf"Step Time\s{{0,20}}:\s{{0,20}}({_DIGITS})s(.{{0,200}})", re.IGNORECASE)
 _MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}MODEL_TFLOP/s/GPU", re.IGNORECASE)
+_TIMER = re.compile(rf"\s{{0,8}}([A-Za-z][\w-]{{0,80}}) \.{{2,80}}: \(({_DIGITS}), ({_DIGITS})\)\s{{0,4}}$")
 # Longer values than this are lists of files: nobody needs their Python value.
 _LONGEST_VALUE = 1 << 16
 # Of an integer with 40 digits.
@@ -86,6 +87,14 @@ class StepTime:
 
     seconds: float
     tflops_per_gpu: float
+
+
+@dataclass(frozen=True)
+class Timer:
+    """One line of Megatron's timers, printed below their iteration: ms per iteration on the slowest rank."""
+
+    name: str
+    slowest_ms: float
 
 
 def number_in(text: str) -> float | None:
@@ -184,6 +193,14 @@ def parse_checkpoint_save(line: str) -> int | None:
     """The iteration at which a checkpoint is being saved."""
     found = _SAVE.search(line[:LONGEST_LINE])
     return int(found[1]) if found else None
+
+
+def parse_timer(line: str) -> Timer | None:
+    """A line of `(min, max) time across ranks (ms)`, as `--timing-log-level` asks for."""
+    _, rest = split_prefix(line[:LONGEST_LINE])
+    found = _TIMER.match(rest)
+    slowest = _as_float(found[3]) if found else None
+    return Timer(found[1], slowest) if found and slowest is not None else None
 
 
 def parse_step_time(line: str) -> StepTime | None:

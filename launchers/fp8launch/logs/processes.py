@@ -19,6 +19,7 @@ from pathlib import Path
 from fp8launch.injob.supervisor.failures import LAST_ITERATIONS, NEEDLES, Ending, read_ending
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
 from fp8launch.logs.evidence import Evidence
+from fp8launch.logs.field_names import TIMER_PREFIX
 from fp8launch.logs.file_slices import LineCounter, lines, lines_with, offsets_of
 from fp8launch.logs.lines import Validation, argument_value, parse_argument
 from fp8launch.logs.reader import Scan, scan_file
@@ -96,6 +97,7 @@ def read_log(path: Path) -> ParsedLog:
     """
     scan = scan_file(path)
     _attach_step_times(scan)
+    _attach_timers(scan)
     scan.dumps[:] = _dumps_of_processes(path, scan.dumps)
     rows, starts, duplicates = _starts(scan.table, scan.dumps)
     return ParsedLog(
@@ -200,6 +202,15 @@ def _attach_step_times(scan: Scan) -> None:
             if 0 <= row < len(table) and abs(times[row] / 1e3 - step.seconds) <= max(0.006, 0.002 * step.seconds):
                 table.set("tflops_per_gpu", row, step.tflops_per_gpu)
                 break
+
+
+def _attach_timers(scan: Scan) -> None:
+    """Gives each of Megatron's timers to the iteration line above it, where it is printed once."""
+    offsets = scan.table.column("offset")
+    for offset, timer in scan.timers:
+        row, name = bisect_left(offsets, offset) - 1, TIMER_PREFIX + timer.name
+        if row >= 0 and math.isnan(scan.table.value(name, row)):
+            scan.table.set(name, row, timer.slowest_ms)
 
 
 def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:

@@ -21,10 +21,12 @@ from fp8launch.logs.lines import (
     Iteration,
     Memory,
     StepTime,
+    Timer,
     Validation,
     parse_checkpoint_save,
     parse_memory,
     parse_step_time,
+    parse_timer,
     parse_validation,
 )
 from fp8launch.logs.open_log import open_log
@@ -45,6 +47,7 @@ _TITLE = _DUMP.decode()
 _SAVING = b"saving checkpoint at iteration"
 _BRACE = b"{"
 _BRACES = 100
+_TIMER = b"..: ("
 _BRIDGE = b"MODEL_TFLOP/s/GPU"
 
 
@@ -59,6 +62,7 @@ class Scan:
     saves: array[int] = field(default_factory=lambda: array("q"))
     save_offsets: array[int] = field(default_factory=lambda: array("q"))
     step_times: list[tuple[int, StepTime]] = field(default_factory=list)
+    timers: list[tuple[int, Timer]] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     size: int = 0
 
@@ -111,6 +115,10 @@ class Scanner:
             evidence = parse_evidence(line, base + offset)
             if evidence:
                 self.scan.evidence.append(evidence)
+        for offset, line in _lines_with(data, _TIMER, begin, end):
+            timer = parse_timer(clean(line))
+            if timer:
+                self.scan.timers.append((base + offset, timer))
         if self._throughput_is_elsewhere():
             for offset, line in _lines_with(data, _BRIDGE, begin, end):
                 step_time = parse_step_time(line)

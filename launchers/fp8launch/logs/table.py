@@ -80,6 +80,8 @@ class IterationTable:
 
     def set(self, name: str, row: int, value: float) -> None:
         if name not in self._columns:
+            if len(self._columns) >= _MOST_COLUMNS:
+                return
             self._columns[name] = array("d", [NAN]) * self._length
         self._columns[name][row] = value
 

@@ -68,6 +68,7 @@ class AttemptReport:
 class RunReport:
     """The numbers of one run and what they rest on.
 
+    `timers_ms` has Megatron's own timers by their names, on the slowest rank, if `--timing-log-level` asked for them.
     A statistic is None where the log does not determine it. `mfu` divides by `mfu_denominator`. Not part of the
     JSON: `steady_state`, the iteration lines themselves, and `argument_dump`, all of Megatron's arguments as logged.
     """
@@ -112,6 +113,7 @@ class RunReport:
     steady_state: SteadyState
     rule: str = field(default=RULE)
     tensor_stats: Mapping[str, object] | None = None
+    timers_ms: Mapping[str, Statistic] = field(default_factory=dict)
     phases: tuple[PhaseReport, ...] = ()
 
     def as_json(self) -> dict[str, object]:
@@ -126,6 +128,7 @@ class RunReport:
         out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
         out["validations"] = list(self.validations)
         out["attempts"] = [attempt.as_json() for attempt in self.attempts]
+        out["timers_ms"] = {name: value.as_json() for name, value in self.timers_ms.items()}
         out["notes"] = list(self.notes)
         out["phases"] = [phase.as_json() for phase in self.phases]
         if self.status != "failed":

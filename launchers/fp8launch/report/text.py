@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,6 +13,7 @@ from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.steady_state import RULE_NOTE, ranges
+from fp8launch.report.step_parts import StepPart, step_parts
 from fp8launch.report.tensor_stats import tensor_lines
 
 _STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
@@ -29,6 +30,8 @@ def render_text(report: RunReport) -> RenderableType:
         parts.append(_table(report))
     if report.phases:
         parts.append(_phases(report))
+    if timed := list(step_parts(report)):
+        parts.append(_step_table(timed))
     parts += [Text(line) for line in _facts(report)]
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     if report.step_time_ms:
@@ -60,6 +63,16 @@ def _table(report: RunReport) -> Table:
         label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
         _row(table, label, report.mfu, 1, scale=100)
     _row(table, "energy, J/iteration/GPU", report.energy_j_per_gpu, 1)
+    return table
+
+
+def _step_table(parts: Sequence[StepPart]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("of a step, by Megatron's timers")
+    table.add_column("ms", justify="right")
+    table.add_column("share", justify="right")
+    for part in parts:
+        table.add_row(part.name, f"{part.ms:,.1f}", f"{part.share:.1%}")
     return table
 
 

@@ -15,6 +15,7 @@ from fp8launch.diagnostics import error
 from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
 from fp8launch.logs import ParsedLog, Process, read_log
+from fp8launch.logs.field_names import TIMER_PREFIX
 from fp8launch.megatron.flops import flops_per_token, miscounted
 from fp8launch.report.machines import Machines, machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
@@ -38,9 +39,17 @@ _NOTEWORTHY = (
 # Fields that belong to one precision: a run in phases takes them from its longest phase.
 _FROM_LONGEST_PHASE = (
     "step_time_ms", "tflops_per_gpu", "tflops_source", "tflops_per_gpu_recomputed", "tokens_per_s_per_gpu",
-    "tokens_source", "mfu", "mfu_denominator", "energy_j_per_gpu", "warmup_dropped", "dropped", "fp8", "seq_length",
-    "flops_per_token", "arguments", "argument_dump", "notes",
+    "tokens_source", "mfu", "mfu_denominator", "energy_j_per_gpu", "timers_ms", "warmup_dropped", "dropped", "fp8",
+    "seq_length", "flops_per_token", "arguments", "argument_dump", "notes",
 )  # fmt: skip
+
+
+def _timers(lines: Sequence[Line]) -> dict[str, Statistic]:
+    """Megatron's timers over the iterations that count, by Megatron's names."""
+    logs = {id(line.log): line.log for line in lines}.values()
+    names = sorted({name for log in logs for name in log.iterations.names if name.startswith(TIMER_PREFIX)})
+    found = {name: statistic(values(lines, name)) for name in names}
+    return {name.removeprefix(TIMER_PREFIX): value for name, value in found.items() if value}
 
 
 def read_logs(paths: Sequence[Path]) -> list[ParsedLog]:
@@ -134,6 +143,7 @@ def summarise(
         mfu_denominator=setup.mfu_denominator(),
         peak_memory_mib=peak_memory_mib(logs, steady.kept),
         energy_j_per_gpu=statistic(values(steady.kept, "energy_j_per_gpu")),
+        timers_ms=_timers(steady.kept),
         loss_first=ends.loss_first,
         loss_last=ends.loss_last,
         grad_norm_last=ends.grad_norm,
