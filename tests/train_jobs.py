@@ -12,12 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from fp8launch.injob.rank import ranks
+from fp8launch.megatron.versions import SUPPORTED
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = ROOT / "launchers"
 CODE = LAUNCHERS / "fp8launch" / "injob" / "rank"
 OLDER = ROOT / ".cache" / "megatron"
+# Tested releases before the installed one: the oldest in the quick part, those between only in the whole run.
+OLDER_RELEASES = tuple(SUPPORTED.values())[:-1]
+OLDEST_QUICKLY = [
+    pytest.param(one, marks=() if one == OLDER_RELEASES[0] else pytest.mark.slow) for one in OLDER_RELEASES
+]
 
 TINY = shlex.split("""
     --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention

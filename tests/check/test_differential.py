@@ -18,6 +18,7 @@ from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
 from fp8launch.check.wheel import megatron_for
 from fp8launch.diagnostics import UserError
+from fp8launch.megatron.schema import supported_versions
 from fp8launch.megatron.validators import validate
 
 # Refused before a validator is asked, on purpose more strictly than Megatron does.
@@ -91,7 +92,7 @@ def runs(draw: st.DrawFn) -> Set:
     changes = [change for change in draw(CHANGES) if change]
     some = draw(st.lists(st.sampled_from(changes), max_size=4, unique_by=str)) if changes else []
     env = draw(st.sampled_from([{}, {"CUDA_DEVICE_MAX_CONNECTIONS": 1}, {"CUDA_DEVICE_MAX_CONNECTIONS": 32}]))
-    minor = draw(st.sampled_from(["0.17", "0.18", "0.19"]))
+    minor = draw(st.sampled_from(supported_versions()))
     flags: dict[str, Any] = {}
     for change in some:
         flags |= change
@@ -111,7 +112,7 @@ def test_nothing_passes_that_megatron_refuses(cases: list[Set], tmp_path_factory
         except UserError as exc:
             assert {p.code for p in schema_result(exc).problems} <= set(STRICTER), exc
     found = dict(zip(prepared, check_all(list(prepared.values()), layers=RULES), strict=True))
-    for minor in ("0.17", "0.18", "0.19"):
+    for minor in supported_versions():
         mine = [i for i in prepared if cases[i].software["megatron"] == minor]
         requests = [request(resolve_run(prepared[i]), JobPaths(None)) for i in mine]
         real = validate(requests, megatron_for(minor), real_torch=True)

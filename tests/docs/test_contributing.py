@@ -16,6 +16,7 @@ PLACES = (
     "launchers/fp8launch/",
     "launchers/fp8launch/megatron/",
     "launchers/fp8launch/check/rules/",
+    "launchers/fp8launch/planning/",
     "tests/slurm/",
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_jobs import LAUNCHERS, MOCK, OLDER, Run, torchrun, worker
+from train_jobs import LAUNCHERS, MOCK, OLDER, OLDER_RELEASES, Run, torchrun, worker
 
 from fp8launch.cli import run as command
 from fp8launch.injob.rank import kernel_families, probe
@@ -45,7 +45,7 @@ def test_bf16_training_says_that_no_linear_ran_in_fp8(megatron: None) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("version", ["0.17.1", "0.18.2"])
+@pytest.mark.parametrize("version", OLDER_RELEASES)
 def test_older_megatron_says_the_same(megatron: None, version: str) -> None:
     if not (OLDER / version).is_dir():
         pytest.skip(f"megatron-core {version} is not unpacked")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from train_jobs import MOCK, OLDER, Run, from_weights, srun, torchrun, worker
+from train_jobs import MOCK, OLDER, OLDER_RELEASES, OLDEST_QUICKLY, Run, from_weights, srun, torchrun, worker
 
 from fp8launch.injob.rank import ranks
 
@@ -76,7 +76,7 @@ def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
     same_course(run, alone)
 
 
-@pytest.mark.parametrize("version", ["installed", pytest.param("0.18.2", marks=pytest.mark.slow), "0.17.1"])
+@pytest.mark.parametrize("version", ["installed", *OLDEST_QUICKLY])
 def test_a_config_field_without_a_flag_reaches_the_model(version: str) -> None:
     plain, sharp = (
         worker(MOCK, **older(version), FP8LAUNCH_CONFIG=config).succeeded().losses
@@ -109,7 +109,7 @@ def test_experts_on_two_processes(megatron: None) -> None:
         pytest.param(["--mtp-num-layers", "1"], id="multi-token-prediction"),
     ],
 )
-@pytest.mark.parametrize("version", ["installed", "0.18.2", "0.17.1"])
+@pytest.mark.parametrize("version", ["installed", *OLDER_RELEASES])
 def test_model_variants(megatron: None, variant: list[str], version: str) -> None:
     falls(worker([*MOCK, *variant], **older(version)))
 
@@ -123,13 +123,13 @@ def older(version: str) -> dict[str, str]:
     return {"PYTHONPATH": str(OLDER / version)}
 
 
-@pytest.mark.parametrize("version", [pytest.param("0.17.1"), pytest.param("0.18.2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", OLDEST_QUICKLY)
 def test_older_megatron(megatron: None, version: str) -> None:
     falls(worker(MOCK, **older(version)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["0.17.1", "0.18.2"])
+@pytest.mark.parametrize("version", OLDER_RELEASES)
 @pytest.mark.parametrize(
     "split", [TENSOR, PIPELINE, EXPERTS, SHARDED], ids=["tensor", "pipeline", "experts", "sharded"]
 )

@@ -143,7 +143,7 @@ def _usual_gpus(gpu: str) -> int:
     """GPUs of the node that the pack describes."""
     part = pack_folder("recipes") / "hardware" / f"{gpu}.yaml"
     found = _stated(str(part), "resources", "gpus_per_node") if part.is_file() else None
-    return found if isinstance(found, int) else 8
+    return found if isinstance(found, int) else GPUS[gpu].per_node
 
 
 def _stated(recipe: str, section: str, key: str) -> object:

@@ -68,7 +68,7 @@ def resource_overrides(
     found = []
     if gpu_name is not None and gpu_name != resources.gpu:
         found.append(f"resources.gpu={gpu_name}")
-        each = 4 if gpu_name in ("gb200", "gb300") else 8
+        each = gpu(gpu_name).per_node
     if gpus is not None:
         if gpus > each and gpus % each:
             message = f"{gpus} GPUs are not whole nodes of {each} {gpu_name or resources.gpu}"

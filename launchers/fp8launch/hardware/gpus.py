@@ -24,6 +24,7 @@ class Gpu:
     """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware.
 
     `model` is a regular expression for the driver's names of the cards that have these peaks, None for no card.
+    `per_node` is how many a usual node has.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Gpu:
     bf16: float | None = None
     fp8: float | None = None
     fp4: float | None = None
+    per_node: int = 8
 
     def peak(self, dtype: Dtype) -> float | None:
         """Dense peak in TFLOP/s, None where the hardware lacks the type."""
@@ -47,8 +49,8 @@ GPUS: dict[str, Gpu] = {
         Gpu("h200", (9, 0), 140.4, r"\bH200(?! NVL)", bf16=989.0, fp8=1979.0),
         Gpu("b200", (10, 0), 179.1, r"\bB200", bf16=2250.0, fp8=4500.0, fp4=9000.0),
         Gpu("b300", (10, 3), 268.6, r"\bB300", bf16=2250.0, fp8=4500.0, fp4=13500.0),
-        Gpu("gb200", (10, 0), 185.0, r"\bGB200", bf16=2450.0, fp8=4900.0, fp4=9800.0),
-        Gpu("gb300", (10, 3), 268.6, r"\bGB300", bf16=2450.0, fp8=4900.0, fp4=14700.0),
+        Gpu("gb200", (10, 0), 185.0, r"\bGB200", bf16=2450.0, fp8=4900.0, fp4=9800.0, per_node=4),
+        Gpu("gb300", (10, 3), 268.6, r"\bGB300", bf16=2450.0, fp8=4900.0, fp4=14700.0, per_node=4),
         Gpu("cpu", (0, 0), 0.0),
     )
 }

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import Gpu
+from fp8launch.hardware.quantization import QUANTIZATION
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,7 @@ class Speeds:
 
     def gemm(self, recipe: str) -> float:
         """FLOP/s of large matrix products in a quantization recipe, or in bf16."""
-        operands = {"bf16": "bf16", "nvfp4": "fp4"}.get(recipe, "fp8")
-        peak = {"bf16": self.gpu.bf16, "fp8": self.gpu.fp8, "fp4": self.gpu.fp4}[operands]
+        peak = self.gpu.peak(QUANTIZATION[recipe].operands) if recipe in QUANTIZATION else self.gpu.bf16
         fraction = self.fractions.gemm.get(recipe, self.fractions.gemm["bf16"])
         return (peak or self.gpu.bf16 or 1.0) * 1e12 * fraction * self.device.clock
 
