@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8launch.tuning.knobs import knobs
 from fp8launch.tuning.search import (
     FILLED,
     LEAST_PREDICTED,
@@ -227,3 +229,10 @@ def test_whatever_the_machine_answers(
         assert max(repeated, default=0) <= MOST_RUNS
     else:
         raise AssertionError("the search does not end")
+
+
+def test_every_knob_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/tune.md").read_text(encoding="utf-8")
+    for name, knob in knobs().items():
+        row = next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
+        assert ("numerics" in row) is not knob.keeps_numerics, row

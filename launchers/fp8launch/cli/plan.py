@@ -56,7 +56,8 @@ class Planned:
 @click.option("--top", type=click.IntRange(min=1), default=TOP, show_default=True, help="Layouts to show.")
 @click.option("--sort", type=click.Choice(["speed", "memory"]), default="speed", show_default=True, help="Best first.")
 @click.option("--cluster", metavar="NAME", help="Profile whose `network` states speed and NVLink domain.")
-@click.option("--write", type=click.Path(path_type=Path), help="Write the best layout as a recipe to this new file.")
+@click.option("--write", type=click.Path(path_type=Path),
+              help="Write the best layout as a recipe; with {} in the name every layout, numbered.")  # fmt: skip
 @json_option
 def plan(
     recipe: str,
@@ -79,8 +80,9 @@ def plan(
     """
     if gpus is not None and nodes is not None:
         raise click.UsageError("--gpus and --nodes exclude each other")
-    if write is not None and write.exists():
-        raise error("file-exists", f"{write} exists", "--write", "name a new file")
+    for file in _numbered(write, top):
+        if file.exists():
+            raise error("file-exists", f"{file} exists", "--write", "name a new file")
     precisions = precisions_of(precision)
     with tempfile.TemporaryDirectory() as folder:
         source, parents = source_of(recipe, gpu_name, precisions, Path(folder))
@@ -96,9 +98,9 @@ def plan(
         planned, refused = _accepted(found, source, asked, target, top)
     if not planned:
         raise _nothing(found, bases, target, refused)
-    if write is not None:
-        write.write_text(_recipe_text(parents, planned[0]), encoding="utf-8")
-        eprint(f"wrote {write}")
+    for file, one in zip(_numbered(write, top), planned, strict=False):
+        file.write_text(_recipe_text(parents, one), encoding="utf-8")
+        eprint(f"wrote {file}")
     if as_json:
         show_json([_as_json(one) for one in planned])
         return 0
@@ -192,6 +194,15 @@ def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Se
     changed = [word for word in planned[0].overrides if "null" not in word]
     echo()
     echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in changed))
+
+
+def _numbered(write: Path | None, top: int) -> list[Path]:
+    """The files that --write names, for the best layouts in their order."""
+    if write is None:
+        return []
+    if "{}" not in write.name:
+        return [write]
+    return [write.with_name(write.name.replace("{}", str(number))) for number in range(1, top + 1)]
 
 
 def _recipe_text(parents: Sequence[str], best: Planned) -> str:

@@ -252,6 +252,11 @@ class Engine(ABC):
         """The engine's values for what `args.attributes` do not state, by Megatron's attribute names."""
         return {}
 
+    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Overrides for a recipe of Megatron-LM as recipes of this engine say them; None where they cannot."""
+        shared = all(key.startswith(("batch.", "parallel.", "env.")) for key in overrides)
+        return overrides if shared or self.description.covers("megatron_lm") else None
+
     @abstractmethod
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         """The division of the run's GPUs. Raises UserError when they or the batch do not divide."""

@@ -176,8 +176,10 @@ def begin(base: Base, knobs: Sequence[Knob], cluster: Cluster, say: Callable[[st
     waiting: list[tuple[Knob, Option, tuple[Mapping[str, Any], ...], int | None]] = []
     for knob in knobs:
         for option in knob.options(run):
-            level = _level(knob, option, run)
-            waiting.append((knob, option, (option.overrides, *option.instead), level))
+            ways_of_saying = [base.prepared.engine.spelled(one) for one in (option.overrides, *option.instead)]
+            said = tuple(one for one in ways_of_saying if one is not None)
+            if said:
+                waiting.append((knob, option, said, _level(knob, option, run)))
     accepted: dict[str, _Way] = {}
     while waiting:
         ways = []

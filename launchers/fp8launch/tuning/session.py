@@ -23,7 +23,7 @@ from fp8launch.tuning.search import (
     standing,
     why_not_fits,
 )
-from fp8launch.tuning.trials import CutOff, Site, run_trial
+from fp8launch.tuning.trials import Bound, CutOff, Site, run_trial
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def search(session: Session, record: Record) -> tuple[Record, str]:
         except CutOff as cut:
             record = record.cut(trial, cut.seconds)
             write_record(site.study, record)
-            return record, f"the time was up during the trial of {describe(trial.variant)}"
+            return record, f"{cut.why} during the trial of {describe(trial.variant)}"
         record = record.with_outcome(trial, outcome)
         write_record(site.study, record)
         _report(site.say, before, record, trial, outcome)
@@ -90,11 +90,13 @@ def _outcome(session: Session, record: Record, trial: Trial, again: bool) -> Out
         gain = gain_over(state, best, variant)
         predicted = "" if gain == 1 else f", predicted {percent(gain)}"
     site.say(f"trial {1 + len(state.results)}: {describe(variant)}{repeat}{predicted}")
-    left = session.left
+    bounds = []
+    if session.left is not None:
+        bounds.append(Bound(session.left, "the time was up"))
     if state.limits.seconds is not None:
-        of_budget = max(state.limits.seconds - seconds_spent(state), 0.0)
-        left = of_budget if left is None else min(left, of_budget)
-    return run_trial(site, base, values, trial.repeat, seconds_at_most(base), again, left)
+        bounds.append(Bound(max(state.limits.seconds - seconds_spent(state), 0.0), "the budget was used up"))
+    bound = min(bounds, key=lambda one: one.seconds, default=None)
+    return run_trial(site, base, values, trial.repeat, seconds_at_most(base), again, bound)
 
 
 def _report(say: Callable[[str], None], before: Record, after: Record, trial: Trial, outcome: Outcome) -> None:

@@ -37,11 +37,19 @@ RUNNING_SINCE = "running_since"
 
 
 class CutOff(Exception):
-    """The time was up before the trial had enough iterations; its run was ended after `seconds`."""
+    """A limit was reached before the trial had enough iterations; its run was ended after `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__("the time is up")
-        self.seconds = seconds
+    def __init__(self, why: str, seconds: float) -> None:
+        super().__init__(why)
+        self.why, self.seconds = why, seconds
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit that ends a trial after `seconds`, without blame for it; `why` names the limit."""
+
+    seconds: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,12 @@ class Site:
 
 
 def run_trial(
-    site: Site, base: Base, values: dict[str, object], repeat: int, at_most: float, again: bool, left: float | None
+    site: Site, base: Base, values: dict[str, object], repeat: int, at_most: float, again: bool, bound: Bound | None
 ) -> Outcome:
     """Run a trial to its end, or find the end of one that was submitted before.
 
-    It is ended after `at_most` seconds, which makes it a failure, and after `left` seconds, which raises CutOff unless
-    enough iterations were measured. With `again` a run that was ended so is submitted once more.
+    It is ended after `at_most` seconds, which makes it a failure, and at the bound, which raises CutOff unless enough
+    iterations were measured. With `again` a run that was ended so is submitted once more.
     """
     try:
         point, prepared = base.variant(values, repeat)
@@ -74,12 +82,12 @@ def run_trial(
     began = time.monotonic()
     submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
     run = site.study.run(grid.run_name)
-    deadline = None if left is None else began + left
-    state, why = _follow(site, run, at_most, deadline)
-    return _outcome(run, state, why, base, grid)
+    ends = None if bound is None else Bound(began + bound.seconds, bound.why)
+    state, why = _follow(site, run, at_most, ends)
+    return _outcome(run, state, why, ends is not None and why == ends.why, grid)
 
 
-def _follow(site: Site, run: RunFolder, at_most: float, deadline: float | None) -> tuple[JobState, str]:
+def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> tuple[JobState, str]:
     """Wait for the end of a run; return its last state, and why it was ended where this command did that."""
     every = max(site.scheduler.capabilities.poll_seconds, 0.2)
     looked = lost = failed = 0.0
@@ -97,8 +105,8 @@ def _follow(site: Site, run: RunFolder, at_most: float, deadline: float | None) 
             fix = "repeat the command when the scheduler answers: it goes on with this run"
             raise error("trial-lost", f"the state of {run.run_id} is not known: {state.detail}", str(run.path), fix, 3)
         why = ""
-        if deadline is not None and clock >= deadline:
-            why = "the time is up"
+        if ends is not None and clock >= ends.seconds:
+            why = ends.why
         elif started is not None and clock - started > at_most:
             why = f"it took more than {at_most:,.0f} s"
         elif clock - looked >= LOOK_SECONDS:
@@ -135,7 +143,7 @@ def _is_out_of_memory(run: RunFolder) -> bool:
     return failure is not None and failure.code in OUT_OF_MEMORY
 
 
-def _outcome(run: RunFolder, state: JobState, why: str, base: Base, grid: GridPoint) -> Outcome:
+def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint) -> Outcome:
     """What a run that has ended says. Raises CutOff."""
     data = run_from_folder(run)
     report = data.report
@@ -153,7 +161,7 @@ def _outcome(run: RunFolder, state: JobState, why: str, base: Base, grid: GridPo
     if why == "out of memory" or state.status == "out_of_memory" or (failure and failure.code in OUT_OF_MEMORY):
         text = failure.message if failure and failure.code in OUT_OF_MEMORY else "out of memory"
         return Outcome("out_of_memory", why=text, **common)  # type: ignore[arg-type]
-    measured = (report.status == "ok" or why == "the time is up") and len(speeds) >= FEWEST
+    measured = (report.status == "ok" or cut) and len(speeds) >= FEWEST
     if measured:
         return Outcome(
             "ok",
@@ -162,8 +170,8 @@ def _outcome(run: RunFolder, state: JobState, why: str, base: Base, grid: GridPo
             tflops=report.tflops_per_gpu.median if report.tflops_per_gpu else None,
             **common,  # type: ignore[arg-type]
         )
-    if why == "the time is up":
-        raise CutOff(seconds_of(run))
+    if cut:
+        raise CutOff(why, seconds_of(run))
     if not why and failure is not None:
         why = f"{failure.code}: {failure.message}"
     if not why and report.status == "ok":

@@ -22,6 +22,7 @@ from fp8launch.engines.bridge import attributes
 from fp8launch.engines.bridge.fields import attribute_of, fields_of, hydra
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings
+from fp8launch.engines.bridge.spelling import spelled
 from fp8launch.engines.megatron_lm.layout import layout
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
@@ -124,6 +125,9 @@ class Bridge(Engine):
                 **{name: setting.where for field, setting in found.items() if (name := attribute_of(field))},
             },
         )
+
+    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return spelled(overrides)
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         # Megatron-LM's parser has the defaults of TransformerConfig, as Bridge's models do; nothing else is shared.

@@ -1,0 +1,45 @@
+"""Settings of Megatron-LM's recipes as Bridge's configuration says them, release 0.6.0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Keys of a recipe that mean the same for every engine.
+_SHARED = ("batch.", "parallel.", "env.")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **{f"megatron.recompute_{name}": (f"model.recompute_{name}",) for name in ("granularity", "method", "num_layers")},
+    "megatron.recompute_modules": ("model.recompute_modules",),
+    "megatron.cross_entropy_loss_fusion": ("model.cross_entropy_loss_fusion",),
+    "megatron.cross_entropy_fusion_impl": ("model.cross_entropy_fusion_impl",),
+    "megatron.moe_permute_fusion": ("model.moe_permute_fusion",),
+    "megatron.moe_router_fusion": ("model.moe_router_fusion",),
+    "precision.param_gather": ("mixed_precision.fp8_param_gather", "mixed_precision.fp8_param"),
+}
+_PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "tensorwise": {},
+    "delayed": {"mixed_precision.fp8_amax_history_len": 1024, "mixed_precision.fp8_amax_compute_algo": "max"},
+    "blockwise": {},
+    "mxfp8": {},
+}
+
+
+def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return overrides of a recipe for Megatron-LM as a recipe for Bridge has them; None where there is no such field.
+
+    Types of gradients are a field of `mixed_precision`, which lays it on `ddp` (training/mixed_precision.py, 0.6.0).
+    """
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key.startswith(_SHARED):
+            found[key] = value
+        elif key in _FIELDS:
+            found |= dict.fromkeys(_FIELDS[key], value)
+        elif key == "precision.recipe" and value in _PRECISIONS:
+            found |= {"mixed_precision.fp8_recipe": value, **_PRECISIONS[value]}
+        elif key == "optimizer.grad_reduce":
+            fields = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
+            found |= dict.fromkeys(fields, value == "fp32")
+        else:
+            return None
+    return found

@@ -1,0 +1,184 @@
+"""`fp8launch tune` with real processes on this machine: what is kept, what is repeated, and what survives kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import wait_for
+
+from fp8launch.cli import run
+from fp8launch.job.prepared import prepare
+from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.study import StudyFolder
+from fp8launch.tuning import candidates
+
+MACHINE = Path(__file__).with_name("machine.py")
+
+
+@pytest.fixture
+def recipe(write: Callable[[str, str], str], home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe for the program in `machine.py`, in a home of its own."""
+    monkeypatch.setattr(candidates, "START_SECONDS", 1.0)
+    text = f"""
+        extends: [tiny_cpu]
+        name: small
+        engine: script
+        launch: {{script: {MACHINE}, probe: false}}
+    """
+    return write("small.yaml", text)
+
+
+@pytest.fixture
+def tune(recipe: str, home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run `tune` to its end; return its JSON with what it said as `said`."""
+
+    def command(*words: str, expect: int = 0) -> Any:
+        capsys.readouterr()
+        status = run(["tune", recipe, "--backend", "local", "--run-root", str(home / "runs"), "--json", *words])
+        out, err = capsys.readouterr()
+        assert status == expect, err
+        return {**(json.loads(out) if out.strip() else {}), "said": err}
+
+    return command
+
+
+def runs_of(found: Any) -> list[RunFolder]:
+    return StudyFolder(Path(found["folder"])).runs()
+
+
+def row(found: Any, change: str) -> Any:
+    return next(one for one in found["rows"] if one["change"] == change)
+
+
+# --- nothing runs -----------------------------------------------------------------------------------------------------
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, expect: int = 2) -> str:
+    assert run(["tune", *words]) == expect
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return out + err
+
+
+def test_the_changes_and_the_budget_are_stated_before_anything_runs(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, "llama8b_fp8_h200x2", "--numerics", "allow", "--minutes", "9", "--dry-run", expect=0)
+    assert "at most 0.30 GPU-hours" in text
+    lines = text.splitlines()
+    order = [n for n, line in enumerate(lines) if line.startswith(("delayed scaling", "TE's cross", "blockwise"))]
+    assert len(order) == 3 and "delayed" in lines[order[0]] and "blockwise" in lines[order[2]], "best prediction first"
+    assert "mxfp8 runs only on" in text, "what the rules refuse is named"
+    assert not list(home.rglob("state.json"))
+
+
+def test_numerics_are_kept_unless_allowed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "llama8b_fp8_h200x2", "--dry-run", expect=0)
+    assert "scaling" not in text and "cross entropy" not in text and "CUDA graphs" in text
+    assert "add --numerics allow" in said(capsys, "llama8b_fp8_h200x2", "--knobs", "scaling")
+
+
+def test_the_best_layouts_of_a_plan_are_tuned_together(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["llama3_8b", "--gpu", "h200", "--gpus", "2", "--top", "2", "--write", str(tmp_path / "layout{}.yaml")]
+    assert run(["plan", *words]) == 0
+    layouts = [str(tmp_path / f"layout{number}.yaml") for number in (1, 2)]
+    text = said(capsys, *layouts, "--dry-run", expect=0)
+    assert all(layout in text for layout in layouts)
+    assert run(["plan", *words]) == 2, "nothing is written over"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tiny_cpu", "--knobs", "micro-bach"], "did you mean 'micro-batch'?"),
+        (["studies/scaling_weak_llama8b"], "makes several runs of the recipe"),
+        (["tiny_cpu", "llama8b_fp8_h200x2"], "the recipes differ in GPUs or global batch"),
+        (["tiny_cpu", "--write", "/etc/hosts"], "exists"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(
+    words: list[str], sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in said(capsys, *words, "--backend", "local")
+
+
+# --- short runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.train
+def test_what_is_faster_is_kept_and_written(tune: Any, recipe: str, tmp_path: Path) -> None:
+    file = tmp_path / "best.yaml"
+    found = tune("--trials", "7", "--write", str(file))
+    assert found["changes"] == ["micro batch 4"] and found["overrides"] == {"batch.micro": 4}
+    kept = row(found, "micro batch 4")
+    assert kept["kept"] and kept["low"] > 1 and kept["measured"] == pytest.approx(1.25, rel=0.01)
+    assert row(found, "micro batch 1")["why"] == "slower, not kept"
+    # A process that really ran out of memory.
+    large = row(found, "micro batch 8")
+    assert large["why"].startswith("out of memory: ") and "MemoryError" in large["why"] and not large["kept"]
+    # Undecided by one run: repeated, with runs of the best for company.
+    threads = row(found, "2 threads")
+    assert len(threads["runs"]) > 1 and not threads["kept"]
+    assert "undecided, to be run again" in found["said"]
+    assert found["trials"] == len(runs_of(found)) and found["gpu_hours"] > 0
+    assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+    text = file.read_text()
+    assert "# + micro batch 4: +25" in text and kept["runs"][0] in text and "Not kept: " in text
+    best = prepare(str(file))
+    assert best.layout.micro_batch == 4 and best.args.integer("train_iters", 0) == 20, "a recipe of full length"
+    # Once more: everything is known.
+    again = tune("--trials", "7")
+    assert again["rows"] == found["rows"] and len(runs_of(again)) == len(runs_of(found))
+
+
+@pytest.mark.train
+def test_the_budget_holds(tune: Any) -> None:
+    nothing = tune("--budget", "0.0001", expect=1)
+    assert "at most 0.00 GPU-hours" in nothing["said"] and nothing["trials"] == 0
+    # Room for a trial as it is expected, and not for its real start: it is ended at the budget.
+    ended = tune("--budget", "0.0004", expect=1)
+    assert "the budget was used up during the trial of the recipe as it is" in ended["ended"]
+    assert runs_of(ended)[0].manifest()["cancelled"]
+
+
+@pytest.mark.train
+def test_a_trial_that_the_clock_cuts_off_is_run_again(tune: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    held = ["--set", f"env.GATE={gate}", "--set", "env.GATE_FOR=4 1", "--knobs", "micro-batch"]
+    first = tune(*held, "--trials", "1")
+    minutes = (first["gpu_hours"] * 3600 + 15) / 60
+    cut = tune(*held, "--minutes", f"{minutes:.2f}")
+    assert "the time was up during the trial of micro batch 4" in cut["ended"] and cut["trials"] == 1
+    gate.touch()
+    second = tune(*held, "--trials", "2")
+    assert second["changes"] == ["micro batch 4"]
+    jobs = {folder.run_id: len(folder.manifest()["jobs"]) for folder in runs_of(second)}
+    assert sorted(jobs.values()) == [1, 2], "only the one that was cut off was submitted twice"
+
+
+@pytest.mark.train
+def test_a_killed_command_goes_on_where_it_was(tune: Any, recipe: str, home: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    held = ["--set", f"env.GATE={gate}", "--set", "env.GATE_FOR=4 1", "--knobs", "micro-batch"]
+    words = ["tune", recipe, "--backend", "local", "--run-root", str(home / "runs"), "--trials", "2", *held]
+    command = subprocess.Popen([sys.executable, "-m", "fp8launch", *words], env={**os.environ, "HOME": str(home)})
+    try:
+        # The second trial has started and waits.
+        wait_for(lambda: list(home.glob("runs/*/small-4-*/logs/*.log")), 300)
+    finally:
+        command.send_signal(signal.SIGKILL)
+        command.wait()
+    gate.touch()
+    found = tune(*held, "--trials", "2")
+    assert found["changes"] == ["micro batch 4"] and found["trials"] == 2
+    assert [len(folder.manifest()["jobs"]) for folder in runs_of(found)] == [1, 1], "nothing runs twice"
