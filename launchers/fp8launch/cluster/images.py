@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,27 +46,11 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     if runtime == "apptainer" and "://" in place and not place.startswith("docker://"):
         return place
     bare = place.removeprefix("docker://")
-    if secret_in(f"docker://{bare}"):
-        raise error(
-            "password-in-uri",
-            "the image's URI contains a password, which would be recorded",
-            where,
-            "remove it; enroot reads ~/.config/enroot/.credentials, Apptainer the credentials of `apptainer registry "
-            "login`",
-        )
+    _refuse_password(bare, where)
     if "/" not in bare and ":" not in bare and "#" not in bare:
-        near = nearest(name, [*known, *cluster.images])
-        raise error(
-            "unknown-image",
-            f"container image '{name}' is not a known name, a URI or a file",
-            where,
-            f"did you mean '{near}'?" if near else f"known names: {', '.join([*known, *cluster.images])}",
-        )
+        raise _unknown_image(name, [*known, *cluster.images], where)
     if runtime == "pyxis":
-        registry, slash, rest = bare.partition("/")
-        # enroot separates the registry with '#'; a first part with a dot or a port is a registry.
-        named = registry == "localhost" or (bool(set(".:") & set(registry)) and "://" not in bare)
-        return f"{registry}#{rest}" if slash and named and "#" not in bare else bare
+        return _for_enroot(bare)
     if runtime == "apptainer":
         return f"docker://{bare.replace('#', '/', 1)}"
     raise error(
@@ -75,6 +59,32 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
         where,
         "run `ch-image pull` and `ch-convert`, then add its name to `images:` in the cluster profile",
     )
+
+
+def _refuse_password(bare: str, where: str) -> None:
+    if secret_in(f"docker://{bare}"):
+        raise error(
+            "password-in-uri",
+            "the image's URI contains a password, which would be recorded",
+            where,
+            "remove it; enroot reads ~/.config/enroot/.credentials, Apptainer the credentials of `apptainer registry "
+            "login`",
+        )
+
+
+def _unknown_image(name: str, known: Sequence[str], where: str) -> UserError:
+    near = nearest(name, known)
+    fix = f"did you mean '{near}'?" if near else f"known names: {', '.join(known)}"
+    return error("unknown-image", f"container image '{name}' is not a known name, a URI or a file", where, fix)
+
+
+def _for_enroot(uri: str) -> str:
+    """A URI as enroot reads it, with a '#' after the registry: a first part with a dot or a port is a registry."""
+    if "#" in uri or "/" not in uri:
+        return uri
+    registry, _, rest = uri.partition("/")
+    is_registry = registry == "localhost" or (bool(set(".:") & set(registry)) and "://" not in uri)
+    return f"{registry}#{rest}" if is_registry else uri
 
 
 def _catalogue_uri(entry: Mapping[str, str]) -> str:

@@ -32,10 +32,6 @@ class HfModel:
     model: dict[str, Any]
     notes: tuple[str, ...]
 
-    @property
-    def has_experts(self) -> bool:
-        return "num_experts" in self.model
-
 
 def read_config(path: Path) -> HfModel:
     """Read a `config.json`, or that of a folder. Raises UserError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8launch.diagnostics import Problem
@@ -105,18 +105,26 @@ def read_options(words: Sequence[str], where: str) -> tuple[SlurmWords, list[Pro
             cluster.append(option)
         elif value and option in _READ:
             problems.append(Problem("warning", "import-resources", f"{option} {value} was not read", where))
-    tasks = counts.get("--ntasks-per-node", 0)
-    nodes = counts.get("--nodes")
-    gpus = counts.get("--gpus-per-node") or counts.get("--gres") or counts.get("--gpus-per-task", 0) * tasks
-    # One process per GPU is the rule, so without a number of GPUs the tasks give it.
-    gpus = gpus or (tasks if tasks > 1 else 0)
-    for key, count in (("nodes", nodes), ("gpus_per_node", gpus), ("cpus_per_task", counts.get("--cpus-per-task"))):
-        if count:
-            resources[key] = count
+    resources |= _counted(counts)
     if cluster:
         message = f"{', '.join(dict.fromkeys(cluster))} belong in a cluster profile, not in a recipe"
         problems.append(Problem("warning", "import-cluster", message, where, "add them to a cluster profile"))
-    return SlurmWords(resources, container, tasks), problems
+    return SlurmWords(resources, container, counts.get("--ntasks-per-node", 0)), problems
+
+
+def _counted(counts: Mapping[str, int]) -> dict[str, int]:
+    """The fields of `resources` that counts of sbatch's options mean, without those that are not known."""
+    tasks = counts.get("--ntasks-per-node", 0)
+    gpus = counts.get("--gpus-per-node") or counts.get("--gres") or counts.get("--gpus-per-task", 0) * tasks
+    if not gpus and tasks > 1:
+        # One process per GPU is the rule, so without a number of GPUs the tasks give it.
+        gpus = tasks
+    found = {
+        "nodes": counts.get("--nodes", 0),
+        "gpus_per_node": gpus,
+        "cpus_per_task": counts.get("--cpus-per-task", 0),
+    }
+    return {key: count for key, count in found.items() if count}
 
 
 def launcher_counts(words: Sequence[str], where: str) -> tuple[dict[str, int], list[Problem]]:

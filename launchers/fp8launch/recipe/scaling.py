@@ -19,7 +19,7 @@ def on_nodes(tree: Node, nodes: int) -> Node:
     if own is None:
         own = Resources().nodes
     scaled = _with(tree, ("resources", "nodes"), Node(nodes, place))
-    scaling = _node(tree, ("batch", "scaling"))
+    scaling = tree.at(("batch", "scaling"))
     if (scaling.value if scaling else Batch().scaling) != "weak" or own < 1:
         return scaled
     for path in _batches(tree):
@@ -39,24 +39,14 @@ def on_nodes(tree: Node, nodes: int) -> Node:
 
 def _batches(tree: Node) -> list[tuple[str, str]]:
     """Where a recipe may state its global batch: in the section, and as a Megatron flag in any spelling."""
-    flags = _node(tree, ("megatron",))
+    flags = tree.at(("megatron",))
     stated = flags.value if flags is not None and isinstance(flags.value, dict) else {}
     spelled = [("megatron", flag) for flag in stated if normalize(flag) == "global_batch_size"]
     return [("batch", "global"), *spelled]
 
 
-def _node(tree: Node, path: tuple[str, ...]) -> Node | None:
-    """What stands at exactly this path, None where nothing does."""
-    node = tree
-    for step in path:
-        if not isinstance(node.value, dict) or step not in node.value:
-            return None
-        node = node.value[step]
-    return node
-
-
 def _whole_number(tree: Node, path: tuple[str, ...]) -> int | None:
-    node = _node(tree, path)
+    node = tree.at(path)
     return node.value if node is not None and type(node.value) is int else None
 
 

@@ -58,6 +58,15 @@ class Node:
             return [child.plain() for child in self.value]
         return self.value
 
+    def at(self, path: tuple[str, ...]) -> Node | None:
+        """The node at exactly this path of mappings, None where there is none."""
+        node = self
+        for step in path:
+            if not isinstance(node.value, dict) or step not in node.value:
+                return None
+            node = node.value[step]
+        return node
+
     def find(self, path: tuple[str | int, ...]) -> Node:
         """The deepest node on `path` that exists, for pointing at what is wrong or missing."""
         node = self

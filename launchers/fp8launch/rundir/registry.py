@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -104,20 +105,29 @@ def find_run(name: str) -> RunFolder:
     runs = all_runs()
     if name == "latest" and (own := [run for run in runs if run.is_mine]):
         return own[-1]
-    matches = [r for r in runs if r.run_id == name] or [r for r in runs if r.run_id.startswith(name)]
-    if not matches and name.isdigit():
-        matches = [r for r in runs if name in job_ids(r)]
+    matches = _matching(name, runs)
     if len(matches) == 1:
         return matches[0]
     if matches:
-        message = f"'{name}' matches {len(matches)} runs: {', '.join(r.run_id for r in matches[-5:])}"
+        message = f"'{name}' matches {len(matches)} runs: {', '.join(run.run_id for run in matches[-5:])}"
         raise error("ambiguous-run", message, fix="use the full run id, or `latest`")
-    near = nearest(name, [r.run_id for r in runs])
+    near = nearest(name, [run.run_id for run in runs])
     raise error(
         "unknown-run",
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
         fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
     )
+
+
+def _matching(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """The run of this id, else those whose ids start so, else that of a job of this number."""
+    exact = [run for run in runs if run.run_id == name]
+    if exact:
+        return exact
+    begun = [run for run in runs if run.run_id.startswith(name)]
+    if begun or not name.isdigit():
+        return begun
+    return [run for run in runs if name in job_ids(run)]
 
 
 def _refuse_path(name: str) -> None:

@@ -68,10 +68,6 @@ class Site:
         return self.port + 2
 
     @property
-    def ports(self) -> range:
-        return range(self.port, self.port + PORTS)
-
-    @property
     def bridge(self) -> str:
         return f"fp8slurm{self.slot}"
 

@@ -89,7 +89,7 @@ def _overrides_in_place(tree: Node) -> Node:
 
 def _in_own_keys(tree: Node) -> Node:
     """Move overrides of fields that a recipe has a key for to that key, where the recipe does not state it itself."""
-    overrides = _at(tree, ("bridge", "overrides"))
+    overrides = tree.at(("bridge", "overrides"))
     if overrides is None or not isinstance(overrides.value, dict):
         return tree
     moved: dict[tuple[str, ...], Node] = {}
@@ -114,7 +114,7 @@ def _movable(
             yield from _movable(tree, node, f"{field}.", moved)
             continue
         key_of_its_own = OWN_KEYS.get(field)
-        if key_of_its_own is None or _at(tree, key_of_its_own) is not None:
+        if key_of_its_own is None or tree.at(key_of_its_own) is not None:
             continue
         # Two fields of one key, such as the sequence lengths of model and data, must agree to move both.
         if moved.setdefault(key_of_its_own, node).value == node.value:
@@ -135,16 +135,6 @@ def _without(overrides: Node, fields: Mapping[str, Node], prefix: str = "") -> N
     return Node(left, overrides.where)
 
 
-def _at(tree: Node, path: tuple[str, ...]) -> Node | None:
-    """What stands at exactly this path, None where nothing does."""
-    node = tree
-    for step in path:
-        if not isinstance(node.value, dict) or step not in node.value:
-            return None
-        node = node.value[step]
-    return node
-
-
 def _text(tree: Node, *path: str) -> str | None:
-    found = _at(tree, path)
+    found = tree.at(path)
     return found.value if found is not None and isinstance(found.value, str) else None

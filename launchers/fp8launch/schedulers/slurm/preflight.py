@@ -150,14 +150,25 @@ def _time(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Prob
 
 
 def _nodes(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
-    options, where = dict(job.slurm), loaded.where("resources", "nodes")
-    wanted, name = job.nodes, partition.name
-    if wanted > partition.total_nodes:
-        message = f"the job needs {wanted} nodes, but partition {name} has {partition.total_nodes}"
+    where = loaded.where("resources", "nodes")
+    if job.nodes > partition.total_nodes:
+        message = f"the job needs {job.nodes} nodes, but partition {partition.name} has {partition.total_nodes}"
         yield Problem("error", "slurm-nodes", message, where, f"use --nodes {partition.total_nodes} or less")
         return
-    limit = partition.max_nodes
-    if limit is not None and wanted > limit and not _qos_lifts(options.get("qos"), "PartitionMaxNodes"):
+    yield from _node_limits(partition, job, where)
+    if not partition.nodes:
+        return
+    yield from _constraint(partition, job)
+    problem, fitting = _gpus(partition, job, loaded)
+    if problem is not None:
+        yield problem
+    else:
+        yield from _nodes_out_of_service(partition, fitting, job, where)
+
+
+def _node_limits(partition: Partition, job: Job, where: str) -> Iterator[Problem]:
+    wanted, name, limit = job.nodes, partition.name, partition.max_nodes
+    if limit is not None and wanted > limit and not _qos_lifts(dict(job.slurm).get("qos"), "PartitionMaxNodes"):
         message = f"the job needs {wanted} nodes, but partition {name} allows {limit} per job"
         yield Problem("error", "slurm-nodes", message, where, f"use --nodes {limit} or less, or another partition")
     if wanted < partition.min_nodes:
@@ -165,29 +176,28 @@ def _nodes(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Pro
             f"the job needs {wanted} nodes, but partition {name} accepts only jobs of {partition.min_nodes} or more"
         )
         yield Problem("error", "slurm-nodes", message, where, f"use --nodes {partition.min_nodes} or more")
-    fitting: Sequence[Node] = partition.nodes
-    if not fitting:
-        return
-    features = _features(options.get("constraint") or "")
-    known = frozenset[str]().union(*(node.features for node in fitting))
+
+
+def _constraint(partition: Partition, job: Job) -> Iterator[Problem]:
+    features = _features(dict(job.slurm).get("constraint") or "")
+    known = frozenset[str]().union(*(node.features for node in partition.nodes))
     for feature in sorted(features - known):
         near = nearest(feature, known)
-        message = f"no node of partition {name} has the feature '{feature}'; features: {_list(known)}"
+        message = f"no node of partition {partition.name} has the feature '{feature}'; features: {_list(known)}"
         fix = f"did you mean '{near}'?" if near else "correct `constraint:` in the cluster profile"
         yield Problem("error", "slurm-constraint", message, f"{PROFILE}: constraint", fix)
-    problem, fitting = _gpus(partition, job, loaded)
-    if problem is not None:
-        yield problem
-        return
-    up = [node for node in fitting if node.in_service]
-    if wanted > len(up):
-        out = [node for node in fitting if not node.in_service]
+
+
+def _nodes_out_of_service(partition: Partition, fitting: Sequence[Node], job: Job, where: str) -> Iterator[Problem]:
+    out = [node for node in fitting if not node.in_service]
+    up = len(fitting) - len(out)
+    if job.nodes > up:
         states = ", ".join(f"{node.name} {node.state}" for node in out[:8]) + (", ..." if len(out) > 8 else "")
         message = (
-            f"the job needs {wanted} nodes, but only {len(up)} of the {len(fitting)} suitable ones in partition "
-            f"{name} are in service: it will wait for the others ({states})"
+            f"the job needs {job.nodes} nodes, but only {up} of the {len(fitting)} suitable ones in partition "
+            f"{partition.name} are in service: it will wait for the others ({states})"
         )
-        yield Problem("warning", "slurm-nodes-down", message, where, f"use --nodes {len(up)} or less" if up else None)
+        yield Problem("warning", "slurm-nodes-down", message, where, f"use --nodes {up} or less" if up else None)
 
 
 def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem | None, Sequence[Node]]:
@@ -198,32 +208,36 @@ def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem
     fitting = [node for node in partition.nodes if node.gpus_of(kind) >= count]
     if len(fitting) >= job.nodes:
         return _other_gpus(fitting, kind, loaded, partition), fitting
-    where, name = loaded.where("resources", "gpus_per_node"), partition.name
+    name = partition.name
     kinds = sorted({k for node in partition.nodes for k in node.gpus})
-    most = max((node.gpus_of(kind) for node in partition.nodes), default=0)
     if not kinds:
         message = f"the job needs {count} GPUs per node, but Slurm knows no GPUs in partition {name}"
         fix = (
-            "choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set `gpus: none` in the  "
+            "choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set `gpus: none` in the "
+            "cluster profile"
         )
-        return Problem("error", "slurm-gpus", message, f"{PROFILE}: gpus", fix + "cluster profile"), fitting
+        return Problem("error", "slurm-gpus", message, f"{PROFILE}: gpus", fix), fitting
     if kind is not None and kind not in kinds:
-        have = _list(k or "some without a type" for k in kinds)
-        message = f"the job needs GPUs of type '{kind}', but partition {name} has {have}"
-        near = nearest(kind, kinds) or (kinds[0] if len(kinds) == 1 else None)
-        fix = "remove `gres_type:`"
-        if near:
-            fix = f"set `gres_type: {near}`"
-        elif any(kinds):
-            fix = "correct `gres_type:`"
-        return Problem(
-            "error", "slurm-gpus", message, f"{PROFILE}: gres_type", f"{fix} in the cluster profile"
-        ), fitting
-    of_kind = f"{kind} GPUs" if kind else "GPUs"
+        return _no_such_gpus(kind, kinds, name), fitting
+    most = max(node.gpus_of(kind) for node in partition.nodes)
     have = f"its nodes have {most}" if not fitting else f"{len(fitting)} of its nodes have as many"
-    message = f"the job needs {job.nodes} x {count} {of_kind}, but in partition {name} {have}"
+    message = (
+        f"the job needs {job.nodes} x {count} {f'{kind} GPUs' if kind else 'GPUs'}, but in partition {name} {have}"
+    )
     fix = f"set resources.gpus_per_node to {most} or less" if not fitting else f"use --nodes {len(fitting)} or less"
-    return Problem("error", "slurm-gpus", message, where, fix), fitting
+    return Problem("error", "slurm-gpus", message, loaded.where("resources", "gpus_per_node"), fix), fitting
+
+
+def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
+    have = _list(k or "some without a type" for k in kinds)
+    message = f"the job needs GPUs of type '{kind}', but partition {partition} has {have}"
+    near = nearest(kind, kinds) or (kinds[0] if len(kinds) == 1 else None)
+    fix = "remove `gres_type:`"
+    if near:
+        fix = f"set `gres_type: {near}`"
+    elif any(kinds):
+        fix = "correct `gres_type:`"
+    return Problem("error", "slurm-gpus", message, f"{PROFILE}: gres_type", f"{fix} in the cluster profile")
 
 
 def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, partition: Partition) -> Problem | None:
