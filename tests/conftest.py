@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from order import SLURM, file_of, place
 
 # Imports and thousands of collected tests stay to the end. Python would search them for garbage again and again.
 gc.set_threshold(200_000, 10, 10)
@@ -30,9 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files, do not compare with them")
 
 
-SLURM = "tests/slurm/"
 # Workers with a test cluster of their own. Its tests mostly wait: for Slurm's pace, for trainings of several processes.
 CLUSTERS = 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,7 +48,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests on Slurm, file by file and first of all, to two workers; every other test to whoever is free.
+    """Hand out whole files in the order of `order`, so that their fixtures are made once; Slurm's to two workers only.
 
     pytest-xdist ignores its own groups (a mark) under pytest 9.2, whose node ids no longer take a suffix.
     """
@@ -51,11 +56,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None  # asked for otherwise
     from xdist.scheduler import LoadScopeScheduling
 
+    config.option.loadscopereorder = False  # it would put the files with the most tests first
+
     class Scheduling(LoadScopeScheduling):
-        """`workqueue` has the scopes that no worker has yet, those with the most tests first."""
+        """`workqueue` has the files that no worker has yet, in the order of the tests."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0] if nodeid.startswith(SLURM) else nodeid
+            return file_of(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
             has_cluster = node in list(self.nodes)[:CLUSTERS]
