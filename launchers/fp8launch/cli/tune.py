@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,14 +13,15 @@ import click
 
 from fp8launch import schedulers
 from fp8launch.cli import complete
-from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table, with_options
+from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, with_slurm_options
 from fp8launch.cli.submit import BackendName
+from fp8launch.cli.tune_output import Ended, finish, show_candidates
 from fp8launch.cluster.profile import Cluster, load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
-from fp8launch.rundir.atomic_io import Busy, held, write_atomically
+from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.registry import remember_root, run_root
 from fp8launch.rundir.study import StudyFolder, create_study
 from fp8launch.submit.submission import now
@@ -29,11 +29,8 @@ from fp8launch.tuning.candidates import Base, base_of, begin, seconds_at_most, t
 from fp8launch.tuning.identity import study_name
 from fp8launch.tuning.knobs import Knob
 from fp8launch.tuning.knobs import knobs as all_knobs
-from fp8launch.tuning.picture import draw
-from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of, read_record, write_record
-from fp8launch.tuning.rows import Row, percent, rows
-from fp8launch.tuning.search import Limits, State, Variant, describe, seconds_spent, standing, trials_run
+from fp8launch.tuning.search import Limits, State, seconds_spent, trials_run
 from fp8launch.tuning.session import Session, search
 from fp8launch.tuning.trials import Site
 
@@ -113,7 +110,8 @@ def tune(
     record = _fresh(bases, chosen, profile, gpus) if found is None else _same(found, bases, name)
     record = _with_limits(record, limits)
     if dry_run:
-        _show_plan(record, chosen, bases, limits, gpus, minutes)
+        eprint(_cost(record, bases, limits, gpus, minutes))
+        show_candidates(record, chosen)
         return 0
     scheduler.require()
     _confirm(record, bases, limits, gpus, minutes, profile, yes)
@@ -131,7 +129,7 @@ def tune(
     except KeyboardInterrupt:
         eprint("\nthe trial that was running continues; the same command goes on with it, `fp8launch cancel` ends it")
         raise
-    return _finish(record, why, bases, overrides, folder, write, picture, as_json)
+    return finish(Ended(record, why, bases, overrides, folder), write, picture, as_json)
 
 
 def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
@@ -240,130 +238,3 @@ def _confirm(
         raise error("not-asked", message, fix="pass --yes")
     if not click.confirm("Begin?", err=True):
         raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
-
-
-def _show_plan(
-    record: Record, chosen: Sequence[Knob], bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None
-) -> None:
-    """What a search would try, the best prediction first."""
-    eprint(_cost(record, bases, limits, gpus, minutes))
-    touches = {knob.name: ", ".join(sorted(knob.touches - {"speed"})) for knob in chosen}
-    for number, start in enumerate(record.state.starts):
-        table = []
-        for one in sorted(start.candidates, key=lambda candidate: -candidate.gain):
-            keys = " ".join(f"{key}={value}" for key, value in record.overrides[number][one.name].items())
-            memory = "" if one.memory_gib is None else f"{one.memory_gib:+.1f}"
-            table.append((one.name, one.knob, percent(one.gain), memory, touches.get(one.knob, ""), keys))
-        columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
-        show_table(columns, table, title=start.name if len(record.state.starts) > 1 else None)
-        for refused in record.refused[number]:
-            eprint(f"refused by the check: {refused.name}: {refused.why}")
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def _finish(
-    record: Record,
-    why: str,
-    bases: Sequence[Base],
-    overrides: Sequence[str],
-    folder: StudyFolder,
-    write: Path | None,
-    picture: Path | None,
-    as_json: bool,
-) -> int:
-    knobs = all_knobs()
-    table = rows(record, knobs, why)
-    best = standing(record.state).best
-    eprint(f"ended: {why}")
-    file = picture or folder_of(folder) / "tune.png"
-    drawn = draw(table, folder.study_id, file)
-    if drawn:
-        eprint(f"picture: {file}")
-    elif picture is not None:
-        eprint("no picture: matplotlib is not installed (pip install 'fp8launch[plots]'), or nothing was measured")
-    if best is not None:
-        base = bases[best.start]
-        notes = _notes(record, best)
-        if write is not None:
-            text = recipe_text(
-                base.name, base.source, overrides, record.values(best), table, _setting(record, base), notes, write
-            )
-            write.write_text(text, encoding="utf-8")
-            eprint(f"wrote {write}")
-    result = _as_json(record, table, best, folder, why, file if drawn else None)
-    write_atomically(folder_of(folder) / "result.json", json.dumps(result, indent=2) + "\n")
-    if as_json:
-        show_json(result)
-    else:
-        _show(record, table, best, _notes(record, best) if best else ())
-    return 0 if best is not None else ANSWER_IS_NO
-
-
-def _notes(record: Record, best: Variant) -> list[str]:
-    """Remarks on the knobs of what was kept."""
-    knobs = all_knobs()
-    kept = {candidate.name: candidate.knob for candidate in record.state.starts[best.start].candidates}
-    return [f"{name}: {knobs[kept[name]].note}." for name in best.changes if knobs[kept[name]].note]
-
-
-def _setting(record: Record, base: Base) -> str:
-    need = base.prepared.loaded.recipe.resources
-    size = base.prepared.layout
-    return (
-        f"{trials_run(record.state)} trials of {base.prepared.args.integer('train_iters', 0)} iterations on "
-        f"{record.gpus} {need.gpu}, global batch {size.global_batch}, on {now()[:10]}"
-    )
-
-
-def _as_json(
-    record: Record, table: Sequence[Row], best: Variant | None, folder: StudyFolder, why: str, picture: Path | None
-) -> dict[str, Any]:
-    last = next((row for row in reversed(table) if row.kept), None)
-    return {
-        "study": folder.study_id,
-        "folder": str(folder.path),
-        "recipe": None if best is None else record.state.starts[best.start].name,
-        "changes": [] if best is None else list(best.changes),
-        "overrides": {} if best is None else record.values(best),
-        "numerics_changed": best is not None and any(row.kept and "numerics" in row.touches for row in table),
-        "best": last and last.as_json(),
-        "trials": trials_run(record.state),
-        "gpu_hours": seconds_spent(record.state) * record.gpus / 3600,
-        "ended": why,
-        "picture": None if picture is None else str(picture),
-        "rows": [row.as_json() for row in table],
-    }
-
-
-def _show(record: Record, table: Sequence[Row], best: Variant | None, notes: Sequence[str]) -> None:
-    shown = []
-    in_tflops = any(row.tflops_per_gpu and row.tflops_per_gpu >= 1 for row in table)
-    for number, row in enumerate(table):
-        measured = ""
-        if row.measured is not None and row.low is not None and row.high is not None:
-            measured = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
-        value = row.tflops_per_gpu if in_tflops else row.tokens_per_s_per_gpu
-        speed = f"{value:,.1f}" if value else ""
-        memory = f"{row.peak_memory_gib:.1f}" if row.peak_memory_gib else ""
-        name = row.change + (" (numerics)" if "numerics" in row.touches else "")
-        predicted = "" if row.predicted is None else percent(row.predicted)
-        shown.append((name if number == 0 else f"+ {name}", predicted, measured, speed, memory, row.why))
-    unit = "(TFLOP/s/GPU)" if in_tflops else "(tokens/s/GPU)"
-    show_table(("change", "predicted", "measured [95 %]", unit, "peak (GiB)", "kept or why not"), shown)
-    echo()
-    hours = seconds_spent(record.state) * record.gpus / 3600
-    echo(f"{trials_run(record.state)} trials, {hours:,.2f} GPU-hours")
-    if best is None:
-        return
-    echo(f"best: {record.state.starts[best.start].name}, {describe(best)}" if best.changes else "best: as it was")
-    changed = record.values(best)
-    if changed:
-        import shlex
-
-        from fp8launch.submit.grid import Point
-
-        echo("  " + " ".join(f"--set {shlex.quote(word)}" for word in Point("", None, changed).overrides))
-    for note in notes:
-        eprint(f"note: {note}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8launch.check.checker import check_all
@@ -157,78 +156,98 @@ def training_seconds(base: Base) -> float:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way to set an option."""
+class _Asked:
+    """An option of a knob, with the ways to set it that have not been tried."""
+
+    knob: Knob
+    option: Option
+    ways: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """An option with the overrides that the check accepts, and the run that they make."""
 
     knob: Knob
     option: Option
     overrides: Mapping[str, Any]
     prepared: Prepared
-    level: int | None
 
 
 def begin(base: Base, knobs: Sequence[Knob], cluster: Cluster, say: Callable[[str], None]) -> Begin:
     """All options of these knobs that change the run and that the check accepts, with their predictions."""
     run = resolve_run(base.prepared)
-    key = point_key(Point(base.name, None), base.prepared)
+    asked = list(_asked(base, knobs, run))
+    order = [one.option.name for one in asked]
+    accepted: dict[str, _Accepted] = {}
     refused: dict[str, str] = {}
-    ways: list[_Way] = []
-    waiting: list[tuple[Knob, Option, tuple[Mapping[str, Any], ...], int | None]] = []
-    for knob in knobs:
-        for option in knob.options(run):
-            ways_of_saying = [base.prepared.engine.spelled(one) for one in (option.overrides, *option.instead)]
-            said = tuple(one for one in ways_of_saying if one is not None)
-            if said:
-                waiting.append((knob, option, said, _level(knob, option, run)))
-    accepted: dict[str, _Way] = {}
-    while waiting:
-        ways = []
-        for knob, option, left, level in waiting:
-            try:
-                point, prepared = base.variant(left[0])
-            except UserError as exc:
-                refused[option.name] = exc.problems[0].message
-                continue
-            if point_key(Point(base.name, None), prepared) != key:
-                ways.append(_Way(knob, option, point.values, prepared, level))
-        results = check_all([way.prepared for way in ways], cluster, say=say, layers=("rules", "megatron"))
-        for way, result in zip(ways, results, strict=True):
-            if result.ok:
-                accepted[way.option.name] = way
-            else:
-                refused[way.option.name] = _first_error(result.problems)
-        later = []
-        for knob, option, left, level in waiting:
-            if option.name in refused and option.name not in accepted and left[1:]:
-                later.append((knob, option, left[1:], level))
-        waiting = later
-    order = [option.name for knob in knobs for option in knob.options(run)]
+    while asked:
+        found, reasons = _judged(base, asked, cluster, say)
+        accepted |= found
+        refused |= reasons
+        asked = [replace(one, ways=one.ways[1:]) for one in asked if one.option.name in reasons and one.ways[1:]]
     chosen = [accepted[name] for name in order if name in accepted]
     expected = predict(base.prepared)
-    candidates = tuple(_candidate(way, expected) for way in chosen)
     return Begin(
-        Start(base.name, candidates, expected.needs_gib),
-        {way.option.name: way.overrides for way in chosen},
+        Start(base.name, tuple(_candidate(one, expected, run) for one in chosen), expected.needs_gib),
+        {one.option.name: one.overrides for one in chosen},
         tuple(Refused(name, why) for name, why in refused.items() if name not in accepted),
     )
+
+
+def _asked(base: Base, knobs: Sequence[Knob], run: ResolvedRun) -> Iterator[_Asked]:
+    """The options that the recipe's engine has a way to set."""
+    for knob in knobs:
+        for option in knob.options(run):
+            said = [base.prepared.engine.spelled(one) for one in (option.overrides, *option.instead)]
+            ways = tuple(one for one in said if one is not None)
+            if ways:
+                yield _Asked(knob, option, ways)
+
+
+def _judged(
+    base: Base, asked: Sequence[_Asked], cluster: Cluster, say: Callable[[str], None]
+) -> tuple[dict[str, _Accepted], dict[str, str]]:
+    """The options that the check accepts as their first way says them, and why it refuses others, by name.
+
+    Where Megatron's validators cannot answer, a way that they might refuse counts only if there is no other.
+    """
+    same = point_key(Point(base.name, None), base.prepared)
+    changed: list[tuple[_Asked, _Accepted]] = []
+    refused: dict[str, str] = {}
+    for one in asked:
+        try:
+            _, prepared = base.variant(one.ways[0])
+        except UserError as exc:
+            refused[one.option.name] = exc.problems[0].message
+            continue
+        if point_key(Point(base.name, None), prepared) != same:
+            changed.append((one, _Accepted(one.knob, one.option, one.ways[0], prepared)))
+    results = check_all([way.prepared for _, way in changed], cluster, say=say, layers=("rules", "megatron"))
+    accepted = {}
+    for (one, way), result in zip(changed, results, strict=True):
+        if not result.ok:
+            refused[one.option.name] = _first_error(result.problems)
+        elif result.exit_code and one.ways[1:]:
+            refused[one.option.name] = result.layers["megatron"]
+        else:
+            accepted[one.option.name] = way
+    return accepted, refused
 
 
 def _first_error(problems: Sequence[Problem]) -> str:
     return next(problem.message for problem in problems if problem.severity == "error")
 
 
-def _level(knob: Knob, option: Option, run: ResolvedRun) -> int | None:
-    """Micro batches need ever more memory, also where memory is not predicted."""
-    size = option.overrides.get("batch.micro")
-    return size if isinstance(size, int) and size > run.layout.micro_batch else None
-
-
-def _candidate(way: _Way, base: Prediction) -> Candidate:
-    found = predict(way.prepared)
-    gain = way.option.prior
+def _candidate(one: _Accepted, base: Prediction, run: ResolvedRun) -> Candidate:
+    found = predict(one.prepared)
+    gain = one.option.prior
     if base.step_ms and found.step_ms:
         gain *= base.step_ms / found.step_ms
     more = None
     if base.needs_gib is not None and found.needs_gib is not None:
         more = found.needs_gib - base.needs_gib
-    return Candidate(way.option.name, way.knob.name, gain if math.isfinite(gain) else 1.0, more, way.level)
+    # Micro batches need ever more memory, also where memory is not predicted.
+    size = one.option.overrides.get("batch.micro")
+    level = size if isinstance(size, int) and size > run.layout.micro_batch else None
+    return Candidate(one.option.name, one.knob.name, gain, more, level)
