@@ -21,7 +21,7 @@ from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
 from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
@@ -216,7 +216,7 @@ def _cell(text: str) -> str:
 def gpu_table() -> Iterator[str]:
     """What each GPU computes, how fast, and what the check's hardware rules say of each precision recipe on it."""
     rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
-    quantized = [name for name in PRECISIONS if name != "bf16"]
+    quantized = [name for name in PRECISIONS if name not in UNQUANTIZED]
     yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s | " + " | ".join(quantized) + " |"
     yield "|---|---|---|---|" + "---|" * len(quantized)
     for gpu in GPUS.values():

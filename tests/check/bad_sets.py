@@ -6,6 +6,8 @@ from sets import (
     BF16,
     BLOCKWISE,
     DELAYED,
+    FP16,
+    FP32,
     FSDP,
     LLAMA_70B,
     LLAMA_405B,
@@ -245,6 +247,8 @@ BUILDING = {
     "unfused attention over contexts": Set(
         {"context_parallel_size": 2, "attention_backend": "unfused"}, "unfused-context-parallel"
     ),
+    "contexts divided in fp32": Set({**FP32, "context_parallel_size": 2}, "unfused-context-parallel"),
+    "muon in fp16": Set({**FP16, "optimizer": "muon"}, "fp16-optimizer"),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
     "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),
     "fused experts without their variable": Set(
@@ -375,6 +379,12 @@ MISLEADING = {
     "e4m3 with tensorwise": Set({"fp8_format": "e4m3"}, "fp8-format-unusual"),
     "hybrid with mxfp8": Set({**MXFP8, "fp8_format": "hybrid"}, "fp8-format-unusual", gpu="b200"),
     "delayed with Megatron's defaults": Set({"fp8_recipe": "delayed"}, "delayed-short-history"),
+    "dynamic loss scaling of bf16": Set({**BF16, "initial_loss_scale": 65536.0}, "flag-without-effect"),
+    "dynamic beside a static loss scale": Set(
+        {**FP16, "loss_scale": 1024.0, "loss_scale_window": 100.0}, "flag-without-effect"
+    ),
+    "gradients of fp16 in bf16": Set({**FP16, "grad_reduce_in_bf16": True}, "flag-without-effect"),
+    "fp32 attention": Set(FP32, "fp32-attention"),
     "history with current scaling": Set({"fp8_amax_history_len": 1024}, "flag-without-effect"),
     "history algorithm with current scaling": Set({"fp8_amax_compute_algo": "max"}, "flag-without-effect"),
     "history of which the last entry counts": Set({**DELAYED, "fp8_amax_compute_algo": None}, "flag-without-effect"),

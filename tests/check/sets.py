@@ -26,6 +26,8 @@ ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": 1}
 
 # Groups of changes that many sets share; None drops a flag.
 BF16 = {"fp8_format": None, "fp8_recipe": None, "fp8_param_gather": None}
+FP16 = {**BF16, "bf16": None, "fp16": True, "grad_reduce_in_bf16": None}
+FP32 = {**BF16, "bf16": None, "grad_reduce_in_bf16": None}
 DELAYED = {"fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
 BLOCKWISE = {"fp8_recipe": "blockwise", "fp8_param_gather": None}
 MXFP8 = {"fp8_recipe": "mxfp8", "fp8_format": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True}

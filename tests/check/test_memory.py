@@ -68,6 +68,31 @@ def predicted(changes: dict[str, Any], gpus: int = 4, name: str = "h200", microb
     return found
 
 
+# --- precisions without a quantization recipe
+
+
+def test_fp16_takes_the_room_of_bf16_and_fp32_twice_that() -> None:
+    """Weights, activations but the scores of attention, and the logits; fp32 has no second copy of the weights."""
+    sizes = {}
+    for name, changes in {"bf16": {}, "fp16": {"bf16": False, "fp16": True}, "fp32": {"bf16": False}}.items():
+        changes |= {"grad_reduce_in_bf16": False, "accumulate_allreduce_grads_in_fp32": True}
+        # Full recompute keeps the inputs of layers only, in which there are no scores.
+        changes |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        sizes[name] = {term.name: term.bytes for term in predicted(changes).terms}
+    for term in ("weights", "gradients", "optimizer", "activations"):
+        assert sizes["fp16"][term] == sizes["bf16"][term], term
+    assert sizes["fp32"]["weights"] == 2 * sizes["bf16"]["weights"]
+    assert sizes["fp32"]["activations"] == 2 * sizes["bf16"]["activations"]
+    assert sizes["fp32"]["gradients"] == sizes["bf16"]["gradients"]
+    assert sizes["fp32"]["optimizer"] / sizes["bf16"]["optimizer"] == pytest.approx(8 / 12)
+
+
+def test_fp32_keeps_the_scores_of_attention() -> None:
+    terms = {term.name: term.bytes for term in predicted({"bf16": False}).terms}
+    scores = 32 * 8192 * 8192 * 4
+    assert terms["activations"] > 32 * scores
+
+
 # --- whole runs
 
 

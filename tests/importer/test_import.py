@@ -150,7 +150,8 @@ def test_a_recipe_without_a_format_is_bf16_and_told() -> None:
     ("argv", "precision"),
     [
         ("--bf16", {"recipe": "bf16"}),
-        ("--fp16", None),
+        ("--fp16", {"recipe": "fp16"}),
+        ("--fp16 --loss-scale 1024", {"recipe": "fp16", "loss_scale": 1024.0}),
         ("--fp8-format hybrid --fp8-recipe delayed", None),
         ("--bf16 --fp8-format hybrid --fp8-recipe custom --fp8-quantizer-factory a.b", None),
         ("--bf16 --fp4-format e2m1", {"recipe": "nvfp4", "format": "e2m1"}),

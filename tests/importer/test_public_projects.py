@@ -75,7 +75,7 @@ CASES = {
         1,
     ),
     "deepspeed_tokens.sh": Expected(
-        {"model.num_experts": 64, "resources": {"nodes": 8, "gpus_per_node": 8}, "megatron.fp16": True},
+        {"model.num_experts": 64, "resources": {"nodes": 8, "gpus_per_node": 8}, "precision": {"recipe": "fp16"}},
         ("no flag --train-tokens", "no flag --moe-expert-parallel-size", "no flag --deepspeed"),
         ("import-other-command", "import-condition"),
         1,
@@ -130,7 +130,12 @@ CASES = {
         ("-A, -p, --exclusive, --mem belong in a cluster profile", "whose path in the job is not known"),
     ),
     "underscores.sh": Expected(
-        {"model.num_layers": 24, "model.hidden_size": 1024, "batch": {"sequence": 1024}, "megatron.fp16": True},
+        {
+            "model.num_layers": 24,
+            "model.hidden_size": 1024,
+            "batch": {"sequence": 1024},
+            "precision": {"recipe": "fp16"},
+        },
         ("--num_layers, --hidden_size", "Megatron spells these flags with dashes", "`--save $CKPT` is omitted"),
     ),
     "yaml_and_a_starter.sh": Expected(reported=("nothing-to-import",), exit_code=2),

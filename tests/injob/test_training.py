@@ -38,6 +38,13 @@ def test_one_process_learns(alone: Run) -> None:
     assert "[after training is done]" in alone.output
 
 
+@pytest.mark.parametrize("flags", [["--fp16", "--loss-scale", "1024"], []], ids=["fp16", "fp32"])
+def test_other_precisions_learn_as_bf16_does(flags: list[str], alone: Run) -> None:
+    """Their losses differ by rounding: bf16 keeps eight bits."""
+    arguments = [*(word for word in MOCK if word != "--bf16"), *flags]
+    same_course(torchrun(1, arguments), alone, tolerance=0.02)
+
+
 def test_tensor_parallel_under_torchrun(weights: Path, alone: Run) -> None:
     """A sum over ranks is rounded to bf16 elsewhere than within one rank, hence the wider tolerance."""
     same_course(torchrun(2, [*MOCK, *TENSOR, *from_weights(weights)]), alone, tolerance=5e-5)

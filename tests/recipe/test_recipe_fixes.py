@@ -23,7 +23,7 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("train.iterations=0", "write iterations: 1 or more, or remove it"),
         ("train.warmup=-1", "write warmup: 0 or more, or remove it"),
         ("precision.recipe=tensorwize", "write recipe: tensorwise"),
-        ("precision.recipe=xyz", "write one of bf16, delayed, tensorwise, blockwise, mxfp8, nvfp4"),
+        ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise, mxfp8, nvfp4"),
         ("train.lr=fast", "write a value such as lr: 1.0e-4, or remove it"),
         ("resources.time=soon", 'write for example time: "01:30:00"'),
         ("software.megatron=0.19", 'quote it: megatron: "0.19"'),

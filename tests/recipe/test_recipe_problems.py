@@ -30,6 +30,7 @@ Write = Callable[[str, str], str]
         ("precision: {recipe: off}", "precision.recipe", "'tensorwise'"),
         ("precision: {recipe: tensorwise, format: e5m2}", "precision.format", "'hybrid'"),
         ("precision: {recipe: bf16, param_gather: 1}", "precision.param_gather", "true or false"),
+        ("precision: {recipe: fp16, loss_scale: 0}", "precision.loss_scale", "greater than 0"),
         ("precision: {recipe: bf16, amax_history: 0}", "precision.amax_history", "greater than 0"),
         ("precision: {recipe: bf16, amax_algo: mean}", "precision.amax_algo", "'most_recent'"),
         ("precision: {recipe: bf16, bf16_layers: 2}", "precision.bf16_layers", "a mapping"),
@@ -94,6 +95,9 @@ def test_a_wrong_value_names_field_value_and_what_is_allowed(write: Write, text:
     [
         ("precision: {recipe: tensorwise}", "needs `format: e4m3 or hybrid`"),
         ("precision: {recipe: bf16, format: hybrid}", "does not take a `format`"),
+        ("precision: {recipe: fp16, format: e4m3}", "does not take a `format`"),
+        ("precision: {recipe: fp32, param_gather: true}", "fp32 does not take `param_gather`"),
+        ("precision: {recipe: bf16, loss_scale: 128}", "does not take a `loss_scale`; fp16 does"),
         ("precision: {recipe: nvfp4, format: hybrid}", "needs `format: e2m1`"),
         ("precision: {recipe: mxfp8, format: e2m1}", "needs `format: e4m3 or hybrid`"),
         ("precision: {recipe: bf16, param_gather: true}", "does not take `param_gather`"),

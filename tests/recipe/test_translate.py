@@ -72,6 +72,9 @@ def wrong(write: Write) -> Callable[..., tuple]:
             "--bf16 --fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16"
             " --num-layers-at-start-in-bf16 2 --num-layers-at-end-in-bf16 0",
         ),
+        ("precision: {recipe: fp16}", "--fp16"),
+        ("precision: {recipe: fp16, loss_scale: 4096.0}", "--fp16 --loss-scale 4096.0"),
+        ("precision: {recipe: fp32}", ""),
         ("precision: {recipe: nvfp4, format: e2m1}", "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4"),
         (
             "parallel: {tp: 2, pp: 4, vp: 2, cp: 2, ep: 8, etp: 1}",

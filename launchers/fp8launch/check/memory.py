@@ -110,7 +110,7 @@ def _remedies(run: ResolvedRun) -> Iterator[tuple[str, dict[str, object]]]:
             "recompute every layer (recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1)",
             full | {"recompute_method": "uniform", "recompute_num_layers": 1},
         )
-    if not run.on("use_precision_aware_optimizer") and run.on("use_distributed_optimizer"):
+    if run.precision != "fp32" and not run.on("use_precision_aware_optimizer") and run.on("use_distributed_optimizer"):
         moments = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
         yield (
             "keep Adam's moments in bf16 (optimizer.exp_avg and exp_avg_sq)",

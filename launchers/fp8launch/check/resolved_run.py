@@ -11,7 +11,7 @@ from fp8launch.cluster.images import software_in
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.base import EngineArguments, EngineDescription, EntryTraits, Layout
 from fp8launch.hardware.gpus import Gpu, gpu
-from fp8launch.hardware.quantization import BF16, DEFAULT_RECIPE, QUANTIZATION, QuantizationRecipe, requested
+from fp8launch.hardware.quantization import DEFAULT_RECIPE, QUANTIZATION, UNQUANTIZED, QuantizationRecipe, requested
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.versions import Release, release
 from fp8launch.recipe.load import LoadedRecipe
@@ -78,18 +78,18 @@ class ResolvedRun:
 
     @property
     def precision(self) -> str:
-        """Return `bf16`, or the name of the quantization recipe of the run."""
-        names = (f"{operands}{part}" for operands in DEFAULT_RECIPE for part in ("", "_recipe"))
+        """Return the name of the run's quantization recipe; without one bf16, fp16 or fp32."""
+        names = ["bf16", "fp16", *(f"{operands}{part}" for operands in DEFAULT_RECIPE for part in ("", "_recipe"))]
         return requested({name: self.value(name) for name in names})
 
     @property
     def quantization(self) -> QuantizationRecipe | None:
-        """Return the quantization recipe of the run; None for bf16 and for names that are not in the table."""
+        """Return the quantization recipe of the run; None without one and for names that are not in the table."""
         return QUANTIZATION.get(self.precision)
 
     @property
     def quantized(self) -> bool:
-        return self.precision != BF16
+        return self.precision not in UNQUANTIZED
 
     @property
     def fsdp(self) -> bool:

@@ -21,7 +21,9 @@ Release = tuple[int, int]
 
 # Without a recipe's name Megatron takes these (megatron/training/arguments.py).
 DEFAULT_RECIPE: Mapping[str, str] = {"fp8": "delayed", "fp4": "nvfp4"}
-BF16 = "bf16"
+BF16, FP16, FP32 = "bf16", "fp16", "fp32"
+# Precisions without a quantization recipe; the first one that a comparison holds is its baseline.
+UNQUANTIZED = (BF16, FP16, FP32)
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,19 @@ QUANTIZATION: dict[str, QuantizationRecipe] = {
 }
 
 SELECTABLE = tuple(name for name, recipe in QUANTIZATION.items() if recipe.selectable)
-PRECISIONS = (BF16, *SELECTABLE)
+PRECISIONS = (*UNQUANTIZED, *SELECTABLE)
 FORMATS = tuple(dict.fromkeys(kind for recipe in QUANTIZATION.values() for kind in recipe.formats))
 
 
 def requested(arguments: Mapping[str, object]) -> str:
-    """`bf16`, or the recipe that Megatron's arguments (by attribute name) ask for, its default where none is named."""
+    """The precision that Megatron's arguments (by attribute name) ask for: a quantization recipe, bf16, fp16 or fp32.
+
+    An operand type without a recipe means that type's default recipe. fp32 is what Megatron trains in where the
+    arguments say that bf16 is off; arguments that do not say it count as bf16.
+    """
     for operands, default in DEFAULT_RECIPE.items():
         if arguments.get(operands):
             return str(arguments.get(f"{operands}_recipe") or default)
-    return BF16
+    if arguments.get("fp16"):
+        return FP16
+    return FP32 if arguments.get("bf16") is False else BF16

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fp8launch import engines
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import FlagSchema
@@ -95,10 +95,15 @@ def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, 
         recipe = values.get("fp8_recipe")
     elif fp4:
         recipe = values.get("fp4_recipe")
-    if not values.get("bf16") or (fp8 and fp4) or recipe not in PRECISIONS:
+    elif values.get("fp16"):
+        recipe = "fp16"
+    wide = "fp16" if recipe == "fp16" else "bf16"
+    if not values.get(wide) or (fp8 and fp4) or recipe not in PRECISIONS:
         return
     yield ("precision", "recipe"), recipe
-    if recipe == "bf16":
+    if recipe == "fp16" and "loss_scale" in values:
+        yield ("precision", "loss_scale"), values["loss_scale"]
+    if recipe in UNQUANTIZED:
         return
     yield ("precision", "format"), fp8 or fp4
     if values.get("fp4_param_gather" if fp4 else "fp8_param_gather"):
@@ -108,7 +113,7 @@ def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, 
             yield ("precision", "bf16_layers", end), effective(values, f"num_layers_at_{end}_in_bf16", schema)
     if recipe == "delayed":
         for field, flag in FIELDS[("precision",)].items():
-            if flag in values:
+            if flag in values and field != "loss_scale":
                 yield ("precision", field), values[flag]
 
 

@@ -25,8 +25,10 @@ EXPERT_WORK_GATHERED = 4.0
 
 @dataclass(frozen=True)
 class Saving:
-    """How layers save: `linear_input` is bytes per element of a linear layer's saved input."""
+    """How layers save, in bytes per element: `element` of a tensor that is not quantized, `linear_input` of a linear
+    layer's saved input."""
 
+    element: float = BF16
     linear_input: float = BF16
     quantized: bool = False
     # The output projection shares the attention output that is kept anyway, instead of its own quantized copy.
@@ -58,9 +60,9 @@ def layer_memory(model: Architecture, split: Division, micro_batch: int, moe: bo
     attention, attention_rebuilt, attention_work = attend(model, split, tokens, own, micro_batch, saving)
     feed = _moe if moe and model.experts else _mlp
     mlp, mlp_rebuilt, mlp_work = feed(model, split, tokens, own, saving)
-    residuals = 2 * own * model.hidden * BF16
+    residuals = 2 * own * model.hidden * saving.element
     dropout = 2 * own * model.hidden if saving.hidden_dropout else 0
-    work = own * model.hidden * BF16 + max(attention_work, mlp_work)
+    work = own * model.hidden * saving.element + max(attention_work, mlp_work)
     return LayerMemory(residuals + dropout + attention + mlp, max(attention_rebuilt, mlp_rebuilt), work)
 
 
@@ -68,14 +70,14 @@ def _attention(
     model: Architecture, split: Division, tokens: float, own: float, micro_batch: int, saving: Saving
 ) -> tuple[float, float, float]:
     """Kept, rebuilt and working bytes of grouped-query attention, the norm's output included."""
-    query = tokens * model.heads * model.channels / split.tp * BF16
-    key = tokens * model.groups * model.channels / split.tp * BF16
+    query = tokens * model.heads * model.channels / split.tp * saving.element
+    key = tokens * model.groups * model.channels / split.tp * saving.element
     qkv = query * (1 + model.output_gate) + 2 * key
     kept = _linear_input(tokens, own, model.hidden, split, saving) + qkv + query
     if model.qk_norm:
         kept += query + key + tokens * (model.heads + model.groups) / split.tp * FP32
     if not saving.shares_attention_output:
-        kept += query / BF16 * saving.linear_input
+        kept += query / saving.element * saving.linear_input
     core = _core(model, split, tokens, micro_batch, saving)
     if "core_attn" in saving.recompute:
         # The checkpoint holds the rotated query and key beside the projection that they are cut from.
@@ -92,7 +94,7 @@ def _core(model: Architecture, split: Division, tokens: float, micro_batch: int,
     if saving.fused_attention:
         return tokens * model.heads / split.tp * FP32
     scores = micro_batch * model.heads / split.tp * (model.seq_length / split.cp) * model.seq_length
-    return scores * (BF16 + (1 + BF16 if saving.attention_dropout else 0))
+    return scores * (saving.element + (1 + saving.element if saving.attention_dropout else 0))
 
 
 def _latent_attention(
@@ -101,15 +103,15 @@ def _latent_attention(
     latent = model.latent
     assert latent is not None
     heads = model.heads / split.tp
-    query_key = 2 * tokens * heads * (latent.head + latent.rope) * BF16
-    value = tokens * heads * latent.value * BF16
+    query_key = 2 * tokens * heads * (latent.head + latent.rope) * saving.element
+    value = tokens * heads * latent.value * saving.element
     compressed = own * ((latent.query_rank or 0) + latent.kv_rank)
     # Both down projections quantize the norm's output for themselves; in bf16 they share it.
-    norm_out = own * model.hidden * (2 * saving.linear_input if saving.quantized else BF16)
+    norm_out = own * model.hidden * (2 * saving.linear_input if saving.quantized else saving.element)
     up_inputs = compressed * saving.linear_input
-    kept = norm_out + compressed * BF16 + up_inputs + query_key + value + value
+    kept = norm_out + compressed * saving.element + up_inputs + query_key + value + value
     if not saving.shares_attention_output:
-        kept += value / BF16 * saving.linear_input
+        kept += value / saving.element * saving.linear_input
     core = _core(model, split, tokens, micro_batch, saving)
     rebuilt = 0.0
     if "core_attn" in saving.recompute:
@@ -126,7 +128,7 @@ def _latent_attention(
 
 
 def _mlp(model: Architecture, split: Division, tokens: float, own: float, saving: Saving) -> tuple[float, float, float]:
-    first = tokens * model.ffn * (2 if model.gated else 1) / split.tp * BF16
+    first = tokens * model.ffn * (2 if model.gated else 1) / split.tp * saving.element
     kept = (
         _linear_input(tokens, own, model.hidden, split, saving)
         + first
@@ -145,14 +147,14 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
     permuted = own * split.etp * experts.top_k
     width = experts.latent or model.hidden
     own_ffn = experts.ffn / split.etp
-    norm_out = own * model.hidden * BF16
-    router = own * experts.count * BF16
+    norm_out = own * model.hidden * saving.element
+    router = own * experts.count * saving.element
     activation = permuted * own_ffn * saving.linear_input
-    routed = permuted * width * saving.linear_input + permuted * own_ffn * (2 if model.gated else 1) * BF16
+    routed = permuted * width * saving.linear_input + permuted * own_ffn * (2 if model.gated else 1) * saving.element
     shared = _shared(model, experts, split, tokens, saving)
-    work = permuted * width * BF16 * (EXPERT_WORK_QUANTIZED if saving.quantized else EXPERT_WORK)
+    work = permuted * width * saving.element * (EXPERT_WORK_QUANTIZED if saving.quantized else EXPERT_WORK)
     if split.etp > 1:
-        work += permuted * width * BF16 * EXPERT_WORK_GATHERED
+        work += permuted * width * saving.element * EXPERT_WORK_GATHERED
     if "moe" in saving.recompute:
         return norm_out + router, routed + activation + shared, work
     kept, rebuilt = norm_out + router + routed + activation + shared, 0.0
@@ -164,7 +166,7 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
 
 
 def _shared(model: Architecture, experts: Experts, split: Division, tokens: float, saving: Saving) -> float:
-    first = tokens * experts.shared * (2 if model.gated else 1) / split.tp * BF16
+    first = tokens * experts.shared * (2 if model.gated else 1) / split.tp * saving.element
     return first + tokens * experts.shared / split.tp * saving.linear_input
 
 

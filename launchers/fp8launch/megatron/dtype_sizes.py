@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.hardware.quantization import QUANTIZATION, QuantizationRecipe, requested
+from fp8launch.hardware.quantization import QUANTIZATION, UNQUANTIZED, QuantizationRecipe, requested
 from fp8launch.megatron.activations import BF16, FP32, Saving
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight
@@ -19,10 +19,11 @@ _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 @dataclass(frozen=True)
 class PrecisionSizes:
-    """Bytes per element. `recipe` is None for bf16 (fp16 and fp32 too); `weight` is that of a weight that is not
-    quantized, `copy` of all quantized orientations of one that is."""
+    """Bytes per element. `recipe` is None without one; `dtype` names the type of what is not quantized, and `weight` is
+    its size; `copy` is that of all quantized orientations of a weight that is."""
 
     recipe: QuantizationRecipe | None
+    dtype: str
     weight: float
     copy: float
     param_gather: bool
@@ -47,8 +48,12 @@ class PrecisionSizes:
     @property
     def weights_note(self) -> str:
         if self.param_gather:
-            return f"linear layers in {self.copies}, {self.copy:.4g} B a parameter, the rest in bf16"
-        return "in bf16" if self.weight == BF16 else "in fp32"
+            return f"linear layers in {self.copies}, {self.copy:.4g} B a parameter, the rest in {self.dtype}"
+        return f"in {self.dtype}"
+
+    @property
+    def gradients_note(self) -> str:
+        return "buffer in fp32" if self.gradient == FP32 else f"buffer in {self.dtype}"
 
     @property
     def copies_note(self) -> str:
@@ -83,7 +88,7 @@ class PrecisionSizes:
 def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
     """The sizes of weights, gradients and optimizer states under `args` (by attribute name) on this GPU."""
     name = requested(args)
-    recipe = None if name == "bf16" else QUANTIZATION.get(name, QUANTIZATION["custom"])
+    recipe = None if name in UNQUANTIZED else QUANTIZATION.get(name, QUANTIZATION["custom"])
     half = bool(args.get("bf16") or args.get("fp16"))
     gather = recipe is not None and bool(args.get(recipe.gather_flag))
     aware = bool(args.get("use_precision_aware_optimizer"))
@@ -102,6 +107,7 @@ def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
     start, end = _bf16_layers(args)
     return PrecisionSizes(
         recipe=recipe,
+        dtype="bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32",
         weight=BF16 if half else FP32,
         copy=recipe.weight_bytes * recipe.copies_of_weights(gpu.capability) if recipe else 0.0,
         param_gather=gather,
@@ -166,11 +172,14 @@ def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
     """How a layer saves its tensors; `quantized` is false for the layers that stay in bf16."""
     recipe = formats.recipe if quantized else None
     return Saving(
-        linear_input=recipe.saved_bytes if recipe else BF16,
+        element=formats.weight,
+        linear_input=recipe.saved_bytes if recipe else formats.weight,
         quantized=quantized,
         shares_attention_output=not (recipe and recipe.copies_attention_output),
         keeps_gathered_input=bool(recipe and recipe.keeps_gathered_input),
-        fused_attention=args.get("attention_backend", "auto") not in ("unfused", "local")
+        # Transformer Engine's fused attention takes 16 bits only (attention/dot_product_attention/utils.py).
+        fused_attention=formats.weight != FP32
+        and args.get("attention_backend", "auto") not in ("unfused", "local")
         and args.get("transformer_impl", "transformer_engine") != "local",
         # Transformer Engine's own activation keeps what Megatron's fused one does: measured on H200, benchmarks/h200.
         fused_activation=bool(args.get("bias_swiglu_fusion", True) or args.get("use_te_activation_func")),

@@ -15,7 +15,11 @@ Path: TypeAlias = "tuple[str, ...]"
 FIELDS: Mapping[Path, Mapping[str, str]] = {
     ("batch",): {"micro": "micro_batch_size", "global": "global_batch_size", "sequence": "seq_length"},
     ("train",): {"iterations": "train_iters", "lr": "lr", "min_lr": "min_lr", "warmup": "lr_warmup_iters"},
-    ("precision",): {"amax_history": "fp8_amax_history_len", "amax_algo": "fp8_amax_compute_algo"},
+    ("precision",): {
+        "amax_history": "fp8_amax_history_len",
+        "amax_algo": "fp8_amax_compute_algo",
+        "loss_scale": "loss_scale",
+    },
     ("parallel",): {
         "tp": "tensor_model_parallel_size",
         "pp": "pipeline_model_parallel_size",

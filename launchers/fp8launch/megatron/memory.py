@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.megatron.activations import BF16, FP32, LayerMemory, in_flight, layer_memory
+from fp8launch.megatron.activations import FP32, LayerMemory, in_flight, layer_memory
 from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
 from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_modules, saving
 from fp8launch.megatron.model_arithmetic import Arguments, whole
@@ -177,7 +177,7 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     terms = [
         Term("weights", held, "exact", formats.weights_note),
         Term(f"{formats.copies} copies of weights", copied, "exact", formats.copies_note),
-        Term("gradients", gradients, "exact", "buffer in bf16" if formats.gradient == BF16 else "buffer in fp32"),
+        Term("gradients", gradients, "exact", formats.gradients_note),
         Term("optimizer", optimizer, "exact", formats.optimizer_note(run.split.data)),
     ]
     if run.sharding == "optim_grads_params":
@@ -191,11 +191,11 @@ def _gathered_units(run: _Run) -> float:
     model, split = run.model, run.split
     layer = max(sum(w.count for w in layer_weights(model, split, moe, 0)) for moe in set(model.moe))
     vocabulary = model.vocab * model.hidden / split.tp
-    return (2 * layer + vocabulary) * (BF16 + run.precision.gradient)
+    return (2 * layer + vocabulary) * (run.precision.weight + run.precision.gradient)
 
 
 def _update(run: _Run, weights: Sequence[Weight]) -> Term:
-    """The optimizer's own fp32 copy of bf16 gradients, where it does not read them as they are."""
+    """The optimizer's own fp32 copy of 16-bit gradients, where it does not read them as they are."""
     total = 0.0
     if run.precision.copies_gradients:
         for weight in weights:
@@ -208,7 +208,7 @@ def _update(run: _Run, weights: Sequence[Weight]) -> Term:
 def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight."""
     shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in ("linear", "expert", "output")}
-    placeholders = sum(rows * columns for rows, columns in shapes) * BF16
+    placeholders = sum(rows * columns for rows, columns in shapes) * run.precision.weight
     fused = run.args.get("gradient_accumulation_fusion", True) and not run.sharding
     return [
         Term("gradient placeholders", placeholders if fused else 0, "exact", "one for each shape of a weight"),
@@ -240,7 +240,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     """Kept bytes of a virtual stage and micro batch, and the most that running one of its layers takes."""
     model, split = run.model, run.split
     tokens = run.micro_batch * model.seq_length / split.cp
-    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * model.hidden * BF16
+    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * model.hidden * run.precision.weight
     layers = _layers(run, chunk)
     kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
     full = run.args.get("recompute_granularity") == "full"
@@ -291,11 +291,11 @@ def _loss(run: _Run) -> float:
     """
     split = run.split
     tokens = run.micro_batch * run.model.seq_length / split.cp
-    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * run.model.hidden * BF16
-    softmax, work = FP32, BF16
+    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * run.model.hidden * run.precision.weight
+    softmax, work = float(FP32), run.precision.weight
     if run.on("cross_entropy_loss_fusion"):
         if run.args.get("cross_entropy_fusion_impl") == "te":
-            softmax = BF16
+            softmax = run.precision.weight
         else:
             work += FP32
     return 2 * hidden + _logits(run) * (softmax * (1 + run.model.mtp) + work)
@@ -303,8 +303,8 @@ def _loss(run: _Run) -> float:
 
 def _loss_note(run: _Run) -> str:
     if run.on("cross_entropy_loss_fusion") and run.args.get("cross_entropy_fusion_impl") != "te":
-        return "bf16 logits and two fp32 copies, as the native fusion makes"
-    return "bf16 logits and what the loss makes of them"
+        return f"{run.precision.dtype} logits and two fp32 copies, as the native fusion makes"
+    return f"{run.precision.dtype} logits and what the loss makes of them"
 
 
 def _recompute_note(run: _Run) -> str:

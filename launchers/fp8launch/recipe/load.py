@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fp8launch.diagnostics import Problem, UserError, error, nearest
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.ownership import foreign_owner
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe
@@ -277,7 +277,7 @@ def switch_precision(tree: Node, choice: Node) -> Node:
 def _gather_of(precision: Node, choice: Node) -> Node:
     """What stays of a precision section when `choice` becomes its recipe."""
     kept = {"recipe": choice}
-    if choice.value != "bf16" and isinstance(precision.value, dict) and "param_gather" in precision.value:
+    if choice.value not in UNQUANTIZED and isinstance(precision.value, dict) and "param_gather" in precision.value:
         kept["param_gather"] = precision.value["param_gather"]
     return Node(dict(kept), choice.where)
 

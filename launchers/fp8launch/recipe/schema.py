@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import BF16, QUANTIZATION
+from fp8launch.hardware.quantization import FP16, QUANTIZATION, UNQUANTIZED
 from fp8launch.recipe.axes import refuse_unknown_axis
 from fp8launch.recipe.field_types import (
     AxisKey,
@@ -67,11 +67,12 @@ class Precision(Section):
     bf16_layers: Bf16Layers | None = None
     amax_history: Positive | None = None
     amax_algo: Literal["max", "most_recent"] | None = None
+    loss_scale: Annotated[float, Field(gt=0)] | None = None
 
     @property
     def quantized(self) -> bool:
         """Return whether the recipe requests FP8 or FP4."""
-        return self.recipe != BF16
+        return self.recipe not in UNQUANTIZED
 
     @model_validator(mode="after")
     def _format_belongs(self) -> Precision:
@@ -83,7 +84,9 @@ class Precision(Section):
             need = f"needs `format: {names}`" if names else "does not take a `format`"
             raise ValueError(f"precision recipe {self.recipe} {need}, not {self.format or 'nothing'}")
         if not self.quantized and (self.param_gather or self.bf16_layers):
-            raise ValueError("precision recipe bf16 does not take `param_gather` or `bf16_layers`")
+            raise ValueError(f"precision recipe {self.recipe} does not take `param_gather` or `bf16_layers`")
+        if self.loss_scale is not None and self.recipe != FP16:
+            raise ValueError(f"precision recipe {self.recipe} does not take a `loss_scale`; fp16 does")
         return self
 
 

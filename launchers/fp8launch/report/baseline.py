@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8launch.diagnostics import error, nearest
+from fp8launch.hardware.quantization import UNQUANTIZED
 from fp8launch.report.differences import speed_comparability
 from fp8launch.report.grouping import ComparisonRow
 
@@ -27,9 +28,10 @@ def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[Com
 
 
 def _default_baseline(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    plain = [row for row in rows if row.facts.get("precision") == "bf16"]
-    if plain and len(plain) < len(rows):
-        return plain
+    for name in UNQUANTIZED:
+        plain = [row for row in rows if row.facts.get("precision") == name]
+        if plain and len(plain) < len(rows):
+            return plain
     return [row for row in rows if row.label == rows[0].label]
 
 

@@ -128,8 +128,6 @@ def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[Parse
 
 def _precision_name(key: tuple[object, ...]) -> str:
     arguments = dict(zip(_PRECISION, key, strict=True))
-    if arguments["fp16"] and not (arguments["fp8"] or arguments["fp4"]):
-        return "fp16"
     return requested(arguments)
 
 

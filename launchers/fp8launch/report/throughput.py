@@ -207,6 +207,7 @@ def _setup(
     if seq_length is None and steady.lines:
         seq_length = _positive(steady.lines[-1].value("seq_length"))
     printed = _last(process.head.world_size for _, process in attempts)
+    # fp16 has the same peak on every GPU of the table.
     dtype: Dtype = "bf16"
     if arguments.get("fp4"):
         dtype = "fp4"

@@ -133,10 +133,17 @@ def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
 
 @rule("unfused-context-parallel", "error", source=f"{_TE_ATTENTION}/dot_product_attention.py:2899, H200")
 def context_parallel_attention_is_fused(run: ResolvedRun) -> Iterator[Finding]:
-    if run.uses_te and run.layout.cp > 1 and run.value("attention_backend") == "unfused":
+    if not run.uses_te or run.layout.cp == 1:
+        return
+    if run.value("attention_backend") == "unfused":
         message = f"Transformer Engine's unfused attention does not support CP {run.layout.cp}"
         fix = "set attention_backend to fused or auto, or parallel.cp to 1"
         yield Finding(message, run.where("attention_backend", "context_parallel_size"), fix)
+    elif run.precision == "fp32":
+        message = (
+            f"Transformer Engine's fused attention has no fp32, and its unfused one does not support CP {run.layout.cp}"
+        )
+        yield Finding(message, run.where("context_parallel_size"), "set parallel.cp to 1, or use another precision")
 
 
 @rule("window-context-parallel", "error", source=f"{_TE_ATTENTION}/context_parallel.py:5691; H200")

@@ -9,6 +9,7 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 
 _FP8_UTILS = "megatron/core/fp8_utils.py"
+_EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon")
 
 
 @rule("fp8-off", "error", source="run: losses are bit-identical to bf16; megatron/core/fp8_utils.py get_fp8_context")
@@ -45,6 +46,29 @@ def fp8_goes_with_bf16(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(
             message, run.where("fp8", "fp4"), "add `bf16: true`; a `precision:` section sets it automatically"
         )
+
+
+@rule(
+    "fp32-attention",
+    "warning",
+    source="TransformerEngine attention/dot_product_attention/utils.py get_attention_backend: 16 bits or FP8 only",
+)
+def attention_in_fp32_is_not_fused(run: ResolvedRun) -> Iterator[Finding]:
+    if run.uses_te and run.precision == "fp32":
+        message = (
+            "fp32 has no fused attention: the scores of every head, sequence times sequence, are kept in memory; and "
+            "Transformer Engine multiplies fp32 matrices in TF32"
+        )
+        fix = "use bf16, or silence this warning with `silence: {fp32-attention: reason}`"
+        yield Finding(message, run.loaded.where("precision", "recipe"), fix)
+
+
+@rule("fp16-optimizer", "error", source="megatron/core/optimizer/__init__.py:769")
+def emerging_optimizers_take_bf16(run: ResolvedRun) -> Iterator[Finding]:
+    name = str(run.value("optimizer"))
+    if run.on("fp16") and name in _EMERGING:
+        message = f"optimizer {name} does not support fp16"
+        yield Finding(message, run.where("optimizer"), "use adam, or `precision: {recipe: bf16}`")
 
 
 @rule("fp8-format-unusual", "warning", source="TransformerEngine common/recipe/__init__.py; Megatron-Bridge PR 638")
@@ -144,6 +168,15 @@ _IDLE: tuple[tuple[str, Callable[[ResolvedRun], Any], str], ...] = (
         "fp8_amax_compute_algo most_recent, Megatron's default, reads only the latest entry; use max",
     ),
     ("fp8_amax_compute_algo", _not_delayed, "only delayed scaling has a history"),
+    *(
+        (name, lambda run: not run.on("fp16") or run.on("loss_scale"), "only dynamic loss scaling, of fp16, uses it")
+        for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    ),
+    (
+        "grad_reduce_in_bf16",
+        lambda run: not run.on("bf16"),
+        "it is for bf16; fp16 reduces gradients in fp16 unless optimizer.grad_reduce is fp32, and fp32 in fp32",
+    ),
     ("fp8_margin", _not_delayed, "only delayed scaling has a margin"),
     ("fp8_wgrad", _not_delayed, "only delayed scaling computes weight gradients outside FP8; the others stay in FP8"),
     ("fp8_interval", lambda run: True, "Transformer Engine ignores it since 1.8"),

@@ -24,7 +24,7 @@ from fp8launch.engines.base import (
 )
 from fp8launch.engines.megatron_lm.flag_conflicts import fp8_on_cpu, incomplete_pairs, set_twice
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.hardware.quantization import QUANTIZATION
+from fp8launch.hardware.quantization import BF16, FP16, QUANTIZATION
 from fp8launch.megatron.arguments import Argument, as_parsed, attributes, emit_arguments
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.megatron.flag_problems import check_values
@@ -167,7 +167,9 @@ def _choice(value: str | None, *path: str) -> Iterator[Setting]:
 
 def _precision(precision: Precision) -> Iterator[Setting]:
     stated = ("precision", "recipe")
-    yield "bf16", True, stated
+    # Without either Megatron trains in fp32.
+    yield "bf16", True if precision.quantized or precision.recipe == BF16 else None, stated
+    yield "fp16", True if precision.recipe == FP16 else None, stated
     quantization = QUANTIZATION.get(precision.recipe)
     if quantization is not None:
         yield quantization.format_flag, precision.format, ("precision", "format")
