@@ -86,6 +86,20 @@ def test_the_names_of_recipes_and_images_are_never_broken(home: Path) -> None:
         assert re.search(rf"^{re.escape(name)} +{re.escape(entry['uri'])}( |$)", shown, re.M), name
 
 
+def test_the_points_of_a_study_and_what_differs_have_whole_ids(home: Path) -> None:
+    sweep = ["--sweep", "train.lr=0.01,0.02", "--repeat", "2", "--backend", "local", "--dry-run"]
+    shown = terminal(80, home, "submit", "tiny_cpu", *sweep)
+    assert len(re.findall(r"^tiny_cpu-0\.0[12]-r[12]-[0-9a-f]{6}  lr=0\.0[12], repeat [12] ", shown, re.M)) == 4
+    runs = [f"tiny_cpu-20261122-07561{n}-dbcb" for n in range(2)]
+    for number, run in enumerate(runs):
+        text = f"extends: [tiny_cpu]\ntrain: {{lr: {number + 1}.0e-3}}\n"
+        manifest = {"run_id": run, "created": "2026-11-22T07:56:13+00:00", "jobs": []}
+        create_run_folder(default_root(), run, {"recipe.yaml": text}, manifest)
+    shown = terminal(80, home, "diff", *runs)
+    assert shown.startswith(f"A: {runs[0]}\nB: {runs[1]}\n")
+    assert re.search(r"^numerics +arguments +lr +0\.001 +0\.002$", shown, re.M)
+
+
 def test_columns_are_dropped_in_their_order() -> None:
     columns, rows = ["run", "a", "b", "text"], [["x" * 30, "a" * 10, "b" * 10, "word " * 20]]
     kept = {width: _columns_that_fit(columns, rows, width, ["run"], ["b", "a"])[0] for width in (80, 79, 67, 10)}

@@ -97,6 +97,7 @@ def test_every_part_is_listed_by_its_kind(capsys: pytest.CaptureFixture[str]) ->
         assert run(["recipes", "--kind", kind, "--json"]) == 0
         listed = {part["name"]: part["description"] for part in json.loads(capsys.readouterr().out)}
         assert set(listed) == {f"{kind}/{file.stem}" for file in files if file.parent.name == kind}
+        assert all(listed.values()), "the first line of a part says what it is"
     assert run(["recipes", "--kind", "models"]) == 0
     assert "Llama 3 8B, 8 030 261 248 parameters." in capsys.readouterr().out
 
@@ -105,6 +106,10 @@ def test_kinds_filter_and_near_names_are_suggested(capsys: pytest.CaptureFixture
     assert run(["recipes", "--kind", "studies"]) == 0
     shown = capsys.readouterr().out
     assert "studies/scaling_weak_llama8b" in shown and "llama8b_fp8 " not in shown
-    for wrong, near in ((["--kind", "model"], "'models'"), (["llama8b_f8"], "llama8b_fp8")):
+    near_names = (
+        (["--kind", "model"], "'models'"), (["llama8b_f8"], "llama8b_fp8"), (["--gpu", "h1000"], "'h100'"),
+        (["--precision", "tensorwse"], "'tensorwise'"),
+    )  # fmt: skip
+    for wrong, near in near_names:
         assert run(["recipes", *wrong]) == 2
         assert f"did you mean {near}?" in capsys.readouterr().err

@@ -6,11 +6,13 @@ import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
-from fp8launch.cli.output import eprint, json_option, recipe_options, show_json, show_table, with_options
+from fp8launch.cli.output import echo, eprint, json_option, recipe_options, show_json, show_table, with_options
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
 from fp8launch.submit.recipe_diff import differences
 
+# Names that serve as the titles of columns; longer ones would be broken there.
+SHORT = 24
 EFFECTS = ("numerics", "speed", "neutral")
 
 
@@ -34,7 +36,10 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
         eprint("no difference")
     else:
         rows = [(one.effect, one.part, one.name, _shown(one.a), _shown(one.b)) for one in found]
-        show_table(["touches", "in", "what", a, b], sorted(rows, key=lambda row: EFFECTS.index(row[0])))
+        names = (a, b) if a != b and max(len(a), len(b)) <= SHORT else ("A", "B")
+        if names == ("A", "B"):
+            echo(f"A: {a}\nB: {b}\n")
+        show_table(["touches", "in", "what", *names], sorted(rows, key=lambda row: EFFECTS.index(row[0])))
         counts = {effect: sum(one.effect == effect for one in found) for effect in EFFECTS}
         eprint(", ".join(f"{count} {effect}" for effect, count in counts.items() if count))
 

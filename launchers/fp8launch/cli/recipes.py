@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.diagnostics import error, nearest
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_recipes, places
 from fp8launch.resources import pack_folder
@@ -62,12 +64,14 @@ def recipes(
     if name is not None:
         _explain(name, as_json)
         return
+    if gpu is not None:
+        _known("--gpu", gpu.lower(), GPUS)
+    if precision is not None:
+        _known("--precision", precision.lower(), PRECISIONS)
     parts = pack_parts()
     kinds = ("recipes", "studies", *dict.fromkeys(part.kind for part in parts))
-    if kind is not None and kind not in kinds:
-        near = nearest(kind, kinds)
-        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(kinds)}"
-        raise error("unknown-kind", f"'{kind}' is not a kind of recipe", "--kind", fix)
+    if kind is not None:
+        _known("--kind", kind, kinds)
     if kind not in (None, "recipes", "studies"):
         _show_parts([part for part in parts if part.kind == kind], as_json)
         return
@@ -100,6 +104,16 @@ def recipes(
         )
     if kind is None and not (gpu or model or precision):
         eprint(f"parts to extend: `fp8launch recipes --kind KIND`, for {', '.join(kinds[2:])}")
+
+
+def _known(option: str, value: str, known: Iterable[str]) -> None:
+    """Raises UserError, with the nearest name, for a value that none is."""
+    names = list(known)
+    if value not in names:
+        near = nearest(value, names)
+        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
+        word = option.removeprefix("--")
+        raise error(f"unknown-{word}", f"no {word} '{value}'", option, fix)
 
 
 def _show_parts(parts: Sequence[Part], as_json: bool) -> None:

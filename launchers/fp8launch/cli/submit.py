@@ -310,8 +310,8 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
         rows.append(
             (
                 one.run_name,
-                f"{need.nodes} x {need.gpus_per_node} {need.gpu}",
                 one.point.label,
+                f"{need.nodes} x {need.gpus_per_node} {need.gpu}",
                 str(layout.global_batch),
                 need.time,
                 f"{one.prepared.gpu_hours_at_most:,.1f}",
@@ -320,7 +320,10 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
     if len(rows) > TABLE_ROWS:
         half = TABLE_ROWS // 2
         rows = [*rows[:half], (f"... {len(rows) - 2 * half} more", "", "", "", "", ""), *rows[-half:]]
-    show_table(["run", "size", "point", "global batch (seq)", "time limit", "GPU-hours (at most)"], rows, err=True)
+    columns = ["run", "point", "size", "batch", "time limit", "GPU-hours"]
+    show_table(
+        columns, rows, err=True, unbroken=("run",), drop=("batch", "time limit", "size"), right=("batch", "GPU-hours")
+    )
 
 
 def _describe_run(one: Prepared, run: RunFolder, backend: str) -> str:

@@ -211,8 +211,9 @@ def _style(name: str, row: Row) -> str:
 
 def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> RenderableType:
     cells = _cells(row)
-    facts = [f"{name} {cells[name]}" for name in _cell_names()[2:] if cells[name] and name != "curve"]
+    facts = [f"{name} {cells[name]}" for name in _cell_names()[2:] if cells[name] and name not in ("curve", "time")]
     head = Text(row.run_id, style="bold").append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
+    head.append(f"  {cells['time']}")
     lines = [printable(line) for line in chosen_lines(log, view.search, view.rank)]
     room = max(height - FACT_LINES - 1, 1)
     above = min(view.above, max(len(lines) - room, 0))

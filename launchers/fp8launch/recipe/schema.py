@@ -337,7 +337,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _going_on_needs_checkpoints(self) -> Recipe:
         if self.survive.attempts > 1 and not self.goes_on:
-            raise ValueError("`survive.attempts` above 1 needs `checkpoint.dir` and `checkpoint.interval`")
+            raise ValueError(
+                "`survive.attempts` above 1 needs `checkpoint.dir` and `checkpoint.interval`",
+                "--set checkpoint.dir=checkpoints --set checkpoint.interval=100, or the same lines in the recipe",
+            )
         if self.phases and not self.goes_on:
             raise ValueError(
                 "`phases` need `checkpoint.dir` and `checkpoint.interval`, because each phase continues from a "

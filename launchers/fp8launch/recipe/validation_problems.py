@@ -51,8 +51,11 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
         return Problem("error", "missing-key", f"'{name}' is missing", place, f"add '{err['loc'][-1]}:'")
     if kind == "value_error":
         section = f"`{dotted}`" if dotted else "the recipe"
-        fix = f"correct {section}; docs/recipe_reference.md lists every field with its allowed values"
-        return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {ctx['error']}", place, fix)
+        # A second argument of the error, where it has one, is the fix.
+        message, *own = ctx["error"].args
+        general = f"correct {section}; docs/recipe_reference.md lists every field with its allowed values"
+        fix = own[0] if own else general
+        return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {message}", place, fix)
     message = f"'{dotted or 'the file'}' must be {_demand(kind, ctx)}, not {_shown(given)}"
     return Problem("error", "bad-value", message, place, _instead(kind, ctx, given, path))
 

@@ -51,7 +51,9 @@ class JobState:
 
     @property
     def reason(self) -> str:
-        """`detail` without the scheduler's word where that only repeats the status."""
+        """`detail` without the words that only repeat the status."""
+        if self.status == "completed" and self.detail == "exit status 0":
+            return ""
         word = self.detail[: len(self.status)]
         return self.detail[len(word) :].lstrip(":, ") if word.lower() == self.status else self.detail
 
