@@ -58,6 +58,14 @@ def test_what_fits_none_is_answered_with_the_nearest(make: Make) -> None:
     assert (problem.code, problem.fix) == ("unknown-run", "did you mean 'llama8b-1'?")
 
 
+def test_a_log_that_is_not_there_is_no_unknown_run(home: Path) -> None:
+    assert only(refused(find_run, "nosuch.log")).code == "path-not-found"
+
+
+def test_latest_without_runs(home: Path) -> None:
+    assert only(refused(find_run, "latest")).message == "you have no runs yet"
+
+
 @pytest.mark.parametrize("name", ["latest", "x", "7", "", "\0", "a" * 5000])
 def test_without_runs_nothing_is_found(home: Path, name: str) -> None:
     refused(find_run, name)

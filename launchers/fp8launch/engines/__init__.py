@@ -89,7 +89,7 @@ def _foreign_keys(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
             if key not in engine.own_keys and _states(loaded.recipe, key):
                 message = f"`{key}` needs `engine: {other.name}`, but the engine is {engine.name}"
                 where = loaded.where(*key.split("."))
-                yield Problem("error", "key-of-other-engine", message, where, "drop one of them")
+                yield Problem("error", "key-of-other-engine", message, where, "remove one of them")
 
 
 def _missing_evidence(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -97,7 +97,7 @@ def _missing_evidence(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]
     for key, source in _MEASUREMENTS.items():
         if _states(loaded.recipe, key) and source not in engine.description.evidence:
             message = f"`{key}` asks for a {source}, which the engine {engine.name} does not print"
-            yield Problem("error", "no-such-evidence", message, loaded.where(*key.split(".")), "drop it")
+            yield Problem("error", "no-such-evidence", message, loaded.where(*key.split(".")), "remove it")
 
 
 def _states(recipe: Recipe, key: str) -> bool:

@@ -40,7 +40,7 @@ class WordExpander:
         try:
             return expand_braces(word)
         except (TooManyWords, RecursionError):
-            message = "has braces that stand for too many words"
+            message = "has braces that expand to too many words"
             raise error("shell-too-large", message, f"{self.name}:{word.line}") from None
 
     def _split(self, word: Word) -> Iterator[str]:
@@ -87,7 +87,7 @@ class WordExpander:
 
     def _bounded(self, text: str) -> str:
         if len(text) > MAX_TEXT:
-            raise error("shell-too-large", "has a variable that grows beyond measure", self.name)
+            raise error("shell-too-large", "has a variable whose value becomes too long", self.name)
         return text
 
     def _text(self, part: Part) -> str:
@@ -171,7 +171,7 @@ class WordExpander:
         # One more for each element, so that many empty ones count.
         size = len(value) if isinstance(value, str) else sum(len(text) + 1 for text in value)
         if size > MAX_TEXT:
-            raise error("shell-too-large", "has a variable that grows beyond measure", f"{self.name}:{word.line}")
+            raise error("shell-too-large", "has a variable whose value becomes too long", f"{self.name}:{word.line}")
         if certain or value == current:
             self.variables[name] = value
         else:

@@ -208,7 +208,7 @@ def own_options(cluster: Cluster) -> dict[str, str | None]:
                 "reserved-option",
                 f"the option --{name} would prevent fp8launch from finding its jobs",
                 f"cluster profile: options.{name}",
-                "drop it",
+                "remove it",
             )
         if value is not False:
             options[name] = None if value is True else str(value)

@@ -42,7 +42,7 @@ def check_values(
             continue
         if flag.name in used:
             message = f"is given twice, as {used[flag.name]} and as {name}"
-            problems.append(wrong_value(flag, message, where(name), "drop one"))
+            problems.append(wrong_value(flag, message, where(name), "remove one"))
         used[flag.name] = name
         problems += [
             wrong_value(flag, refusal, where(name), fix) for refusal, fix in _refusals(flag, name, value, schema)
@@ -133,7 +133,7 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
 
 def more_unknown_flags(count: int, schema: FlagSchema, where: str | None) -> Problem:
     """The unknown flags beyond MOST_UNKNOWN, in one problem."""
-    message = f"Megatron-Core {schema.minor} has no flag of {count} more of these names"
+    message = f"Megatron-Core {schema.minor} has no flags of {count} further names"
     return Problem("error", "flag-unknown", message, where, "pass only Megatron's arguments")
 
 

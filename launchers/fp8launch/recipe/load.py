@@ -247,7 +247,12 @@ def _apply(tree: Node, override: str) -> Node:
     key, sign, text = override.partition("=")
     steps = key.strip().split(".")
     if not sign or not all(steps):
-        raise error("bad-override", "must look like section.key=value", f"--set {override}")
+        raise error(
+            "bad-override",
+            "must look like section.key=value",
+            f"--set {override}",
+            "write for example --set precision.recipe=bf16",
+        )
     place = f"--set {override}"
     node = parse_yaml(text, place, numbered=False)
     if steps == ["precision", "recipe"]:

@@ -45,7 +45,7 @@ def event_files(path: Path) -> list[Path]:
 def read_events(files: Sequence[Path]) -> list[ParsedLog]:
     """Read one log, with one process, from each event file. Raises UserError without the library, exit code 3."""
     if importlib.util.find_spec("tensorboard") is None:
-        fix = "pip install 'fp8launch[tensorboard]', or give the text log"
+        fix = "pip install 'fp8launch[tensorboard]', or pass the text log"
         raise error("no-tensorboard", "reading event files needs tensorboard", str(files[0]), fix, MACHINE_LACKS)
     return [_read(file) for file in files]
 

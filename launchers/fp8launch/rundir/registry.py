@@ -19,6 +19,9 @@ from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_
 from fp8launch.rundir.study import StudyFolder, study_folders
 from fp8launch.rundir.trust import why_not_own_run
 
+# Names with these endings mean files, never runs.
+_LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".bz2", ".zst")
+
 
 def default_root() -> Path:
     """Return `FP8LAUNCH_RUNS`, else `~/fp8launch-runs`, because most clusters share the home folder between nodes."""
@@ -100,11 +103,14 @@ def find_run(name: str) -> RunFolder:
     """Return the run that a name selects: a folder, a run id, a unique start of one, a job id, or `latest`."""
     if is_file(Path(name) / MANIFEST):
         return RunFolder(Path(name).absolute())
-    if "/" in name:
+    if "/" in name or Path(name).suffix in _LOG_SUFFIXES:
         _refuse_path(name)
     runs = all_runs()
-    if name == "latest" and (own := [run for run in runs if run.is_mine]):
+    own = [run for run in runs if run.is_mine]
+    if name == "latest" and own:
         return own[-1]
+    if name == "latest":
+        raise error("unknown-run", "you have no runs yet", fix="submit one: `fp8launch submit RECIPE`")
     matches = _matching(name, runs)
     if len(matches) == 1:
         return matches[0]

@@ -24,7 +24,7 @@ def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, P
     """Make the folder for the checkpoints of a run, and return the links that its run folder needs.
 
     `run` is the run folder to be; one that it replaces gives its own, empty one back. Raises UserError (exit code 3)
-    where the folder cannot be made.
+    where the folder cannot be created.
     """
     place, name = checkpoint_place(cluster), link_name(recipe)
     if place is None:
@@ -42,7 +42,7 @@ def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, P
                 old.readlink().rmdir()
         return {name: _new_folder(place, run.name)}
     except OSError as exc:
-        message = f"the folder for checkpoints below {place} cannot be made: {exc.strerror or exc}"
+        message = f"the folder for checkpoints below {place} cannot be created: {exc.strerror or exc}"
         raise error("storage", message, CHECKPOINTS, "choose a folder that you can write to", MACHINE_LACKS) from None
 
 
