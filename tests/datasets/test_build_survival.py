@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dataset_support import build, command, content, data, make_texts, write_jsonl
+from dataset_support import build, command, content, data, make_texts, peak_kib, write_jsonl
 
 from fp8launch.data.index_format import read_index
 
@@ -65,6 +66,24 @@ def test_kill_9_at_random_moments(tmp_path: Path, bpe: Path, seed: int) -> None:
     assert kills > 0
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz"])
+def test_memory_does_not_grow_with_the_input(tmp_path: Path, bpe: Path, form: str) -> None:
+    """Of 20 and of 160 MB: shards by two processes, and a single packed file that both encode."""
+    block = write_jsonl(tmp_path / "block", make_texts(10_000, seed=6)).read_bytes()
+    used = {}
+    for size in (20 << 20, 160 << 20):
+        source = tmp_path / f"{size}.{form}"
+        with gzip.open(source, "wb", 1) if form == "jsonl.gz" else source.open("wb") as stream:
+            for _ in range(size // len(block)):
+                stream.write(block)
+        words = ["build", source, "--tokenizer", bpe, "--out", tmp_path / f"{size}", "--workers", 2]
+        used[size] = peak_kib(*words)
+    small, large = used.values()
+    assert (tmp_path / f"{160 << 20}.bin").stat().st_size > 7 * (tmp_path / f"{20 << 20}.bin").stat().st_size
+    assert large < small + 50_000 and large < 400_000
 
 
 def test_killed_processes_of_a_build_end_with_it(tmp_path: Path) -> None:
