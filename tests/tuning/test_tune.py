@@ -15,10 +15,14 @@ import pytest
 from support import wait_for
 
 from fp8launch.cli import run
+from fp8launch.cluster.profile import Cluster
 from fp8launch.job.prepared import prepare
+from fp8launch.recipe.load import read_recipe
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
+from fp8launch.submit.recipe_diff import differences
 from fp8launch.tuning import candidates
+from fp8launch.tuning.knobs import knobs
 
 MACHINE = Path(__file__).with_name("machine.py")
 
@@ -95,6 +99,27 @@ def test_the_best_layouts_of_a_plan_are_tuned_together(
     text = said(capsys, *layouts, "--dry-run", expect=0)
     assert all(layout in text for layout in layouts)
     assert run(["plan", *words]) == 2, "nothing is written over"
+
+
+def test_a_recipe_of_bridge_is_tuned_by_its_own_fields(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(
+        capsys, "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--numerics", "allow", "--dry-run", expect=0
+    )
+    assert "model.recompute_granularity=None" in text and "mixed_precision.fp8_param=False" in text
+    assert "batch.micro=2" in text and "megatron." not in text
+
+
+@pytest.mark.parametrize("name", ["llama8b_fp8_h200x2", "qwen3_30b_a3b_tensorwise_h100", "llama70b_tensorwise_h100"])
+def test_a_knob_that_keeps_numerics_changes_none_by_the_word_of_diff(name: str, home: Path) -> None:
+    source = read_recipe(name)
+    base = candidates.base_of(name, source, (), None, None)
+    found = candidates.begin(base, list(knobs().values()), Cluster(), print)
+    assert found.start.candidates
+    for one in found.start.candidates:
+        _, changed = base.variant(found.overrides[one.name])
+        effects = {each.name: each.effect for each in differences(base.prepared, changed, Cluster())}
+        if knobs()[one.knob].keeps_numerics:
+            assert "numerics" not in effects.values(), (one.name, effects)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ _FLAGS: tuple[tuple[str, Effect], ...] = (
     (r"(num_virtual_stages|sequence_parallel|use_tp_pp_dp|account_for_|decoder_(first|last)_pipeline).*", "speed"),
     (r"(micro_batch_size|num_workers|manual_gc.*|recompute.*|.*offload.*|ddp_(bucket|num|pad).*|use_nccl_ub)", "speed"),
     (r"(overlap|tp_comm|no_overlap|disable_tp_comm|no_align|defer_|delay_|cuda_graph|te_rng|high_priority).*", "speed"),
-    (r"(.*fusion.*|.*fused.*|attention_backend|use_transformer_engine_op_fuser|nccl.*|use_flash_attn)", "speed"),
+    (
+        r"(.*fusion.*|.*fused.*|attention_backend|use_transformer_engine_op_fuser|use_te_activation_func|nccl.*|use_flash_attn)",
+        "speed",
+    ),
     (r"(use_distributed_optimizer|use_megatron_fsdp|use_torch_fsdp2|data_parallel_sharding.*|fsdp.*)", "speed"),
     (
         r"(keep_fp8_transpose_cache|reuse_grad_buf.*|suggested_communication.*|moe_.*dispatcher.*|moe_permute.*)",
