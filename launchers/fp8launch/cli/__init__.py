@@ -37,6 +37,7 @@ GROUPS = {
         "logs": ("logs", "print the log of a run; -f follows it"),
         "cancel": ("cancel", "end runs"),
         "resume": ("resume", "continue a run that has stopped"),
+        "tune": ("tune", "find the fastest settings of a recipe by short runs"),
     },
     "Read": {
         "parse": ("parse", "report the throughput of a run or a log"),
@@ -52,9 +53,7 @@ GROUPS = {
         "completion": ("completion", "print the completion script of your shell"),
     },
 }
-# Commands that --help does not list yet.
-HIDDEN = {"tune": ("tune", "find the fastest settings of a recipe by short runs")}
-VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()} | HIDDEN
+VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
 
 
 _WIDEST = max(map(len, VERBS))
@@ -64,7 +63,7 @@ class Verbs(click.Group):
     """Loads a verb's module only when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb in VERBS if verb not in HIDDEN]
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
