@@ -32,6 +32,14 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 MIB = 2**20
 
+EXPERTS: dict[str, Any] = {
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": True,
+    "moe_permute_fusion": True,
+    "moe_router_load_balancing_type": "none",
+    "moe_router_force_load_balancing": True,
+    "moe_router_dtype": "fp32",
+}
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096,
     "ffn_hidden_size": 14336,
@@ -51,12 +59,7 @@ QWEN_30B: dict[str, Any] = {
     "num_moe_experts": 64,
     "moe_ffn_hidden_size": 768,
     "moe_router_topk": 8,
-    "moe_token_dispatcher_type": "alltoall",
-    "moe_grouped_gemm": True,
-    "moe_permute_fusion": True,
-    "moe_router_load_balancing_type": "none",
-    "moe_router_force_load_balancing": True,
-    "moe_router_dtype": "fp32",
+    **EXPERTS,
 }
 DEEPSEEK_DENSE: dict[str, Any] = {
     "mla": True,
@@ -79,12 +82,7 @@ DEEPSEEK_MOE: dict[str, Any] = DEEPSEEK_DENSE | {
     "moe_ffn_hidden_size": 2048,
     "moe_router_topk": 8,
     "moe_shared_expert_intermediate_size": 2048,
-    "moe_token_dispatcher_type": "alltoall",
-    "moe_grouped_gemm": True,
-    "moe_permute_fusion": True,
-    "moe_router_load_balancing_type": "none",
-    "moe_router_force_load_balancing": True,
-    "moe_router_dtype": "fp32",
+    **EXPERTS,
 }
 
 BF16: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fp8launch.diagnostics import Problem, UserError
 from fp8launch.importer.from_argv import effective_values
 from fp8launch.importer.from_values import recipe_from_values
 from fp8launch.logs.open_log import open_log
+from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.schema import FlagSchema
 
 TESTS = Path(__file__).resolve().parent
@@ -77,6 +78,16 @@ def log_bytes(path: Path) -> bytes:
 
 def log_text(path: Path) -> str:
     return log_bytes(path).decode("utf-8", "replace")
+
+
+def as_megatron_parses(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, Any]:
+    """What Megatron's parser would end up with: every attribute, defaults included."""
+    found: dict[str, Any] = {flag.dest: flag.default for flag in schema.flags()}
+    for name, value in values.items():
+        flag = schema.find(name)
+        assert flag is not None
+        found[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
+    return found
 
 
 def recipe_from_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, Any], list[Problem]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import recipe_from_argv
+from support import as_megatron_parses, recipe_from_argv
 
 from fp8launch.diagnostics import UserError
 from fp8launch.engines.megatron_lm.engine import MegatronLM
@@ -36,16 +36,6 @@ SCHEMA = load_schema("0.19")
 
 def arguments(path: Path) -> list[str]:
     return read_list(path.read_text(encoding="utf-8"), path.name)[0]
-
-
-def namespace(values: dict[str, FlagValue], schema: FlagSchema) -> dict[str, object]:
-    """What Megatron's parser would end up with: every attribute, defaults included."""
-    attributes: dict[str, object] = {flag.dest: flag.default for flag in schema.flags()}
-    for name, value in values.items():
-        flag = schema.find(name)
-        assert flag is not None
-        attributes[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
-    return attributes
 
 
 def back(text: str, folder: Path, schema: FlagSchema = SCHEMA) -> dict[str, FlagValue]:
@@ -128,7 +118,7 @@ def test_any_arguments_mean_the_same_after_import(version: str, data: st.DataObj
     text, problems = import_text(json.dumps(argv), "arguments", version)
     assert [p for p in problems if p.severity == "error"] == []
     again = back(text, tmp_path, schema)
-    assert namespace(again, schema) == namespace(values, schema)
+    assert as_megatron_parses(again, schema) == as_megatron_parses(values, schema)
 
 
 # --- sections

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import as_megatron_parses
 
 from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.megatron.architecture import architecture, division, stages
@@ -36,12 +37,7 @@ def by_attribute(path: Path) -> dict[str, object]:
     """A published argument list as Megatron's parser would store it."""
     values, refused = parse_argv(read_list(path.read_text(encoding="utf-8"), path.name)[0], SCHEMA)
     assert refused == []
-    args: dict[str, object] = {flag.dest: flag.default for flag in SCHEMA.flags()}
-    for name, value in values.items():
-        flag = SCHEMA.find(name)
-        assert flag is not None
-        args[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
-    return args
+    return as_megatron_parses(values, SCHEMA)
 
 
 # --- published models: model cards and papers
