@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fp8launch.diagnostics import Problem
 from fp8launch.importer.shell_holes import Hole, Holes, is_known
-from fp8launch.megatron.schema import FlagSchema
+from fp8launch.megatron.schema import Flag, FlagSchema
 
 
 def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: str) -> tuple[list[str], list[Problem]]:
@@ -15,36 +15,40 @@ def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: 
     problems: list[Problem] = []
     at = 0
     while at < len(words):
-        end = at + 1
         flag = schema.find(words[at].partition("=")[0]) if words[at].startswith("--") else None
-        if flag and flag.takes_value and "=" not in words[at]:
-            limit = len(words) if flag.nargs in ("+", "*") else int(flag.nargs or 1)
-            while end < len(words) and end - at <= limit and not words[end].startswith("--"):
-                end += 1
-        elif flag is None and _may_take_a_value(words[at]) and not is_known(*words[end : end + 1]):
-            # Without its value, a flag that no schema knows would take the next word.
-            end += 1
+        end = _end_of_argument(words, at, flag)
         group = words[at:end]
         unknown = _holes_of(group, holes)
         if unknown:
-            text = " ".join(map(holes.shown, group))
-            reasons = "; ".join(dict.fromkeys(map(str, unknown)))
-            if text == "".join(hole.raw for hole in unknown):
-                text = "` or `".join(hole.raw for hole in unknown)
-                reasons = "it " + "; it ".join(dict.fromkeys(hole.why for hole in unknown))
-            problems.append(
-                Problem(
-                    "warning",
-                    "import-unresolved",
-                    f"`{text}` is omitted: {reasons}",
-                    f"{name}:{unknown[0].line}",
-                    "add it to the recipe with its value" if flag else "add its value to the recipe",
-                )
-            )
+            where = f"{name}:{unknown[0].line}"
+            fix = "add it to the recipe with its value" if flag else "add its value to the recipe"
+            problems.append(Problem("warning", "import-unresolved", _omitted(group, unknown, holes), where, fix))
         else:
             kept += group
         at = end
     return kept, problems
+
+
+def _end_of_argument(words: Sequence[str], at: int, flag: Flag | None) -> int:
+    """Where the argument that begins at `at` ends: a flag with its values, or a word by itself."""
+    end = at + 1
+    if flag and flag.takes_value and "=" not in words[at]:
+        limit = len(words) if flag.nargs in ("+", "*") else int(flag.nargs or 1)
+        while end < len(words) and end - at <= limit and not words[end].startswith("--"):
+            end += 1
+    elif flag is None and _may_take_a_value(words[at]) and not is_known(*words[end : end + 1]):
+        # Without its value, a flag that no schema knows would take the next word.
+        end += 1
+    return end
+
+
+def _omitted(group: Sequence[str], unknown: Sequence[Hole], holes: Holes) -> str:
+    text = " ".join(map(holes.shown, group))
+    if text != "".join(hole.raw for hole in unknown):
+        return f"`{text}` is omitted: {'; '.join(dict.fromkeys(map(str, unknown)))}"
+    # Nothing but what is not known: its reason says what it is.
+    names = "` or `".join(hole.raw for hole in unknown)
+    return f"`{names}` is omitted: it {'; it '.join(dict.fromkeys(hole.why for hole in unknown))}"
 
 
 def _may_take_a_value(word: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,26 +83,30 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     table = scan.table
     last = table[-1]
     recent = [table[row] for row in range(max(0, len(table) - RECENT), len(table))]
-    times = [ms for one in recent if (ms := one.step_time_ms) and math.isfinite(ms)]
-    step = statistics.median(times) if times else None
+    step = _median(one.step_time_ms for one in recent)
     arguments = stated_arguments(manifest)
     planned = last.planned or arguments.get("train_iters")
     total = planned if isinstance(planned, int) and _count(planned) else None
     left = max(total - last.number, 0) if total else None
-    flops = [value for one in recent if (value := one.values.get("tflops_per_gpu")) and math.isfinite(value)]
-    memory = scan.peak_memory.get("max allocated") or None
+    finite = [one.loss for one in recent if one.loss is not None and math.isfinite(one.loss)]
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=next((loss for one in reversed(recent) if (loss := one.loss) is not None and math.isfinite(loss)), None),
+        loss=finite[-1] if finite else None,
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
-        tflops_per_gpu=statistics.median(flops) if flops else None,
-        peak_memory_mib=memory,
+        tflops_per_gpu=_median(one.values.get("tflops_per_gpu") for one in recent),
+        peak_memory_mib=scan.peak_memory.get("max allocated") or None,
         eta_s=left * step / 1000 if running and step and left is not None else None,
         step_times_ms=_shortened([ms for row in range(len(table)) if (ms := table[row].step_time_ms)]),
         losses=tuple(loss for row in range(len(table)) if (loss := table[row].loss) is not None),
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known and finite; a 0 is a value too small to be printed."""
+    known = [value for value in values if value and math.isfinite(value)]
+    return statistics.median(known) if known else None
 
 
 def _shortened(times: Sequence[float]) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ arguments  what was asked for; proves nothing, because Megatron trains in bf16 s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,18 +83,23 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
 
     `stated` are the arguments that it was submitted with, for logs that do not hold them.
     """
+    if not attempts:
+        return judge({}, ())
     by_process = [(process.head.arguments, log.evidence_of(process)) for log, process in attempts]
-    probed = [each for each in by_process if any(one.kind == "probe" for one in each[1])] or by_process
-    arguments: Mapping[str, object] = {}
-    evidence: Sequence[Evidence] = ()
-    if probed:
-        arguments, evidence = probed[-1]
+    probed = [each for each in by_process if _of_kind("probe", each[1])] or by_process
+    arguments, evidence = probed[-1]
     if not arguments:
-        arguments = next((logged for logged, _ in reversed(by_process) if logged), {})
-    if not arguments and attempts and not any(one.data.get("asked") for one in evidence):
+        logged = [each for each, _ in by_process if each]
+        arguments = logged[-1] if logged else {}
+    probes = _of_kind("probe", evidence)
+    if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
-    profiles = [one for _, each in by_process for one in each if one.kind == "kernels"]
-    return judge(arguments, [one for one in evidence if one.kind == "probe"], profiles[-1:])
+    profiles = _of_kind("kernels", [one for _, each in by_process for one in each])
+    return judge(arguments, probes, profiles[-1:])
+
+
+def _of_kind(kind: str, evidence: Iterable[Evidence]) -> list[Evidence]:
+    return [one for one in evidence if one.kind == kind]
 
 
 def judge(
