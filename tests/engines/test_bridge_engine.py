@@ -22,6 +22,19 @@ from fp8launch.megatron.arguments import words_of
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
 
+# Their functions set the layout of a larger run (perf_recipes of Bridge 0.6.0: "1024-GPU layout").
+OF_MORE_GPUS = {
+    "deepseek_v3_pretrain_64gpu_h100_bf16_config",
+    "deepseek_v3_pretrain_64gpu_h100_fp8cs_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config",
+}
+
 Write = Callable[[str, str], str]
 
 
@@ -61,7 +74,36 @@ def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
         return
     one = prepare(f"bridge:{name}")
     assert one.layout.world == found.gpus and one.layout.global_batch == found.global_batch
-    assert not [p for p in check(one, layers=("rules",)).problems if p.severity == "error"]
+    errors = {p.code for p in check(one, layers=("rules",)).problems if p.severity == "error"}
+    assert errors == ({"expert-grid"} if name in OF_MORE_GPUS else set())
+
+
+@pytest.mark.parametrize("name", sorted(OF_MORE_GPUS))
+def test_recipes_of_bridge_that_need_more_gpus_than_their_name_says(name: str) -> None:
+    """They keep the layout of 128 to 1024 GPUs on 64, where their groups of experts do not fit."""
+    errors = [p for p in check(prepare(f"bridge:{name}"), layers=("rules",)).problems if p.severity == "error"]
+    assert [p.code for p in errors] == ["expert-grid"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "code"),
+    [
+        (LLAMA, ["model.calculate_per_token_loss=true", "ddp.average_in_collective=true"], "per-token-loss-average"),
+        (LLAMA, ["parallel.pp=2", "parallel.vp=3"], "pipeline-split"),
+        ("bridge:qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config", ["parallel.ep=32"], "expert-grid"),
+    ],
+)
+def test_rules_of_megatron_core_hold_for_bridge(recipe: str, sets: list[str], code: str) -> None:
+    assert code in {p.code for p in check(prepare(recipe, sets), layers=("rules",)).problems}
+
+
+def test_the_model_of_a_recipe_is_the_packs_with_all_that_it_extends() -> None:
+    """Llama 3.1 405B is a part that extends that of 8B."""
+    one = prepare("bridge:llama31_405b_pretrain_1024gpu_h100_fp8cs_config")
+    assert one.args.attributes["num_query_groups"] == 8
+    assert one.args.attributes["vocab_size"] == 128256
+    one = prepare("bridge:qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config")
+    assert (one.args.attributes["qk_layernorm"], one.args.attributes["num_experts"]) == (True, 128)
 
 
 def test_the_key_of_a_file_means_the_same(write: Write) -> None:

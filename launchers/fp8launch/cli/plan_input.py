@@ -88,7 +88,7 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
     if loaded.recipe.phases:
         raise error("phases", "a recipe with phases has no one layout", loaded.where("phases"), "--set phases=null")
     engine = engine_of(loaded)
-    if not engine.description.covers("megatron_core"):
+    if not engine.description.covers("megatron_lm"):
         message = f"the layout of recipes for the engine '{loaded.recipe.engine}' cannot be changed by recipe keys"
         raise error(
             "plan-engine", message, loaded.where("engine"), "plan a recipe or a model of the pack: `fp8launch recipes`"

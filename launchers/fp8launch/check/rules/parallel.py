@@ -118,7 +118,8 @@ def optimizer_instances_divide(run: ResolvedRun) -> Iterator[Finding]:
 @rule("pipeline-split", "error", source="megatron/core/transformer/transformer_block.py get_num_layers_to_build")
 def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
     """Megatron's validators check all other ways to set stages, but not `num_virtual_stages_per_pipeline_rank`."""
-    uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern")
+    uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern",
+              "pipeline_model_parallel_layout")  # fmt: skip
     accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     stages, layers, pp = run.integer("num_virtual_stages_per_pipeline_rank"), run.integer("num_layers"), run.layout.pp
     if stages < 2 or pp < 2 or any(run.on(name) for name in (*uneven, *accounted)):
@@ -181,7 +182,7 @@ def local_layers_do_not_split_sequences(run: ResolvedRun) -> Iterator[Finding]:
 def all_to_all_divides_heads(run: ResolvedRun) -> Iterator[Finding]:
     layout, kind = run.layout, run.value("cp_comm_type")
     kinds = kind if isinstance(kind, list) else [kind]
-    if layout.cp < 2 or "a2a" not in kinds or run.on("multi_latent_attention"):
+    if layout.cp < 2 or "a2a" not in kinds or run.on("multi_latent_attention") or not heads(run):
         return
     n, groups = heads(run) // layout.tp, max(1, query_groups(run.arguments) // layout.tp)
     if n % layout.cp or groups % layout.cp:

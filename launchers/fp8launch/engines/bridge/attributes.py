@@ -13,7 +13,7 @@ from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.engines.bridge.settings import Setting
 from fp8launch.megatron.arguments import as_parsed, attributes
 from fp8launch.megatron.schema import load_schema
-from fp8launch.recipe.yaml_source import read_yaml
+from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
@@ -121,6 +121,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
 def _model(part: str, version: str) -> Mapping[str, Any]:
     """The attributes that a model of the pack sets, as far as this Megatron has them."""
     schema = load_schema(version)
-    stated = read_yaml(pack_folder("recipes") / "models" / f"{part}.yaml").find(("model",)).plain()
-    values = {name: value for name, value in stated.items() if schema.find(name)}
+    tree = read_recipe(str(pack_folder("recipes") / "models" / f"{part}.yaml")).tree
+    stated = {**tree.find(("model",)).plain(), **tree.find(("megatron",)).plain()}
+    values = {name: value for name, value in stated.items() if value is not None and schema.find(name)}
     return attributes(as_parsed(values, schema), schema)

@@ -60,7 +60,7 @@ class Bridge(Engine):
 
     name: ClassVar[str] = "bridge"
     description: ClassVar[EngineDescription] = EngineDescription(
-        checks="hardware", validators="none", log_dialect="megatron", evidence=("module report",)
+        checks="megatron_core", validators="none", log_dialect="megatron", evidence=("module report",)
     )
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
 
@@ -132,7 +132,9 @@ class Bridge(Engine):
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         # Megatron-LM's parser has the defaults of TransformerConfig, as Bridge's models do; nothing else is shared.
         own = fields_of(TRAINED_RELEASES[-1])["model"]
-        return {name: value for name, value in parser_defaults(args.version).items() if name in own}
+        found = {name: value for name, value in parser_defaults(args.version).items() if name in own}
+        # TransformerConfig's own default, which Megatron-LM's parser reverses.
+        return {**found, "bias_dropout_fusion": False}
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)
