@@ -151,6 +151,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     words = ["build", source, "--tokenizer", "bytes", "--out", small_disk / "out", "--shard-bytes", 50_000]
     done = data(*words, expect=3)
     assert "No space left on device" in done.stderr and "MB free: make room" in done.stderr
+    assert done.stderr.startswith(str(small_disk)) and not list(small_disk.glob("out.build/*.partial"))
     assert not (small_disk / "out.bin").exists() and not (small_disk / "out.idx").exists()
     kept = _finished(small_disk / "out.build")
     merged = json.loads((small_disk / "out.build" / "merge.json").read_text())

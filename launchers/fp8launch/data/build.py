@@ -178,7 +178,10 @@ def build_here(
         fix = "it most likely needed more memory: use fewer --workers or a smaller --max-document; then give the "
         raise error("data-killed", message, str(plan.folder), f"{fix}same command again", MACHINE_LACKS) from None
     except OSError as exc:
-        _raise(plan, Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename))), len(known))
+        failure = Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
+        _raise(plan, failure, len(known))
+    finally:
+        _remove_partial(plan.folder)
     if changed := unchanged(plan.files):
         message = f"{changed} was changed while the dataset was built"
         raise error("data-changed", message, changed, "build again with --restart", ANSWER_IS_NO)
