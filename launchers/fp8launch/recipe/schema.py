@@ -74,6 +74,16 @@ class Precision(Section):
         """Return whether the recipe requests FP8 or FP4."""
         return self.recipe not in UNQUANTIZED
 
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _is_in_megatron(cls, recipe: object) -> object:
+        if recipe in ("rowwise", "rowwise_with_gw_hp"):
+            raise ValueError(
+                f"{recipe} is a recipe of torchao; Transformer Engine has no scale per row. Use blockwise, whose "
+                "scales cover 128 values of a row"
+            )
+        return recipe
+
     @model_validator(mode="after")
     def _format_belongs(self) -> Precision:
         # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
