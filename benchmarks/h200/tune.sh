@@ -17,6 +17,7 @@ trap 'rm -rf "$work"' EXIT
 . "$here/setup.sh"
 export FP8LAUNCH_RUNS=${RUNS:-$work/runs}
 mkdir -p "$FP8LAUNCH_RUNS"
+export PYTHONPATH=$work/flash3:$PYTHONPATH
 { host_facts; echo "tune $*"; } > "$out/host.txt" 2>&1
 
 rm -f "$out/tuned.yaml"

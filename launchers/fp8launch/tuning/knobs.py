@@ -6,6 +6,7 @@ Whether an option is legal is not known here: the check's rules and Megatron's v
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -215,8 +216,12 @@ def _connections(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("attention", "speed")
 def _attention(run: ResolvedRun) -> Iterator[Option]:
-    """cuDNN's attention, where the recipe leaves the choice to Transformer Engine."""
-    if run.uses_te and run.value("attention_backend") in (None, "auto"):
+    """FlashAttention 3 on Hopper where this Python has it (1.04 times on H200: benchmarks/h200/NOTES.md), or cuDNN's."""
+    backend = run.value("attention_backend")
+    here = run.loaded.recipe.container.image is None and importlib.util.find_spec("flash_attn_interface")
+    if run.uses_te and run.gpu.capability == (9, 0) and here and backend != "flash":
+        yield Option("FlashAttention 3", {"megatron.attention_backend": "flash"}, prior=1.04)
+    if run.uses_te and backend in (None, "auto"):
         yield Option("cuDNN's attention", {"megatron.attention_backend": "fused"}, prior=1.01)
 
 
