@@ -38,7 +38,7 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
     axes.set_xlim(min(values) * 0.9, max(values) * 1.05)
     unit = "TFLOP/s/GPU" if in_tflops else "tokens/s/GPU"
     legend = "green: kept, blue mark: predicted, line: 95 % interval"
-    axes.set_xlabel(f"{unit} (axis does not begin at zero); {legend}", fontsize=8)
+    axes.set_xlabel(f"{unit} (axis does not begin at zero)\n{legend}", fontsize=8)
     axes.set_title(title, fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
