@@ -216,7 +216,7 @@ def _connections(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("attention", "speed")
 def _attention(run: ResolvedRun) -> Iterator[Option]:
-    """FlashAttention 3 on Hopper where this Python has it (1.04 times on H200: benchmarks/h200/NOTES.md), or cuDNN's."""
+    """FlashAttention 3 on Hopper where this Python has it (1.04 times: benchmarks/h200/NOTES.md), or cuDNN's."""
     backend = run.value("attention_backend")
     here = run.loaded.recipe.container.image is None and importlib.util.find_spec("flash_attn_interface")
     if run.uses_te and run.gpu.capability == (9, 0) and here and backend != "flash":
