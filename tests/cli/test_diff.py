@@ -54,6 +54,15 @@ def test_what_a_flag_touches(flag: str, effect: str) -> None:
     assert _of_flag(flag) == effect
 
 
+def test_another_program_differs(capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str]) -> None:
+    text = "extends: tiny_cpu\nname: r\nlaunch: {{script: {script}, health_check: {check}}}\n"
+    recipes = [write("a.yaml", text.format(script="/m/a.py", check="true")),
+               write("b.yaml", text.format(script="/m/b.py", check="false"))]  # fmt: skip
+    found = diff(capsys, *recipes)
+    assert (found["launch.script"]["b"], found["launch.script"]["effect"]) == ("/m/b.py", "numerics")
+    assert found["launch.health_check"]["effect"] == "neutral"
+
+
 def test_a_scripts_own_arguments_count(capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str]) -> None:
     text = "extends: tiny_cpu\nname: r\nlaunch: {{script: /m/train.py, arguments: [--my-flag, {value}]}}\n"
     recipes = [write(f"{value}.yaml", text.format(value=value)) for value in (3, 4)]

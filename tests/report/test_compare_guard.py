@@ -22,6 +22,19 @@ def terminal(comparison: Comparison) -> str:
     return out.getvalue()
 
 
+def test_a_narrow_terminal_drops_columns_and_breaks_no_number(logs) -> None:
+    found = of(*logs(a_run_of_bf16=Made(), a_run_in_fp8=Made(ms=lambda i: 800.0 + 10 * (i % 3), precision=FP8)))
+    out = io.StringIO()
+    Console(file=out, width=80).print(to_terminal(found, 80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    head = "\n".join(lines[: lines.index("")])
+    assert "tokens/s/GPU" in head and "variant" in head and "TFLOP/s" not in head
+    for entry in found.entries:
+        assert any(line.startswith(f"{entry.row.label} ") for line in lines), head
+    assert re.search(r"[0-9,]{6} ± [0-9]+ ", head), head
+
+
 class TestGuard:
     @pytest.mark.parametrize(
         ("other", "reason"),

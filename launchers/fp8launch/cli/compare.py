@@ -118,7 +118,8 @@ def _read(name: str, gpu: str | None) -> list[RunData]:
 def _show(comparison: Comparison) -> None:
     from fp8launch.report.export import to_terminal
 
-    console(width=260, soft_wrap=True).print(to_terminal(comparison))
+    shown = console(width=260, soft_wrap=True)
+    shown.print(to_terminal(comparison, shown.width if shown.is_terminal else None))
 
 
 def _write_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -72,6 +73,8 @@ class _Row:
 
 # Columns of the table. Those that no run fills are left out, and in a narrow terminal the first of `_DROPPED`.
 _DROPPED = ("backend", "created", "size", "job", "tokens/s/GPU", "loss", "ETA", "iteration")
+# Characters of a failure's message; `parse` prints all of it.
+MESSAGE = 90
 _ALWAYS = ("run", "state", "detail")
 
 
@@ -111,7 +114,7 @@ def _why(run: RunFolder, state: JobState) -> list[str]:
     words = [known.words] if known.words else []
     failure = _failure(run, state)
     if failure is not None and not known.stopped:
-        words.append(f"{failure.code}: {failure.message[:160]}")
+        words.append(f"{failure.code}: {textwrap.shorten(failure.message, MESSAGE, placeholder='...')}")
     return words
 
 

@@ -6,10 +6,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fp8launch.cluster.images import local_path
-from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import error
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
 
 CHECKPOINTS = "cluster profile: storage.checkpoints"
 DATA = "cluster profile: storage.data"

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -82,12 +83,15 @@ def csv_cell(value: object) -> object:
     return _FORMULA.sub(r"\1\2'", value) if isinstance(value, str) else value
 
 
-def to_terminal(comparison: Comparison) -> RenderableType:
-    """Render the table and the remarks; of the differences only names, because the other formats have their values."""
-    parts: list[RenderableType] = [_rich_table(main_table(comparison.entries)), Text("")]
+def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableType:
+    """Render the table and the remarks; of the differences only names, because the other formats have their values.
+
+    `width` is that of the terminal in columns, where there is one: what is not needed to compare is left out there.
+    """
+    parts: list[RenderableType] = [_rich_table(main_table(comparison.entries), width), Text("")]
     phases = phases_table(comparison)
     if phases:
-        parts += [_rich_table(phases), Text("")]
+        parts += [_rich_table(phases, width), Text("")]
     parts += [Text(f"not valid: {problem}", style="bold red") for problem in comparison.problems]
     parts += map(Text, remarks(comparison))
     parts += map(Text, difference_lines(comparison))
@@ -96,10 +100,43 @@ def to_terminal(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-def _rich_table(table: Table) -> RichTable:
+# Columns, by the beginning of their header, that a narrow terminal goes without, the first one first.
+_DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "peak memory", "step time", "MFU", "runs", "GPUs")
+# Cells up to this length, such as `1,621 ± 632`, stay on one line.
+_WHOLE = 16
+_GAP = 2
+
+
+def _rich_table(table: Table, width: int | None) -> RichTable:
     made = RichTable(box=None, pad_edge=False, header_style="bold")
-    for header, number in zip(table.headers, table.numbers, strict=True):
-        made.add_column(header, justify="right" if number else "left", overflow="fold")
+    widths = _widths(table, width)
+    for position, wide in widths.items():
+        justify: Literal["left", "right"] = "right" if table.numbers[position] else "left"
+        made.add_column(table.headers[position], justify=justify, overflow="fold", width=wide)
     for row in table.rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(row[position]) for position in widths))
     return made
+
+
+def _widths(table: Table, width: int | None) -> dict[int, int | None]:
+    """The columns that are shown, and in a terminal how wide each is: words stay whole, and so do numbers."""
+    columns: dict[int, tuple[int, int]] = {}
+    for position, header in enumerate(table.headers):
+        cells = [row[position] for row in table.rows]
+        parts = [part for cell in cells for part in ([cell] if len(cell) <= _WHOLE else cell.split())]
+        least = max(map(len, [*header.split(), *parts]), default=0)
+        columns[position] = (least, max(map(len, [header, *cells])))
+    if width is None:
+        return dict.fromkeys(columns)
+    room = width + _GAP
+    for start in _DROPPED:
+        if sum(least + _GAP for least, _ in columns.values()) > room:
+            columns = {at: size for at, size in columns.items() if not table.headers[at].startswith(start)}
+    # The narrowest columns are given all that they want first.
+    spare = room - sum(least + _GAP for least, _ in columns.values())
+    widths = {}
+    for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):
+        more = max(min(most - least, spare), 0)
+        widths[at] = least + more
+        spare -= more
+    return {at: widths[at] for at in columns}

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.storage import stated_folder
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
 from fp8launch.recipe.yaml_source import is_file, is_there
@@ -18,6 +18,9 @@ from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_folders
 from fp8launch.rundir.study import StudyFolder, study_folders
 from fp8launch.rundir.trust import why_not_own_run
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
 
 # Names with these endings mean files, never runs.
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".bz2", ".zst")

@@ -53,7 +53,7 @@ _NEUTRAL_SLURM = {"job-name", "time", "account", "qos", "output", "comment", "re
 class Difference:
     """One line: `a` or `b` is None where that recipe does not state it."""
 
-    part: Literal["arguments", "topology", "environment", "image", "software", "slurm"]
+    part: Literal["arguments", "topology", "environment", "launch", "image", "software", "slurm"]
     name: str
     a: Any
     b: Any
@@ -93,6 +93,8 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
     found += [Difference("topology", name, x, y, _of_size(name)) for name, x, y in _unequal(_sizes(a), _sizes(b))]
     env_a, env_b = a.loaded.recipe.environment, b.loaded.recipe.environment
     found += [Difference("environment", name, x, y, _of_variable(name)) for name, x, y in _unequal(env_a, env_b)]
+    launch_a, launch_b = _launch(a), _launch(b)
+    found += [Difference("launch", name, x, y, _of_launch(name)) for name, x, y in _unequal(launch_a, launch_b)]
     image_a, image_b = a.loaded.recipe.container.image, b.loaded.recipe.container.image
     if image_a != image_b:
         found.append(Difference("image", "image", image_a, image_b, "numerics"))
@@ -127,6 +129,10 @@ def _of_flag(name: str) -> Effect:
     return next((effect for pattern, effect in _FLAGS if re.fullmatch(pattern, name)), "numerics")
 
 
+def _of_launch(name: str) -> Effect:
+    return "neutral" if name in ("probe", "profile_iteration", "tensor_stats", "health_check") else "numerics"
+
+
 def _of_variable(name: str) -> Effect:
     if _NUMERIC_ENV.fullmatch(name):
         return "numerics"
@@ -140,6 +146,12 @@ def _of_size(name: str) -> Effect:
 def _sizes(one: Prepared) -> dict[str, Any]:
     need = one.loaded.recipe.resources
     return {**asdict(one.layout), "nodes": need.nodes, "gpus_per_node": need.gpus_per_node, "gpu": need.gpu}
+
+
+def _launch(one: Prepared) -> dict[str, Any]:
+    """What the processes run: the script's own arguments are among the arguments, the mode is among Slurm's options."""
+    stated = one.loaded.recipe.launch.model_dump(exclude={"arguments", "mode", "config"})
+    return {**stated, **{f"config.{name}": value for name, value in one.loaded.recipe.launch.config.items()}}
 
 
 def _software(one: Prepared) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -127,7 +128,8 @@ def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
         )
         return replace(state, detail=detail)
     if state.status == "cancelled" and run.manifest().get("cancelled"):
-        return replace(state, detail=f"{state.detail}, {BY_US}")
+        # In place of Slurm's number of the user.
+        return replace(state, detail=f"{re.sub(r' by [0-9]+$', '', state.detail)} {BY_US}")
     return state
 
 
