@@ -227,7 +227,7 @@ class _Module(types.ModuleType):
     def _answer(self, name: str) -> Any:
         package = self.__name__.partition(".")[0]
         full_name = f"{self.__name__}.{name}"
-        if name == "__version__":
+        if name == "__version__" and package in VERSIONS:
             return VERSIONS[package]
         if self.__name__ == "torch" and name in _DTYPE_BY_NAME:
             return _DTYPE_BY_NAME[name]
@@ -247,15 +247,16 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves every module of the packages it stands in for, at any depth."""
+    """Serves every module of the packages it stands in for, at any depth. A package may be part of another."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = frozenset(packages)
+        self.inside = tuple(f"{package}." for package in packages)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in self.packages:
+        if fullname in self.packages or fullname.startswith(self.inside):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -269,7 +270,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(packages: Sequence[str] = PACKAGES) -> None:
-    """Put the stand-ins in front of any real torch, numpy and triton of this interpreter, or of some of them.
+    """Put the stand-ins in front of any real torch, numpy and triton of this interpreter, or of other packages.
 
     Raises RuntimeError when one of them is already imported for real.
     """
