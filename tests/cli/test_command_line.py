@@ -211,7 +211,7 @@ def test_the_shipped_scripts_are_what_the_recipes_say() -> None:
 def test_an_unknown_run_names_the_nearest(fp8launch: Callable[..., Done]) -> None:
     done = fp8launch("parse", "latest")
     assert done.returncode == 2
-    assert "fp8launch runs" in done.stderr
+    assert "fp8launch submit RECIPE" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["parse", "logs", "cancel", "resume", "verify", "compare", "runs"])
