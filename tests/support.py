@@ -51,16 +51,16 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 def sitting(name: str) -> Path:
     """The logs of one sitting on H200."""
-    return _unpacked(BENCHMARKS / "h200" / "logs.tar.xz", name)
+    return unpacked(BENCHMARKS / "h200" / "logs.tar.xz", name)
 
 
 def real_logs(kind: str) -> Path:
     """Logs of real runs: `runs`, or those of one H200 that tests/data/h200/README.md describes, `h200`."""
-    return _unpacked(TESTS / "data" / "logs.tar.xz", kind)
+    return unpacked(TESTS / "data" / "logs.tar.xz", kind)
 
 
 @functools.cache
-def _unpacked(file: Path, name: str) -> Path:
+def unpacked(file: Path, name: str) -> Path:
     """One folder of an archive, unpacked into a place that goes with this process."""
     folder = Path(tempfile.mkdtemp(prefix="logs-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

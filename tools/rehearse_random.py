@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import random
+import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -387,6 +389,10 @@ def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[
             sentences.setdefault((said[:40], row["at"]), row)
     refused = list(sentences.values())[: counts[1]]
     folder = top / "recipes" / "rehearsed"
+    archive = folder.with_suffix(".tar.xz")
+    if archive.is_file():
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder.parent, filter="data")
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     # Of a list that is not run to its end both kinds have run.
@@ -403,6 +409,8 @@ def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[
         lines.append(f"2 {recipe['name']} rehearsed/{recipe['name']}")
     head = "# Drawn and chosen by tools/rehearse_random.py, of what a rehearsal let pass and of what it refused."
     (top / "lists" / f"{name}.txt").write_text("\n".join([head, *lines]) + "\n")
+    with lzma.open(archive, "wb", preset=9 | lzma.PRESET_EXTREME) as out, tarfile.open(fileobj=out, mode="w") as packed:
+        packed.add(folder, folder.name)
     print(len(chosen), "passed,", len(refused), "refused")
 
 

@@ -29,6 +29,8 @@ for list in ${1//,/ }; do
     [ -f "$list" ] || { echo "run.sh: no list $(basename "$list" .txt) in $here/lists" >&2; exit 2; }
     lists+=("$list")
 done
+# The many small recipes that were drawn for rehearsals are kept in one archive.
+[ -d "$here/recipes/rehearsed" ] || tar -C "$here/recipes" -xJf "$here/recipes/rehearsed.tar.xz"
 out=${OUT:-h200-results}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import unpacked
 
 from fp8launch.job.prepared import prepare_loaded
 from fp8launch.recipe.load import load_recipe
@@ -25,7 +26,10 @@ def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     gpus, _, recipe, *options = words
     assert set(options[::2]) <= {"--set"}
     settings = [text.replace("{here}", str(H200)).replace("{text}", "/data/text") for text in options[1::2]]
-    path = ROOT / recipe if (ROOT / recipe).is_file() else H200 / "recipes" / f"{recipe}.yaml"
+    folder = H200 / "recipes"
+    if recipe.startswith("rehearsed/"):
+        folder = unpacked(folder / "rehearsed.tar.xz", "rehearsed").parent
+    path = ROOT / recipe if (ROOT / recipe).is_file() else folder / f"{recipe}.yaml"
     loaded = load_recipe(recipe if recipe.startswith("bridge:") else str(path), overrides=settings)
     assert loaded.recipe.resources.gpus_per_node <= int(gpus)
     if loaded.recipe.launch.script is None:
