@@ -59,6 +59,11 @@ def real_logs(kind: str) -> Path:
     return unpacked(TESTS / "data" / "logs.tar.xz", kind)
 
 
+def published_arguments() -> list[Path]:
+    """NVIDIA's published benchmark configurations as argument lists, NAME.args, by name."""
+    return sorted(unpacked(TESTS / "importer" / "data" / "published.tar.xz", "published").glob("*.args"))
+
+
 @functools.cache
 def unpacked(file: Path, name: str) -> Path:
     """One folder of an archive, unpacked into a place that goes with this process."""

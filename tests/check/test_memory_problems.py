@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import recipe_from_argv
+from support import published_arguments, recipe_from_argv
 
 from fp8launch.check.memory import CODES, problems, run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
@@ -22,7 +22,7 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.recipe.write_yaml import write_yaml
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = sorted((ROOT / "tests/importer/data/published").glob("*.args"))
+PUBLISHED = published_arguments()
 
 # Combines published parts, but nobody published a run of it: with every layer's activations kept, 8B blockwise misses
 # 80 GB by a fifth. NVIDIA recomputes five layers in tensorwise FP8 and splits the context in two in bf16.

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import yaml
 from sets import RULES, TESTS
-from support import recipe_from_argv
+from support import published_arguments, recipe_from_argv
 
 from fp8launch.check.checker import check_all
 from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
 
-PUBLISHED = sorted((TESTS / "importer/data/published").glob("*.args"))
+PUBLISHED = published_arguments()
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
 # What Megatron-Bridge sets beside what it publishes, and Megatron-LM's flags need to be told: 61 layers in 16 stages;
 # experts whole on each rank; the biases of GPT-OSS unfused; no average in the collectives of Megatron-FSDP.

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
+from support import published_arguments
 from wild import damaged, filled, share, texts
 
 TESTS = Path(__file__).parents[1]
@@ -26,7 +27,7 @@ PIECES = (
 
 @functools.cache
 def originals() -> tuple[bytes, ...]:
-    files = [*sorted((TESTS / "importer/data").rglob("*.args")), *sorted((TESTS / "importer/data").rglob("*.sh"))]
+    files = [*published_arguments(), *sorted((TESTS / "importer/data").rglob("*.sh"))]
     texts = [file.read_bytes() for file in files]
     # Argument lists are a line or a line each: also in short lines, for mutations that count by line.
     return (*texts, *(text.replace(b" --", b" \\\n  --") for text in texts))

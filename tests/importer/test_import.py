@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import as_megatron_parses, recipe_from_argv
+from support import as_megatron_parses, published_arguments, recipe_from_argv
 
 from fp8launch.diagnostics import UserError
 from fp8launch.engines.megatron_lm.engine import MegatronLM
@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "megatron"))
 from flag_values import SIDE_EFFECTS, flag_values
 
 DATA = Path(__file__).with_name("data")
-PUBLISHED = sorted((DATA / "published").glob("*.args"))
+PUBLISHED = published_arguments()
 SCHEMA = load_schema("0.19")
 
 
@@ -222,7 +222,7 @@ def test_text_without_arguments_is_one_clear_error(text: str) -> None:
 
 
 def test_the_file_reads_as_people_write(golden: Callable[[str, str], None]) -> None:
-    path = DATA / "published" / "llama3_70b_h100_fp8_cs.args"
+    path = next(one for one in PUBLISHED if one.stem == "llama3_70b_h100_fp8_cs")
     golden("import_llama3_70b.yaml", import_text(path.read_text(encoding="utf-8"), path.name, "0.19")[0])
 
 

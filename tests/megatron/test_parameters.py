@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import as_megatron_parses
+from support import as_megatron_parses, published_arguments
 
 from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.megatron.architecture import architecture, division, stages
@@ -23,7 +23,7 @@ from fp8launch.megatron.parameters import parameters
 from fp8launch.megatron.schema import load_schema
 
 HERE = Path(__file__).parent
-PUBLISHED = HERE.parent / "importer/data/published"
+PUBLISHED = published_arguments()[0].parent
 SCHEMA = load_schema("0.19")
 
 LLAMA: dict[str, object] = {
