@@ -137,7 +137,7 @@ CAUSES: tuple[Pattern, ...] = (
     Pattern(
         CAUSE,
         "missing-module",
-        "the image does not contain a package: see `fp8launch images`",
+        "a package is missing: use an image with it (`fp8launch images`), or install it for the job's Python",
         r"^ModuleNotFoundError: ",
         r"^ImportError: ",
         r"version `(?:GLIBC|GLIBCXX|CXXABI)_.* not found",
