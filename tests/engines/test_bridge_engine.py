@@ -282,6 +282,20 @@ def test_the_fields_of_the_release_are_known() -> None:
     assert {"save", "ckpt_step"} <= known["checkpoint"]
 
 
+def test_the_figure_that_nvidia_publishes_stands_beside_its_recipe() -> None:
+    name = "bridge:deepseek_v3_pretrain_256gpu_gb300_fp8mx_config"
+    figure = prepare(name).loaded.recipe.reference
+    assert figure is not None
+    assert (figure.tokens_per_s_per_gpu, figure.tflops_per_gpu, figure.gpus) == (6288, 1635, 256)
+    assert "26.08" in figure.source
+    assert prepare(name, ["train.train_iters=50"]).loaded.recipe.reference == figure
+    # Another layout, batch or GPU is another run.
+    for other in ("resources.gpu=gb200", "parallel.pp=4", "train.global_batch_size=2048"):
+        assert prepare(name, [other]).loaded.recipe.reference is None, other
+    # The published 8B run sharded by FSDP, so its figure belongs to no recipe of this release.
+    assert prepare(LLAMA).loaded.recipe.reference is None
+
+
 def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
     assert run(["submit", LLAMA, "--dry-run", "--set", "train.train_iters=50"]) == 0
     script = capsys.readouterr().out

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS
 from fp8launch.engines.bridge.index import BridgeRecipe, find
+from fp8launch.engines.bridge.published import PublishedRow, rows_of
 from fp8launch.recipe.load import merge
 from fp8launch.recipe.schema import Checkpoint, Optimizer, Recipe, Train
 from fp8launch.recipe.yaml_source import Node
@@ -19,6 +20,8 @@ IMAGES = {"0.4.0": "nemo-26.04", "0.5.0": "nemo-26.06"}
 # GPUs of a node, as the pack's hardware parts have them.
 _PER_NODE = {"gb200": 4, "gb300": 4, "vr200": 4}
 _DEFAULT_PER_NODE = 8
+# Keys that make another run of a recipe than the one whose throughput NVIDIA publishes.
+_OF_ANOTHER_RUN = (("reference",), ("resources", "gpu"), ("parallel",), ("batch",), ("bridge", "model"))
 # Sections of the same name in both formats: these keys are the recipe's own.
 _SHARED = {
     "train": frozenset(Train.model_fields),
@@ -34,7 +37,11 @@ def complete(tree: Node) -> Node:
     if name is None:
         return own
     where = own.find(("bridge", "recipe")).where
-    return merge(base(find(name, release, where)), own)
+    known = merge(base(find(name, release, where)), own)
+    if any(own.at(path) is not None for path in _OF_ANOTHER_RUN):
+        assert isinstance(known.value, dict)
+        return Node({key: child for key, child in known.value.items() if key != "reference"}, known.where)
+    return known
 
 
 def base(recipe: BridgeRecipe) -> Node:
@@ -49,9 +56,21 @@ def base(recipe: BridgeRecipe) -> Node:
         "resources": resources,
         "env": dict(recipe.environment),
     }
+    if figures := rows_of(recipe):
+        stated["reference"] = _reference(figures[0])
     if recipe.release in IMAGES:
         stated["container"] = {"image": IMAGES[recipe.release]}
     return _node(stated, f"Megatron-Bridge {recipe.release}, {recipe.name}")
+
+
+def _reference(row: PublishedRow) -> dict[str, object]:
+    source = f"Megatron-Bridge docs/performance-summary.md, {row.container}, {row.model} DGX-{row.gpu.upper()}"
+    return {
+        "tokens_per_s_per_gpu": float(row.tokens_per_s_per_gpu),
+        "tflops_per_gpu": row.tflops_per_gpu and float(row.tflops_per_gpu),
+        "gpus": row.gpus,
+        "source": source,
+    }
 
 
 def _node(value: object, where: str) -> Node:
