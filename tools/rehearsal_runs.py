@@ -25,7 +25,7 @@ from fp8launch.rehearsal.shrink import Shrunk, shrink
 SERVERS = 3
 POLL_SECONDS = 0.05
 # What rank and arguments say; the rest of a request decides what is imported.
-VARYING = ("argv", "rank", "world", "local_world", "env")
+VARYING = ("argv", "rank", "world", "local_world", "env", "saves")
 
 
 _servers: OrderedDict[str, Server] = OrderedDict()

@@ -244,6 +244,14 @@ BUILDING = {
         "fsdp-local-graphs",
         env=OPEN,
     ),
+    "FSDP with FP4 parameters": Set(
+        {**FSDP, **NVFP4, "fp4_param_gather": True}, "fsdp-fp4-parameters", gpu="b200", env=OPEN
+    ),
+    "experts whose first checkpoint fails": Set(
+        {**MOE, "save": "/checkpoints", "save_interval": 100},
+        "expert-extra-state",
+        software={"megatron": "0.18", "transformer_engine": "2.17"},
+    ),
     "unfused attention over contexts": Set(
         {"context_parallel_size": 2, "attention_backend": "unfused"}, "unfused-context-parallel"
     ),

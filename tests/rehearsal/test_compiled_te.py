@@ -166,6 +166,8 @@ def test_no_image_is_refused_for_a_cudnn_that_nobody_published(monkeypatch: pyte
     question = {**CAUSAL, "head_dim_qk": 128, "head_dim_v": 128, "return_max_logit": True}
     libraries.assume("2.16.1", "13.0")
     assert attention.answer(question, HOPPER)[0] == "NVTE_F16_arbitrary_seqlen"
+    libraries.assume("2.20.2", "13.2.1")
+    assert attention.answer(question, HOPPER)[0] == "NVTE_F16_arbitrary_seqlen"
     libraries.assume("2.20.2", "13.0")
     assert attention.answer(question, HOPPER)[0] == "NVTE_No_Backend"
 

@@ -54,7 +54,7 @@ NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
     ("NCCL user buffers", lambda run: run.on("nccl_ub")),
     ("reading the dataset", lambda run: run.on("data_path") or run.on("data_args_path")),
     ("loading the checkpoint", lambda run: run.on("load") or run.on("pretrained_checkpoint")),
-    ("saving checkpoints", lambda run: run.on("save")),
+    ("writing checkpoints", lambda run: run.on("save")),
 )
 
 

@@ -72,7 +72,8 @@ def with_rehearsal(
             extended[index] = _without(result, "not run: the check has errors")
             continue
         if not run.engine.description.rehearsal:
-            extended[index] = _without(result, f"not run: the engine {run.engine.name} cannot be rehearsed")
+            state = f"not run: recipes of the engine {run.engine.name} cannot be rehearsed yet"
+            extended[index] = replace(_without(result, state), exit_code=MACHINE_LACKS)
             continue
         try:
             planned[index] = _parts(run, cluster, say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -36,14 +36,11 @@ from fp8launch.schedulers.base import Scheduler
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Check for this GPU model instead of the recipe's.")
 @click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
-# Hidden until every recipe of the pack has been rehearsed: docs/design.md says what is missing.
 @click.option(
-    "--rehearse", is_flag=True, hidden=True, help="Also run a step of Megatron's own code, without a GPU (5 s a role)."
+    "--rehearse", is_flag=True, help="Also run two steps of Megatron's own code for each role, without a GPU."
 )
-@click.option(
-    "--count", is_flag=True, hidden=True, help="With --rehearse --json: traffic and GEMMs of a step of each role."
-)
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Show the tracebacks of what a rehearsal refused.")
+@click.option("--count", is_flag=True, help="With --rehearse --json: traffic and GEMMs of a step of each role.")
+@click.option("-v", "--verbose", is_flag=True, help="With --rehearse: show the tracebacks of what is refused.")
 @json_option
 def check(
     recipes: tuple[str, ...],
@@ -218,10 +215,9 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
         print_problems(result.problems, err=False)
         if verbose and result.rehearsal is not None:
             _show_tracebacks(result.rehearsal)
-    silent = dict.fromkeys(f"{layer} {state}" for r in results.values() if r.ok for layer, state in r.layers.items())
-    for line in silent:
-        if not line.endswith(" ran"):
-            eprint(f"note: layer {line}")
+    for line, names in _not_run(results).items():
+        of = f" ({', '.join(names)})" if len(names) < len(results) else ""
+        eprint(f"note: layer {line}{of}")
     left_out = dict.fromkeys(name for r in results.values() if r.rehearsal for name in r.rehearsal.not_rehearsed)
     if left_out:
         eprint(f"note: not rehearsed: {', '.join(left_out)}")
@@ -229,7 +225,7 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
     warned = sum(result.ok and bool(result.problems) for result in results.values())
     silenced = sum(len(result.silenced) for result in results.values())
     unknown = sum(result.ok and bool(result.exit_code) for result in results.values())
-    good = "no errors found" if not unknown else f"{unknown} not checked by Megatron's validators"
+    good = "no errors found" if not unknown else f"{unknown} without a verdict"
     roles = [role for result in results.values() if result.rehearsal for role in result.rehearsal.roles]
     passed = sum(role.result == "passed" for role in roles)
     verdict = ", ".join(
@@ -242,6 +238,16 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
         )
     )
     eprint(verdict)
+
+
+def _not_run(results: Mapping[str, CheckResult]) -> dict[str, list[str]]:
+    """Layers that did not run and why, each with the recipes without errors of which that holds."""
+    found: dict[str, list[str]] = {}
+    for name, result in results.items():
+        for layer, state in result.layers.items():
+            if result.ok and state != "ran":
+                found.setdefault(f"{layer} {state}", []).append(name)
+    return found
 
 
 def _show_tracebacks(report: RehearsalReport) -> None:

@@ -81,8 +81,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option(
     "--rehearse/--no-rehearse",
     default=None,
-    hidden=True,
-    help="Also run a step of Megatron's own code first (default: as the cluster profile says).",
+    help="Also run two steps of Megatron's own code first, without a GPU (default: as the cluster profile says).",
 )
 @click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
 @click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")

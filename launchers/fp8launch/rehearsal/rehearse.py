@@ -195,6 +195,7 @@ def request_of(plan: Plan, role: Role, small: Shrunk, **more: Any) -> Request:
         "capability": card.capability,
         "memory_gib": card.memory_gib,
         "cuda": plan.cuda,
+        "saves": bool(plan.args.values.get("save")),
         "te_site": str(plan.transformer_engine) if plan.transformer_engine else None,
         **more,
     }

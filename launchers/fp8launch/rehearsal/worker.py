@@ -45,6 +45,9 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
     try:
         join_world(request)
         recording = record(request)
+        if request.get("saves") and recording is None:
+            plan = importlib.import_module("fp8launch.rehearsal.checkpoint_plan")
+            plan.install(Path(request["te_site"]).name if request.get("te_site") else "")
         train(request)
     except SystemExit as stop:
         if stop.code not in (None, 0):

@@ -131,6 +131,34 @@ def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("cuda_graph_impl", "use_megatron_fsdp"), fix)
 
 
+@rule("fsdp-fp4-parameters", "error", source="megatron_fsdp/param_and_grad_buffer.py:2954 knows FP8 parameters only")
+def megatron_fsdp_has_no_fp4_parameters(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("use_megatron_fsdp") and run.on("fp4_param_gather"):
+        message = "Megatron-FSDP cannot hold parameters in FP4: the model is not built"
+        fix = "set `precision: {param_gather: false}`, or remove parallel.fsdp"
+        yield Finding(message, run.where("fp4_param_gather", "use_megatron_fsdp"), fix)
+
+
+@rule(
+    "expert-extra-state",
+    "error",
+    source="megatron 0.18.2: extensions/transformer_engine.py:2275; TE 2.16.1: module/base.py:1206",
+)
+def experts_of_old_megatron_can_be_saved(run: ResolvedRun) -> Iterator[Finding]:
+    engine = run.software.transformer_engine
+    if run.megatron[:2] >= (0, 19) or engine is None or engine < (2, 16, 1) or not run.uses_te:
+        return
+    grouped = run.on("num_experts") and run.on("moe_grouped_gemm")
+    if grouped and run.on("save") and run.quantized and run.precision != "delayed":
+        release = ".".join(map(str, engine))
+        message = (
+            f"Megatron before 0.19 cannot save experts in {run.precision} with Transformer Engine {release}, which "
+            "keeps no state of this recipe: the first checkpoint ends in a TypeError"
+        )
+        fix = "use Megatron 0.19, or Transformer Engine 2.16.0 or older"
+        yield Finding(message, run.where("transformer_engine", "save", "moe_grouped_gemm"), fix)
+
+
 @rule("unfused-context-parallel", "error", source=f"{_TE_ATTENTION}/dot_product_attention.py:2899, H200")
 def context_parallel_attention_is_fused(run: ResolvedRun) -> Iterator[Finding]:
     if not run.uses_te or run.layout.cp == 1:

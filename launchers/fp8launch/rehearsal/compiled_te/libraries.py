@@ -1,7 +1,7 @@
 """The versions of cuDNN and cuBLAS in the job, as far as they are known.
 
-With Transformer Engine 2.20 the cuDNN of torch 2.11 is assumed, 9.19, with which a run on H200 ended for lack of a
-kernel; older releases come in images whose cuDNN is not published.
+With Transformer Engine 2.20 and CUDA 13.0 the cuDNN of torch 2.11 is assumed, 9.19, with which a run on H200 ended for
+lack of a kernel; others come in images whose cuDNN is not published.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Assumed:
 
 def assume(transformer_engine: str, cuda: str) -> None:
     """Assume the cuDNN beside this release of Transformer Engine, such as "2.20.2", and the cuBLAS of this CUDA."""
-    older = _release(transformer_engine)[:2] < (2, 20)
-    Assumed.cudnn = CUDNN_WITH_LARGEST_LOGITS if older else CUDNN_OF_TORCH_2_11
+    of_torch = _release(transformer_engine)[:2] >= (2, 20) and _release(cuda)[:2] == (13, 0)
+    Assumed.cudnn = CUDNN_OF_TORCH_2_11 if of_torch else CUDNN_WITH_LARGEST_LOGITS
     Assumed.cublas = cublas_of(cuda)
 
 
