@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
+from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_study
 from support import real_logs
 
 from fp8launch.cli.compare import read_runs
 from fp8launch.report.comparison import Comparison, compare
+from fp8launch.report.conclusion import conclusion
+from fp8launch.report.export import to_markdown
 from fp8launch.report.html import to_html
-from fp8launch.report.plots import available
+from fp8launch.report.plots import available, pictures
 from fp8launch.report.steady_state import RULE_NOTE
 
 H200 = real_logs("h200")
 needs_matplotlib = pytest.mark.skipif(not available(), reason="matplotlib is not installed")
-VOID = {"meta", "br", "hr", "img", "input", "link"}
+VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
 
 
 class Page(HTMLParser):
@@ -56,7 +58,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
 
 
@@ -127,18 +129,35 @@ def test_a_name_that_looks_like_svg_leaves_the_pictures_whole(tmp_path: Path, na
     assert "svg" in page.tags
 
 
-def test_an_invalid_comparison_says_so_first(tmp_path: Path) -> None:
-    logs = [
-        write_log(tmp_path / f"{s}.log", Made(sequence=s, precision=p)) for s, p in ((4096, "bf16"), (8192, "delayed"))
-    ]
-    text = to_html(compare(read_runs([str(log) for log in logs])))
-    assert text.index("This comparison is not valid") < text.index("<table")
-    assert "sequence length 8192 against 4096" in text
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Three runs of the same work and one of longer sequences, the only one in bf16."""
+    root = tmp_path_factory.mktemp("unlike")
+    made = [("tensorwise", 4096, 900.0), ("delayed", 4096, 700.0), ("blockwise", 4096, 880.0), ("bf16", 8192, 2000.0)]
+    logs = []
+    for precision, length, ms in made:
+        name = f"a_run_of_{precision}_whose_name_is_longer_than_a_phone_is_wide_{length}.log"
+        one = Made(ms=partial(lambda i, ms: ms + i % 3, ms=ms), iterations=30, sequence=length, precision=precision)
+        logs.append(write_log(root / name, one))
+    return of(*logs)
+
+
+def test_only_the_row_that_is_unlike_is_condemned(unlike: Comparison) -> None:
+    """The whole comparison was called invalid, and no other row had a ratio."""
+    ratios = {entry.row.facts["precision"]: entry.speedup.value for entry in unlike.entries}
+    assert [name for name, value in ratios.items() if value is None] == ["bf16"]
+    text = to_html(unlike)
+    assert text.count('<tr class="bad">') == 1
+    assert "not valid" not in text
+    sentence = conclusion(unlike)
+    assert sentence.startswith("delayed") and "fastest: 1.29×" in sentence
+    assert sentence.endswith("; bf16, seq 8192 cannot be compared with the rest.")
+    assert to_markdown(unlike).startswith("**delayed")
 
 
 @needs_matplotlib
-def test_pictures_take_the_colours_of_the_page(text: str) -> None:
-    assert text.count("<svg") == 8
+def test_pictures_take_the_colours_of_the_page(text: str, large: Comparison) -> None:
+    assert text.count('<svg role="img"') == sum(len(picture.panels) for picture in pictures(large))
     assert "var(--ink)" in text
     assert "#303338" not in text
 
@@ -151,77 +170,83 @@ def test_without_matplotlib_everything_else_is_there(monkeypatch: pytest.MonkeyP
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# The first text of the page, what is wider than the page or cut, and names that break inside a word.
+PROBE = """() => {
+  const root = document.documentElement, seen = e => e.getClientRects().length > 0;
+  const box = e => e.getBoundingClientRect();
+  const outside = [...document.querySelectorAll("h1, h2, h3, h4, p, li, th, td, figure, svg, pre, .scroll, .name span")]
+    .filter(e => seen(e) && (box(e).right > root.clientWidth + 0.5 || box(e).left < -0.5))
+    .filter(e => !e.closest("pre") && !e.closest(".interval"));
+  const broken = [];
+  for (const e of document.querySelectorAll("tbody th.name, .key li span")) {
+    if (!seen(e)) continue;
+    if (e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== "inline") broken.push(e.textContent);
+    const walker = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const text = walker.currentNode.data, range = document.createRange();
+      for (const word of text.matchAll(/[A-Za-z0-9]+/g)) {
+        range.setStart(walker.currentNode, word.index);
+        range.setEnd(walker.currentNode, word.index + word[0].length);
+        if (new Set([...range.getClientRects()].map(r => r.top)).size > 1) broken.push(e.textContent);
+      }
+    }
+  }
+  for (const e of document.querySelectorAll("td"))
+    if (seen(e) && e.scrollWidth > e.clientWidth + 1) broken.push(e.textContent);
+  const drawn = [...document.querySelectorAll(".panel > svg")];
+  return {width: root.clientWidth, scroll: root.scrollWidth, outside: outside.map(e => e.outerHTML.slice(0, 200)),
+    broken,
+    first: document.querySelector("main").innerText.split("\\n")[0], bad: document.querySelectorAll("tr.bad").length,
+    tables: document.querySelectorAll("table").length, pictures: drawn.length,
+    small: Math.min(...drawn.flatMap(e => [...e.querySelectorAll("text")].map(t => box(t).height)).filter(h => h > 0)),
+    empty: drawn.filter(e => e.querySelectorAll("path, use").length < 5 || box(e).height < 60).length,
+    loaded: performance.getEntriesByType("resource").map(e => e.name), ink: getComputedStyle(document.body).color};
+}"""
 
 
-@pytest.fixture
-def browser(tmp_path: Path):
-    """Opens a page in headless Chromium and returns its document once scripts have run. No network is needed."""
+@pytest.fixture(scope="module")
+def chromium():
+    """The distribution's Chromium, driven by Playwright. No network is needed."""
+    playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
-
-    def document(page: Path, width: int, *flags: str) -> str:
-        command = [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-            f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000", "--virtual-time-budget=2000",
-            "--dump-dom", *flags, page.as_uri(),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    return document
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=180_000)
+        yield browser
+        browser.close()
 
 
-# An iframe is as wide as we say; a headless window is never narrower than 500 pixels.
-PROBE = """<!doctype html><title>waiting</title><iframe id="f" width="{width}" height="2000"></iframe>
-<script>
-const frame = document.getElementById("f");
-frame.onload = () => {{
-  const inner = frame.contentDocument, root = inner.documentElement;
-  const out = [...inner.querySelectorAll("h1, h2, p, li, .scroll, figure, pre, .verdict")]
-    .filter(e => e.getBoundingClientRect().right > root.clientWidth + 0.5).map(e => e.tagName);
-  const letters = [...inner.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height).filter(h => h > 0);
-  const loaded = frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name);
-  document.title = JSON.stringify({{width: root.clientWidth, scroll: root.scrollWidth, out, loaded,
-    tables: inner.querySelectorAll("table").length, small: Math.min(...letters), pictures:
-    inner.querySelectorAll("svg").length, ink: frame.contentWindow.getComputedStyle(inner.body).color}});
-}};
-frame.srcdoc = {text};
-</script>"""
+def probe(chromium, tmp_path: Path, text: str, width: int, scheme: str = "light") -> dict:
+    file = tmp_path / "report.html"
+    file.write_text(text, encoding="utf-8")
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(180_000)
+    page.goto(file.as_uri())
+    found = page.evaluate(PROBE)
+    page.close()
+    return found
 
 
-def probe(browser, tmp_path: Path, text: str, width: int, *flags: str) -> dict:
-    import html
-    import json
-
-    page = tmp_path / "probe.html"
-    page.write_text(PROBE.format(width=width, text=json.dumps(text).replace("</", "<\\/")), encoding="utf-8")
-    found = re.search(r"<title>(.*?)</title>", browser(page, max(width + 100, 600), *flags), re.S)
-    return json.loads(html.unescape(found[1]))
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_it_without_sideways_scrolling(browser, tmp_path: Path, text: str, width: int) -> None:
-    found = probe(browser, tmp_path, text, width)
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("name", ["large", "unlike", "real"])
+def test_a_browser_shows_it_whole(chromium, tmp_path: Path, request, name: str, width: int) -> None:
+    """The conclusion first, nothing beyond the page, no name cut or broken inside a word, no picture empty."""
+    comparison = of(H200) if name == "real" else request.getfixturevalue(name)
+    found = probe(chromium, tmp_path, to_html(comparison), width)
+    assert found["first"] == conclusion(comparison)
     assert found["width"] == width
     assert found["scroll"] <= width
-    assert found["out"] == []
-    assert found["tables"] == 3
+    assert found["broken"] == []
+    assert found["outside"] == []
+    assert found["bad"] == (name == "unlike")
+    assert found["tables"] == (2 if name == "real" else 3)
     assert found["loaded"] == []
     if available():
-        assert found["pictures"] == 8
+        assert found["pictures"] == sum(len(picture.panels) for picture in pictures(comparison)) > 3
+        assert found["empty"] == 0
         assert found["small"] >= 8, "letters in the pictures stay legible"
 
 
-def test_dark_where_the_reader_is_dark(browser, tmp_path: Path, text: str) -> None:
-    light = probe(browser, tmp_path, text, 390)["ink"]
-    dark = probe(browser, tmp_path, text, 390, "--blink-settings=preferredColorScheme=0")["ink"]
+def test_dark_where_the_reader_is_dark(chromium, tmp_path: Path, text: str) -> None:
+    light, dark = (probe(chromium, tmp_path, text, 400, scheme)["ink"] for scheme in ("light", "dark"))
     assert sum(map(int, re.findall(r"\d+", light))) < 200 < 600 < sum(map(int, re.findall(r"\d+", dark)))
-
-
-def test_real_logs_in_a_browser(browser, tmp_path: Path) -> None:
-    text = to_html(compare(read_runs([str(H200)], "h200")))
-    found = probe(browser, tmp_path, text, 390)
-    assert found["scroll"] <= 390
-    assert found["out"] == []

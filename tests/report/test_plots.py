@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, write_log, write_study
+from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_study
 from support import real_logs
 from tests.support import only, refused
 
 from fp8launch.cli.compare import read_runs
 from fp8launch.report.comparison import Comparison, compare
-from fp8launch.report.plots import figure_of, pictures, write_plots
+from fp8launch.report.html import to_html
+from fp8launch.report.plot_curves import rolling
+from fp8launch.report.plot_style import Picture
+from fp8launch.report.plots import figure_of, panel_figure, pictures, write_plots
 
 matplotlib = pytest.importorskip("matplotlib")
 H200 = real_logs("h200")
@@ -22,51 +27,146 @@ def real() -> Comparison:
     return compare(read_runs([str(H200)], "h200"))
 
 
-def axes(comparison: Comparison, name: str):
-    picture = next(p for p in pictures(comparison) if p.name == name)
-    return figure_of([picture]).axes[0]
+def named(comparison: Comparison, name: str) -> Picture:
+    return next(picture for picture in pictures(comparison) if picture.name == name)
+
+
+def axes(comparison: Comparison, name: str, panel: int = 0):
+    return panel_figure(named(comparison, name).panels[panel]).axes[0]
+
+
+def words(picture: Picture, panel: int = 0) -> list[str]:
+    return [key.text.partition(":")[0] for key in picture.panels[panel].keys]
+
+
+def sweep(tmp_path: Path, models: int, lengths: Sequence[int], worlds: Sequence[int], **made: object) -> Comparison:
+    points = []
+    for model in range(models):
+        for precision in ("bf16", "tensorwise"):
+            for length in lengths:
+                for world in worlds:
+                    one = Made(
+                        ms=lambda i, length=length: length * (1 + i % 3 / 50), sequence=length, world=world,
+                        batch=world, precision=precision, arguments={"num_layers": 4 * (model + 1)}, **made,
+                    )  # fmt: skip
+                    point = {"model.num_layers": 4 * (model + 1), "precision.recipe": precision,
+                             "batch.sequence": length, "resources.gpus_per_node": world}  # fmt: skip
+                    points.append((point, 1, 1, one))
+    return of(write_study(tmp_path, points), gpu=None)
 
 
 def test_what_real_logs_can_show(real: Comparison) -> None:
-    assert [p.name for p in pictures(real)] == ["throughput", "tflops", "step_time", "speed", "loss", "parity"]
+    """One picture of step time and throughput over iterations; parity of a few iterations is none."""
+    assert [picture.name for picture in pictures(real)] == ["throughput", "step_time", "loss", "memory"]
 
 
-@pytest.mark.parametrize("name", ["step_time", "speed"])
-def test_axes_start_at_zero(real: Comparison, name: str) -> None:
-    assert axes(real, name).get_ylim()[0] == 0
+def test_step_time_is_a_rolling_median_in_a_band(real: Comparison) -> None:
+    ax = axes(real, "step_time")
+    assert ax.get_ylim()[0] == 0
+    assert len(ax.lines) == len(ax.collections) == len(real.entries)
+    points = [(i, 100.0 + (i == 50) * 900) for i in range(100)]
+    found = rolling(points, 9)
+    assert {middle for _, _, middle, _ in found} == {100.0}
+    assert max(high for *_, high in rolling([(i, 100.0 + i % 2) for i in range(50)], 9)) == 101.0
 
 
 def test_bars_start_at_zero_and_are_as_long_as_the_numbers(real: Comparison) -> None:
     ax = axes(real, "throughput")
     assert ax.get_xlim()[0] == 0
-    assert [bar.get_width() for bar in ax.patches] == [e.tokens.median for e in real.entries]
+    assert [bar.get_width() for bar in ax.patches] == [entry.tokens.median for entry in real.entries]
     assert ax.get_xlabel() == "tokens/s/GPU"
+    widths = [bars[2][0].get_segments()[0] for bars in ax.containers if len(bars) == 3 and bars[2]]
+    spreads = [entry.tokens.spread for entry in real.entries]
+    assert [(line[1][0] - line[0][0]) / 2 for line in widths] == pytest.approx(spreads)
+    memory = axes(real, "memory")
+    assert [bar.get_width() * 1024 for bar in memory.patches] == [entry.peak_memory_mib for entry in real.entries]
 
 
 def test_an_axis_that_does_not_start_at_zero_says_so(real: Comparison) -> None:
-    ax = axes(real, "loss")
-    assert (ax.get_ylim()[0] > 0) == ("does not start at 0" in ax.get_ylabel())
+    for panel in (0, 1):
+        ax = axes(real, "loss", panel)
+        assert (ax.get_ylim()[0] > 0) == ("does not start at 0" in ax.get_ylabel())
 
 
-def test_what_is_beyond_the_frame_is_counted(real: Comparison) -> None:
-    """The first two lines of each of the three runs take seconds."""
-    assert "▲ 6 beyond the frame" in axes(real, "step_time").get_xlabel()
+def test_the_loss_has_its_last_quarter_and_its_final_values(real: Comparison) -> None:
+    loss = named(real, "loss")
+    assert [panel.title for panel in loss.panels] == ["all iterations", "last quarter"]
+    assert [key.text for key in loss.panels[0].keys] == [f"{e.row.label}: {e.loss.smoothed:.4f}" for e in real.entries]
+    whole, end = (axes(real, "loss", panel) for panel in (0, 1))
+    last = max(line.get_xdata()[-1] for line in whole.lines)
+    assert min(line.get_xdata()[0] for line in end.lines) >= 0.75 * last
 
 
-def test_scaling_and_sequence_appear_where_they_vary(tmp_path: Path) -> None:
-    points = [
-        ({"precision.recipe": p, "batch.sequence": s}, n, 1,
-         Made(ms=lambda i, s=s: float(s), sequence=s, world=8 * n, batch=64 * n, precision=p))
-        for p in ("bf16", "delayed") for s in (2048, 4096) for n in (1, 2)
-    ]  # fmt: skip
-    comparison = compare(read_runs([str(write_study(tmp_path, points))]))
-    names = {p.name for p in pictures(comparison)}
-    assert {"scaling", "efficiency", "sequence_step", "sequence_tokens", "sequence_tflop_s", "sequence_mfu"} <= names
-    ax = axes(comparison, "sequence_tokens")
+def test_a_sweep_reads_at_a_glance(tmp_path: Path) -> None:
+    """Colour is the precision, dash and marker the number of GPUs or the length, a panel a model."""
+    comparison = sweep(tmp_path, 2, (2048, 4096), (1, 2), iterations=30)
+    found = {picture.name: picture for picture in pictures(comparison)}
+    wanted = {"sequence_tflop_s", "sequence_tokens", "sequence_total", "sequence_mfu", "scaling_efficiency", "loss"}
+    assert wanted <= set(found)
+    tokens = found["sequence_tokens"]
+    assert [key.text for key in tokens.keys] == ["bf16", "tensorwise", "1 GPU", "2 GPUs"]
+    assert len({key.colour for key in tokens.keys[:2]}) == len({key.dash for key in tokens.keys[2:]}) == 2
+    assert [panel.title for panel in tokens.panels] == ["layers 4", "layers 8"]
+    ax = panel_figure(tokens.panels[0]).axes[0]
     assert ax.get_ylim()[0] == 0
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["bf16, 8 GPUs", "bf16, 16 GPUs", "delayed, 8 GPUs", "delayed, 16 GPUs"]
-    assert axes(comparison, "efficiency").get_ylim()[0] == 0
+    assert [bars.lines[0].get_xdata().tolist() for bars in ax.containers] == [[2048, 4096]] * 4
+    assert all(bars.has_yerr for bars in ax.containers)
+    loss = found["loss"]
+    assert [panel.title for panel in loss.panels] == [f"layers {n}, {w}" for n in (4, 8) for w in ("1 GPU", "2 GPUs")]
+    every = ["bf16, 2,048 tokens", "bf16, 4,096 tokens", "tensorwise, 2,048 tokens", "tensorwise, 4,096 tokens"]
+    for panel in range(4):
+        assert words(loss, panel) == every
+        whole, end = panel_figure(loss.panels[panel]).axes[0], panel_figure(loss.panels[panel]).axes[0].child_axes[0]
+        assert len(whole.lines) == len(end.lines) == 4
+
+
+def test_the_inset_covers_no_curve(tmp_path: Path) -> None:
+    """Losses that rise to the end leave the upper right corner to the inset all the same."""
+    comparison = sweep(tmp_path, 3, (2048,), (1,), iterations=100, loss=lambda i: 2.0 + i / 50)
+    for panel in named(comparison, "loss").panels:
+        figure = panel_figure(panel)
+        ax = figure.axes[0]
+        figure.draw_without_rendering()
+        inset = ax.child_axes[0].get_window_extent()
+        for line in ax.lines:
+            assert not any(inset.contains(*at) for at in ax.transData.transform(line.get_xydata()))
+
+
+@pytest.mark.parametrize("worlds", [(1,), (1, 2)])
+def test_nothing_over_a_size_with_one_value(tmp_path: Path, worlds: Sequence[int]) -> None:
+    names = [picture.name for picture in pictures(sweep(tmp_path, 1, (2048,), worlds))]
+    assert not [name for name in names if name.startswith("sequence")]
+    assert any(name.startswith("scaling") for name in names) == (len(worlds) > 1)
+
+
+def test_a_length_of_each_variant_is_no_line(tmp_path: Path) -> None:
+    """Two lengths, but no variant has both: the picture was one of single points."""
+    logs = [
+        write_log(tmp_path / f"{s}.log", Made(sequence=s, arguments={"num_layers": s // 512})) for s in (2048, 4096)
+    ]
+    assert not [picture.name for picture in pictures(of(*logs)) if picture.name.startswith("sequence")]
+
+
+def test_the_relative_loss_has_the_noise_and_names_the_baseline(tmp_path: Path) -> None:
+    points = []
+    for precision, off in (("bf16", 0.0), ("tensorwise", 0.004)):
+        for repeat in (1, 2, 3):
+            loss = partial(lambda i, by: 8.0 * (1 + by) / (1 + 0.01 * i), by=off + repeat / 1000)
+            made = Made(precision=precision, iterations=240, loss=loss)
+            points.append(({"precision.recipe": precision}, 1, repeat, made))
+    comparison = of(write_study(tmp_path, points), gpu=None)
+    panel = named(comparison, "parity").panels[0]
+    noise = comparison.parities[0].noise
+    keys = [key.text for key in panel.keys]
+    assert keys[0].startswith("tensorwise: +0.40 ± ") and keys[0].endswith(" %, within tolerance")
+    assert keys[1:] == [f"noise between repeats: ±{100 * noise:.2f} % (95 %)", "tolerance: ±2 %"]
+    assert panel_figure(panel).axes[0].get_ylabel() == "loss relative to bf16 (%)"
+
+
+def test_of_a_study_over_the_learning_rate_pictures_of_the_loss_come_first(tmp_path: Path) -> None:
+    points = [({"train.lr": lr}, 1, 1, Made(iterations=30, arguments={"lr": lr})) for lr in (1e-4, 2e-4)]
+    names = [picture.name for picture in pictures(of(write_study(tmp_path, points), gpu=None))]
+    assert names[:2] == ["loss_end", "loss"]
 
 
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -78,7 +178,7 @@ def test_the_ending_decides(real: Comparison, tmp_path: Path, ending: str, magic
 
 def test_a_folder_gets_a_file_each(real: Comparison, tmp_path: Path) -> None:
     files = write_plots(real, tmp_path / "pictures")
-    assert [f.name for f in files][:2] == ["throughput.png", "tflops.png"]
+    assert [f.name for f in files][:2] == ["throughput.png", "step_time.png"]
     assert all(f.stat().st_size > 5000 for f in files)
 
 
@@ -98,38 +198,27 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, real: Comparison, t
     assert "fp8launch[plots]" in problem.fix
 
 
-def test_drawing_warns_of_nothing(real: Comparison, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    write_plots(real, tmp_path / "a.svg")
-    assert [str(w.message) for w in recwarn] == []
+@pytest.mark.parametrize("name", ["x", "a name that is longer than any picture is wide " * 4])
+def test_drawing_warns_of_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder, name: str) -> None:
+    """Long names left the axes no room: "constrained_layout not applied"."""
+    points = [({"env.A": f"{name}{i}"}, 1, 1, Made(iterations=12, loss=lambda i: 3.0)) for i in range(9)]
+    comparison = of(write_study(tmp_path, points), gpu=None)
+    write_plots(comparison, tmp_path / "a.png")
+    to_html(comparison)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_no_variant_is_cut(tmp_path: Path) -> None:
-    """The ninth variant was missing from the pictures of step time, speed and loss."""
+    """The ninth variant was missing from the pictures of step time and loss."""
     points = [({"lr": i}, 1, 1, Made(ms=lambda n, i=i: 1000.0 + 10 * i, iterations=12)) for i in range(11)]
-    comparison = compare(read_runs([str(write_study(tmp_path, points))]))
-    found = pictures(comparison)
-    for name in ("step_time", "speed", "loss"):
-        mine = [picture for picture in found if picture.name.startswith(name)]
-        assert len(mine) == 2
-        assert mine[1].title.endswith("(2 of 2)")
-        drawn = [axis for picture in mine for axis in figure_of([picture]).axes]
-        labels = [text.get_text() for axis in drawn for text in axis.get_legend().get_texts()]
-        assert sorted(labels) == sorted(entry.row.label for entry in comparison.entries)
-        for axis in drawn:
-            colours = [line.get_color() for line in axis.get_legend().get_lines()]
-            assert len(set(colours)) == len(colours)
-    files = write_plots(comparison, tmp_path / "pictures")
-    assert {"loss.png", "loss_2.png"} <= {file.name for file in files}
-
-
-def test_sizes_that_a_picture_leaves_out_are_named(tmp_path: Path) -> None:
-    points = [
-        ({"lr": i}, nodes, 1, Made(iterations=12, world=8 * nodes, batch=64 * nodes))
-        for i in range(5)
-        for nodes in (1, 2)
-    ]
-    found = pictures(compare(read_runs([str(write_study(tmp_path, points))])))
-    assert next(p for p in found if p.name == "loss").remark == "each variant at its smallest size"
+    comparison = of(write_study(tmp_path, points), gpu=None)
+    for name in ("step_time", "loss"):
+        panels = [panel for panel in named(comparison, name).panels if panel.keys]
+        assert [panel.title.partition(",")[0] for panel in panels] == ["1 of 2", "2 of 2"]
+        shown = [key.text.partition(":")[0] for panel in panels for key in panel.keys]
+        assert sorted(shown) == sorted(entry.row.label for entry in comparison.entries)
+        for panel in panels:
+            assert len({key.colour for key in panel.keys}) == len(panel.keys)
 
 
 @pytest.fixture
@@ -148,10 +237,8 @@ def test_an_axis_has_one_unit(mixed: Comparison) -> None:
     assert [bar.get_width() for bar in throughput.patches] == [full.tokens.median]
     assert "not known" in [text.get_text() for text in throughput.texts]
     times = axes(mixed, "step_time_bars")
-    assert times.get_xlabel() == "ms"
+    assert times.get_xlabel() == "ms per iteration"
     assert [bar.get_width() for bar in times.patches] == [full.step_time.median, bare.step_time.median]
-    speed = next(picture for picture in pictures(mixed) if picture.name == "speed")
-    assert speed.remark == "not shown, tokens/s/GPU not known:  _bare"
 
 
 def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
@@ -162,5 +249,6 @@ def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
         log.write_text(text)
     comparison = compare(read_runs([str(log) for log in logs]))
     write_plots(comparison, tmp_path / "all.png")
-    labels = [text.get_text() for text in axes(comparison, "loss").get_legend().get_texts()]
-    assert labels == ["$$a_{$x", " _b"]
+    assert words(named(comparison, "loss")) == ["$$a_{$x", "_b"]
+    legend = figure_of([named(comparison, "loss")]).legends[0]
+    assert [text.get_text().strip().partition(":")[0] for text in legend.get_texts()] == ["$$a_{$x", "_b"]

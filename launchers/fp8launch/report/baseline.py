@@ -28,11 +28,28 @@ def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[Com
 
 
 def _default_baseline(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Unquantized rows if another row did the same work, else the first variant of those that have most in common.
+
+    So a single row of other work than the rest is the one that cannot be compared, whatever its precision.
+    """
+    partners = _partners(rows)
     for name in UNQUANTIZED:
         plain = [row for row in rows if row.facts.get("precision") == name]
-        if plain and len(plain) < len(rows):
+        others = [row for row in rows if row not in plain]
+        if plain and others and (not partners or any(_alike(a, b) for a in others for b in plain)):
             return plain
-    return [row for row in rows if row.label == rows[0].label]
+    first = max(rows, key=lambda row: partners.get(row.name, 0))
+    return [row for row in rows if row.label == first.label]
+
+
+def _alike(a: ComparisonRow, b: ComparisonRow) -> bool:
+    return speed_comparability(a.facts, b.facts).comparable
+
+
+def _partners(rows: Sequence[ComparisonRow]) -> dict[str, int]:
+    """With how many rows each row can be compared, where there are any."""
+    counts = {a.name: sum(a.label != b.label and _alike(a, b) for b in rows) for a in rows}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _is_meant(row: ComparisonRow, wanted: str) -> bool:

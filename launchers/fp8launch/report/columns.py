@@ -135,8 +135,7 @@ def _spread(measure: Measure | None, digits: int) -> str:
     """`median ± half the interquartile range`; with repeats, half the range of the runs' medians instead."""
     if measure is None:
         return NONE
-    width = max(measure.runs) - min(measure.runs) if len(measure.runs) > 1 else measure.iqr
-    return f"{_number(measure, digits)} ± {width / 2:,.{digits}f}"
+    return f"{_number(measure, digits)} ± {measure.spread:,.{digits}f}"
 
 
 def _runs_text(entry: Entry) -> str:

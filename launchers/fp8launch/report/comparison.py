@@ -17,7 +17,7 @@ from fp8launch.report.differences import (
     speed_comparability,
 )
 from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
-from fp8launch.report.loss_summary import loss_summary
+from fp8launch.report.loss_summary import compares_learning, loss_summary
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.run_data import NOT_SUBMITTED, RunData, with_unset
 from fp8launch.report.run_report import RunReport, Statistic
@@ -56,6 +56,11 @@ class Comparison:
     @property
     def valid(self) -> bool:
         return not self.problems
+
+    @property
+    def about_loss(self) -> bool:
+        """Whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
+        return compares_learning([entry.row.runs for entry in self.entries])
 
     def ratios(self) -> Iterator[tuple[str, Entry, Ratio]]:
         """Yield every ratio by its name, `speed-up` or `scaling`, with its entry."""

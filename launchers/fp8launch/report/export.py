@@ -15,14 +15,15 @@ from rich.text import Text
 from fp8launch.diagnostics import printable
 from fp8launch.report.columns import Table, csv_names, csv_row, main_table
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.conclusion import conclusion
 from fp8launch.report.remarks import difference_lines, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return GitHub's Markdown: the table, remarks, differences, parity, commands."""
-    parts = [_markdown_table(main_table(comparison.entries))]
-    lines = [f"**not valid**: {_escaped(problem)}" for problem in comparison.problems]
+    """Return GitHub's Markdown: the conclusion, the table, remarks, differences, parity, commands."""
+    parts = [f"**{_escaped(conclusion(comparison))}**", _markdown_table(main_table(comparison.entries))]
+    lines = [f"**unlike**: {_escaped(problem)}" for problem in comparison.problems]
     lines += map(_escaped, [*remarks(comparison), RULE_NOTE])
     parts.append(_bullets(lines))
     phases = phases_table(comparison)
@@ -89,6 +90,7 @@ def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableT
     `width` is that of the terminal in columns, where there is one: what is not needed to compare is left out there.
     """
     parts: list[RenderableType] = [_rich_table(main_table(comparison.entries), width), Text("")]
+    parts += [Text(conclusion(comparison), style="bold"), Text("")]
     phases = phases_table(comparison)
     if phases:
         parts += [_rich_table(phases, width), Text("")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fp8launch.report.differences import Facts
@@ -25,6 +25,11 @@ class Measure:
     n: int
     interval: Interval | None
 
+    @property
+    def spread(self) -> float:
+        """The ± of tables and error bars: half the range of the runs, for a single run half its interquartile range."""
+        return (max(self.runs) - min(self.runs) if len(self.runs) > 1 else self.iqr) / 2
+
     def as_json(self) -> dict[str, object]:
         ci95 = self.interval.as_json() if self.interval else None
         return {"median": self.median, "runs": list(self.runs), "iqr": self.iqr, "n": self.n, "ci95_mean": ci95}
@@ -32,11 +37,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """All runs of one variant on one number of GPUs. Only those that ended as planned give numbers."""
+    """All runs of one variant on one number of GPUs. Only those that ended as planned give numbers.
+
+    `by_gpus`: the number of nodes does not tell the rows of a variant apart.
+    """
 
     label: str
     runs: tuple[RunData, ...]
     notes: tuple[str, ...] = ()
+    by_gpus: bool = False
 
     @property
     def good(self) -> tuple[RunData, ...]:
@@ -60,11 +69,16 @@ class ComparisonRow:
         return value if isinstance(value, int) else None
 
     @property
+    def size(self) -> str:
+        """`2 nodes`, `8 GPUs`, or nothing where neither is known."""
+        if self.nodes and not (self.by_gpus and self.world):
+            return f"{self.nodes} node{'s' * (self.nodes > 1)}"
+        return f"{self.world} GPU{'s' * (self.world > 1)}" if self.world else ""
+
+    @property
     def name(self) -> str:
         """The label with the size, which together no other row has."""
-        if self.nodes:
-            return f"{self.label}, {self.nodes} node{'s' * (self.nodes > 1)}"
-        return f"{self.label}, {self.world} GPU{'s' * (self.world > 1)}" if self.world else self.label
+        return ", ".join(filter(None, (self.label, self.size)))
 
     @property
     def status(self) -> str:
@@ -100,10 +114,11 @@ def group_runs(runs: Sequence[RunData]) -> list[ComparisonRow]:
         grouped.setdefault((label, size), []).append(run)
     order = list(dict.fromkeys(labels))
     found = sorted(grouped.items(), key=lambda item: (order.index(item[0][0]), _number(item[0][1])))
-    return [
+    rows = [
         ComparisonRow(label, tuple(same), tuple(n for r in same for n in notes.get(r.name, ())))
         for (label, _), same in found
     ]
+    return rows if len({row.name for row in rows}) == len(rows) else [replace(row, by_gpus=True) for row in rows]
 
 
 def _number(value: object) -> float:

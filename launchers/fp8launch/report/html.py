@@ -11,54 +11,77 @@ from datetime import datetime
 from fp8launch import __version__
 from fp8launch.report.columns import NONE, Table, main_table
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.plot_style import INK, Picture
-from fp8launch.report.plots import available, figure_of, pictures
+from fp8launch.report.conclusion import conclusion, unlike_rows
+from fp8launch.report.plot_rows import MOST_BARS
+from fp8launch.report.plot_style import INK, Key, Panel, Picture
+from fp8launch.report.plots import available, panel_figure, pictures
 from fp8launch.report.remarks import LEGEND, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
 
-# Narrow, so that its letters stay legible at the width of a phone.
-_SIZE = (4.4, 3.3)
-
 _STYLE = """
 :root { color-scheme: light dark; --ink: #24272b; --paper: #ffffff; --soft: #f2f4f6; --line: #d5d9de; --bad: #b3261e;
-  --good: #1b7a3d; --quiet: #5b636d }
+  --quiet: #5b636d }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e7ea; --paper: #16181b; --soft: #212428; --line: #3a3f45;
-  --bad: #ff8a80; --good: #7bd88f; --quiet: #a2abb5 } }
+  --bad: #ff8a80; --quiet: #a2abb5 } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
-main { max-width: 1200px; margin: 0 auto; padding: 1rem }
-h1 { font-size: 1.5rem; margin: .2rem 0 }
+main { max-width: 1280px; margin: 0 auto; padding: 1rem }
+h1 { font-size: 1.35rem; line-height: 1.35; margin: .4rem 0; max-width: 60rem }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
-p, li { overflow-wrap: anywhere }
-.quiet { color: var(--quiet); font-size: .9rem }
-.verdict { border-left: 4px solid var(--good); background: var(--soft); padding: .6rem 1rem; margin: 1rem 0 }
-.verdict.bad { border-color: var(--bad) }
+h3 { font-size: 1rem; margin: 0 } h4 { font-size: .88rem; font-weight: 600; margin: 0 }
+p, li, h1, h4 { overflow-wrap: anywhere }
+.quiet { color: var(--quiet); font-size: .9rem; margin: .3rem 0 }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .35rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
-thead th { background: var(--soft); font-weight: 600; min-width: 5rem }
-tbody th { font-weight: 600; background: var(--paper); position: sticky; left: 0;
-  min-width: min(11rem, 30vw); max-width: 12rem; overflow-wrap: anywhere }
+thead th { background: var(--soft); font-weight: 600 }
+tbody th { font-weight: 600; background: var(--paper); position: sticky; left: 0 }
 tbody tr:last-child > * { border-bottom: 0 }
-td { min-width: 6rem }
-.number { min-width: 0; text-align: right; white-space: nowrap }
-thead .number { white-space: normal }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 1rem }
-figure { margin: 0; max-width: 620px }
-svg { width: 100%; height: auto; display: block }
+.name span { white-space: nowrap }
+.number { text-align: right }
+.interval { display: block; color: var(--quiet) }
+tr.bad > th { border-left: 4px solid var(--bad) }
+.why { display: block; color: var(--bad); font-weight: 400; max-width: 22rem }
+.pictures { display: grid; gap: 1.6rem 1rem; grid-auto-flow: dense }
+figure { margin: 0; border-top: 1px solid var(--line); padding-top: .6rem; min-width: 0 }
+.panels { display: grid; gap: .8rem 1rem }
+.panel { max-width: 620px; min-width: 0 }
+.key { list-style: none; margin: .2rem 0; padding: 0; font-size: .85rem; display: flex; flex-wrap: wrap;
+  gap: .1rem 1rem }
+.key li { display: flex; gap: .45rem; overflow-wrap: normal } .panel .key li { width: 100% }
+.key svg { width: 30px; height: 1.3rem; flex: none }
+.panel > svg { width: 100%; height: auto; display: block }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 6px; font-size: .85rem }
+@media (min-width: 720px) { .pictures, .w2 .panels, .w3 .panels { grid-template-columns: 1fr 1fr }
+  .w2, .w3 { grid-column: span 2 } }
+@media (min-width: 1080px) { .pictures, .w3 .panels { grid-template-columns: 1fr 1fr 1fr } .w3 { grid-column: span 3 } }
+@media (max-width: 719px) {
+  .scroll { border: 0 } table, tbody, tr, td, tbody th { display: block } thead { display: none }
+  tr { border: 1px solid var(--line); border-radius: 6px; margin: 0 0 .7rem; overflow: hidden }
+  tbody th { position: static; background: var(--soft) }
+  td, td.number { display: flex; justify-content: space-between; gap: 1rem; text-align: right;
+    overflow-wrap: anywhere }
+  td::before { content: attr(data-label); color: var(--quiet); text-align: left; flex: none; max-width: 60% }
+  td:empty { display: none }
+}
 """
 
 
 def to_html(comparison: Comparison) -> str:
     """Render the whole report. Pictures are left out where matplotlib is missing."""
-    parts = [_head(comparison), _section("Results", _html_table(main_table(comparison.entries)), _legend(comparison))]
+    condemned = unlike_rows(comparison)
+    results = _html_table(main_table(comparison.entries), [condemned.get(e.row.name, "") for e in comparison.entries])
+    tables = [_section("Results", results, _legend(comparison))]
     phases = phases_table(comparison)
     if phases:
-        parts.append(_section("Phases", _html_table(phases)))
+        tables.append(_section("Phases", _html_table(phases)))
     drawn = pictures(comparison) if available() else []
+    shown = []
     if drawn:
-        parts.append(_section("Pictures", '<div class="pictures">' + "".join(map(_figure, drawn)) + "</div>"))
+        shown.append(_section("Pictures", '<div class="pictures">' + "".join(map(_figure, drawn)) + "</div>"))
+    # A long table says less at a glance than pictures do.
+    long = len(comparison.entries) > MOST_BARS
+    parts = [_head(comparison), *(shown + tables if long else tables + shown)]
     parts.append(_section("Remarks", _list([*remarks(comparison), RULE_NOTE])))
     differences = differences_table(comparison)
     if differences.rows:
@@ -79,22 +102,13 @@ def to_html(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> str:
+    """The conclusion, and below it what was compared."""
     runs = len(comparison.runs())
     made = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     labels = list(dict.fromkeys(entry.row.label for entry in comparison.entries))
-    title = "Comparison of " + (", ".join(labels) if len(labels) <= 4 else f"{len(labels)} variants")
-    if not comparison.valid:
-        verdict = "This comparison is not valid."
-    elif any(not one.axis for one in comparison.differences):
-        verdict = "The runs can be compared; other differences are listed below."
-    else:
-        verdict = "The runs can be compared."
-    reasons = _list(comparison.problems) if comparison.problems else ""
-    return (
-        f"<h1>{html.escape(title)}</h1>"
-        f'<p class="quiet">fp8launch {html.escape(__version__)}, {made}, {runs} run{"" if runs == 1 else "s"}</p>'
-        f'<div class="verdict{"" if comparison.valid else " bad"}"><strong>{verdict}</strong>{reasons}</div>'
-    )
+    title = "; ".join(labels) if len(labels) <= 4 else f"{len(labels)} variants"
+    about = f"Comparison of {title}: {runs} run{'' if runs == 1 else 's'}. fp8launch {__version__}, {made}"
+    return f'<h1>{html.escape(conclusion(comparison))}</h1><p class="quiet">{html.escape(about)}</p>'
 
 
 def _section(title: str, *body: str) -> str:
@@ -111,20 +125,58 @@ def _legend(comparison: Comparison) -> str:
     return f'<p class="quiet">{html.escape("; ".join(found))}</p>' if found else ""
 
 
-def _html_table(table: Table) -> str:
-    def cell(tag: str, text: str, number: bool, scope: str = "") -> str:
-        kind = ' class="number"' if number else ""
-        return f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>"
+def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
+    """Render a table whose first column names the row. `condemned` says for each row why it is unlike, or nothing.
 
-    head = "".join(cell("th", h, n, ' scope="col"') for h, n in zip(table.headers, table.numbers, strict=True))
-    body = "".join(
-        "<tr>"
-        + cell("th", row[0], False, ' scope="row"')
-        + "".join(cell("td", text, n) for text, n in zip(row[1:], table.numbers[1:], strict=True))
-        + "</tr>"
-        for row in table.rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    On a phone each row becomes a block of names and values, so nothing is cut and nothing scrolls sideways.
+    """
+    heads = []
+    for text, number in zip(table.headers, table.numbers, strict=True):
+        heads.append(f'<th scope="col"{_class(number)}>{html.escape(text)}</th>')
+    body = []
+    for i, row in enumerate(table.rows):
+        why = condemned[i] if condemned else ""
+        reason = f'<small class="why">unlike: {_breakable(why)}</small>' if why else ""
+        cells = [f'<th scope="row" class="name">{_whole(row[0])}{reason}</th>']
+        for header, text, number in zip(table.headers[1:], row[1:], table.numbers[1:], strict=True):
+            shown = _number(text) if number else _breakable(text, 12)
+            cells.append(f'<td{_class(number)} data-label="{html.escape(header)}">{shown}</td>')
+        kind = ' class="bad"' if why else ""
+        body.append(f"<tr{kind}>{''.join(cells)}</tr>")
+    inner = f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll"><table>{inner}</table></div>'
+
+
+def _number(text: str) -> str:
+    """A number that breaks before ± and `of` where room is short, with its interval on a line of its own."""
+    value, bracket, interval = html.escape(text).partition(" [")
+    value = value.replace("± ", "±&nbsp;").replace("of ", "of&nbsp;")
+    return f'{value} <small class="interval">[{interval}</small>' if bracket else value
+
+
+def _class(number: bool) -> str:
+    return ' class="number"' if number else ""
+
+
+# A part of a name that is longer than this does not fit a phone: it may break behind a separator.
+_LONGEST_PART = 36
+_LONGEST_NAME = 40
+
+
+def _whole(name: str) -> str:
+    """A name that breaks between its parts only, and only if it is long."""
+    if len(name) <= _LONGEST_NAME:
+        return f"<span>{html.escape(name)}</span>"
+    parts = []
+    for part in name.split(", "):
+        parts.append(_breakable(part) if len(part) > _LONGEST_PART else f"<span>{html.escape(part)}</span>")
+    return ", ".join(parts)
+
+
+def _breakable(text: str, longest: int = _LONGEST_PART) -> str:
+    """A text, such as a path, that may break behind its separators, but not inside a word or a number."""
+    shown = html.escape(text)
+    return re.sub(r"([/_=:-](?=\w)|[.,](?=[A-Za-z]))", r"\1<wbr>", shown) if len(text) > longest else shown
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -151,18 +203,57 @@ _IDS = r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.a
 
 
 def _figure(picture: Picture) -> str:
-    return f'<figure role="img" aria-label="{html.escape(picture.title)}">{_svg(picture)}</figure>'
+    remark = f'<p class="quiet">{html.escape(picture.remark)}</p>' if picture.remark else ""
+    panels = "".join(_panel(picture, i) for i in range(len(picture.panels)))
+    return (
+        f'<figure class="w{picture.width}" id="picture-{picture.name}"><h3>{html.escape(picture.title)}</h3>{remark}'
+        f'{_keys(picture.keys)}<div class="panels">{panels}</div></figure>'
+    )
 
 
-def _svg(picture: Picture) -> str:
-    """The picture with its letters as text, in the page's colours, and without what a page does not need."""
+def _panel(picture: Picture, i: int) -> str:
+    panel = picture.panels[i]
+    title = f"<h4>{html.escape(panel.title)}</h4>" if panel.title else ""
+    label = html.escape(", ".join(filter(None, (picture.title, panel.title))))
+    svg = _svg(panel, f"{picture.name}-{i}").replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    return f'<div class="panel">{title}{svg}{_keys(panel.keys)}</div>'
+
+
+def _keys(keys: Sequence[Key]) -> str:
+    """A legend in the page's own text, which wraps where a picture would cut it."""
+    entries = "".join(f"<li>{_swatch(key)}<span>{_breakable(key.text)}</span></li>" for key in keys)
+    return f'<ul class="key">{entries}</ul>' if keys else ""
+
+
+_DASH_LENGTHS = {"--": "6 3", ":": "2 2", "-.": "6 2 2 2"}
+_MARKER_SHAPES = {
+    "s": '<path d="M11 6h8v8h-8z"/>',
+    "D": '<path d="M15 5l5 5-5 5-5-5z"/>',
+    "^": '<path d="M15 5l5 9H10z"/>',
+    "v": '<path d="M15 15l5-9H10z"/>',
+}
+
+
+def _swatch(key: Key) -> str:
+    colour = "var(--ink)" if key.colour == INK else key.colour
+    if key.shape != "line":
+        drawn = f'<path d="M2 4h26v12H2z" opacity="{1 if key.shape == "bar" else 0.2}"/>'
+    else:
+        dash = f' stroke-dasharray="{_DASH_LENGTHS[key.dash]}"' if key.dash in _DASH_LENGTHS else ""
+        drawn = f'<path d="M1 10h28" stroke="{colour}" stroke-width="2"{dash}/>'
+        if key.marker:
+            drawn += _MARKER_SHAPES.get(key.marker, '<circle cx="15" cy="10" r="4"/>')
+    return f'<svg viewBox="0 0 30 20" fill="{colour}" aria-hidden="true">{drawn}</svg>'
+
+
+def _svg(panel: Panel, name: str) -> str:
+    """The panel with its letters as text, in the page's colours, and without what a page does not need."""
     import matplotlib as mpl
 
     # A salt of its own keeps the ids of one picture from meaning something in another.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         out = io.StringIO()
-        figure = figure_of([picture], size=_SIZE)
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        panel_figure(panel).savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
@@ -175,6 +266,8 @@ def _tag(match: re.Match[str]) -> str:
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", match[0])
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
     text = re.sub(_IDS, "", text)
+    # A hundredth of a point is far below a pixel.
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*|font-family: [^;\"]*", _font, text)
     return text.replace(INK, "var(--ink)").replace(INK.lower(), "var(--ink)")
 

@@ -46,6 +46,21 @@ def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[floa
     return _within_runs(ours[0], base[0])
 
 
+def difference_interval(ours: Sequence[float], base: Sequence[float]) -> Interval:
+    """Welch's interval of mean(ours) - mean(base). Both need two values at least."""
+    low, high, method = _welch(ours, base)
+    return Interval(low, high, "runs", method)
+
+
+def _welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, str]:
+    va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+    spread = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
+    freedom = (va + vb) ** 2 / spread if spread else len(a) + len(b) - 2
+    half = t_quantile(freedom) * math.sqrt(va + vb)
+    centre = statistics.fmean(a) - statistics.fmean(b)
+    return centre - half, centre + half, f"Welch t over {len(a)} and {len(b)} runs"
+
+
 def mean_interval(runs: Sequence[float]) -> Interval | None:
     """The t interval of the mean of the runs' medians; None for a single run."""
     if len(runs) < 2:
@@ -63,18 +78,13 @@ def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Welch's interval; if one side has a single run, the other side's relative spread is used for both."""
     a, b = [math.log(x) for x in mine], [math.log(x) for x in theirs]
     if len(a) > 1 and len(b) > 1:
-        va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
-        error = math.sqrt(va + vb)
-        spread = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
-        freedom = (va + vb) ** 2 / spread if spread else len(a) + len(b) - 2
-        method = f"Welch t over {len(a)} and {len(b)} runs"
-    else:
-        several = a if len(a) > 1 else b
-        freedom = len(several) - 1
-        error = statistics.stdev(several) * math.sqrt(1 / len(a) + 1 / len(b))
-        method = f"t over {len(a)} and {len(b)} runs, the spread of the repeated side taken for both"
+        low, high, method = _welch(a, b)
+        return Interval(math.exp(low), math.exp(high), "runs", method)
+    several = a if len(a) > 1 else b
+    error = statistics.stdev(several) * math.sqrt(1 / len(a) + 1 / len(b))
     centre = statistics.fmean(a) - statistics.fmean(b)
-    half = t_quantile(freedom) * error
+    half = t_quantile(len(several) - 1) * error
+    method = f"t over {len(a)} and {len(b)} runs, the spread of the repeated side taken for both"
     return Interval(math.exp(centre - half), math.exp(centre + half), "runs", method)
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from fp8launch.report.differences import UNLIKE
 from fp8launch.report.parity import losses
 from fp8launch.report.run_data import RunData
 
@@ -23,7 +24,7 @@ _LARGEST = 50.0
 class LossSummary:
     """Losses in nats, each the median over a row's runs. `spread` is the range of the runs' smoothed losses.
 
-    `iterations` were smoothed in each run; `runs` have a loss.
+    `iterations` were smoothed in each run; `runs` have a loss; `values` are their smoothed losses.
     """
 
     last: float
@@ -32,9 +33,10 @@ class LossSummary:
     spread: float
     iterations: int
     runs: int
+    values: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self)
+        return {**asdict(self), "values": list(self.values)}
 
     @property
     def text(self) -> str:
@@ -63,10 +65,15 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
         spread=max(smoothed) - min(smoothed),
         iterations=min(end[2] for end in ends),
         runs=len(ends),
+        values=tuple(smoothed),
     )
 
 
 def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
-    """Return whether rows differ in how they learn (learning rate, seed, optimizer): then the loss is the result."""
-    known = [runs[0].facts for runs in rows if runs]
-    return any(len({str(facts.get(name)) for facts in known}) > 1 for name in LEARNING)
+    """Return whether rows of one precision and one amount of work differ in how they learn (learning rate, seed,
+    optimizer): then the loss is the result."""
+    alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for facts in (runs[0].facts for runs in rows if runs):
+        work = tuple(str(facts.get(name)) for name in ("precision", *sorted(UNLIKE)))
+        alike.setdefault(work, set()).add(tuple(str(facts.get(name)) for name in LEARNING))
+    return any(len(different) > 1 for different in alike.values())

@@ -1,7 +1,8 @@
-"""Pictures of rows: bars, scaling over GPUs, everything over the sequence length."""
+"""Pictures of rows: bars, and lines over the sequence length and the number of GPUs."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,261 +10,335 @@ from typing import Any
 
 from fp8launch.report.columns import Entry, Published, ratio_mark
 from fp8launch.report.grouping import Measure
+from fp8launch.report.plot_encoding import Encoding, Lines, Size, grouped, length, lines_of, world
 from fp8launch.report.plot_style import (
+    HEIGHT,
     INK,
-    MOST_LINES,
+    Panel,
     Picture,
-    by_variant,
+    doubling_axis,
     few_ticks,
     left_out,
-    legend_below,
-    legend_text,
-    marker_of,
-    name_of,
-    paged,
-    plain_log_ticks,
-    series_of,
+    plain,
     thousands,
-    wrapped,
 )
 
-Value = Callable[[Entry], float | None]
-Colours = dict[str, str]
+
+@dataclass(frozen=True)
+class Value:
+    """A number with half the width of its error bar."""
+
+    number: float
+    spread: float = 0.0
+
+
+Of = Callable[[Entry], Value | None]
+
+
+def _of(measure: Measure | None, scale: float = 1.0) -> Value | None:
+    return Value(scale * measure.median, scale * measure.spread) if measure else None
+
+
+def _total(entry: Entry) -> Value | None:
+    return _of(entry.tokens, entry.row.world) if entry.row.world else None
+
+
+def _memory(entry: Entry) -> Value | None:
+    return Value(entry.peak_memory_mib / 1024) if entry.peak_memory_mib else None
+
+
+def _loss(entry: Entry) -> Value | None:
+    return Value(entry.loss.smoothed, entry.loss.spread / 2) if entry.loss else None
+
+
+# --- Bars -----------------------------------------------------------------------------------------------------------
+
+# More bars than this are no picture where lines show the same numbers.
+MOST_BARS = 16
+# What a second line of a name takes, in rows; letters of a line.
+_MORE = 0.4
+_LINE = 56
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A picture of bars: one quantity in one unit. `text` stands at the end of a bar."""
+    """A picture of bars: one quantity in one unit. `text` stands at the end of a bar, `detail` behind its name.
+
+    With `zero` false the axis need not start at zero, and points stand for bars.
+    """
 
     name: str
     title: str
     unit: str
-    measure: Callable[[Entry], Measure | None]
-    published: Callable[[Published], float | None]
-    text: Callable[[Entry, float], str]
+    value: Of
+    text: Callable[[Entry, Value], str]
+    detail: Callable[[Entry], str] = lambda entry: ""
+    published: Callable[[Published], float | None] = lambda published: None
+    zero: bool = True
 
 
-def _with_gain(entry: Entry, value: float, units: Sequence[str]) -> str:
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
+
+
+def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
     """The value, with the speed-up where that is a ratio of such values."""
-    text = f"{value:,.0f}" if value >= 100 else f"{value:,.4g}"
+    text = _number(value.number)
     speedup = entry.speedup
     if speedup is None or speedup.value is None or speedup.against == entry.row.name or speedup.unit not in units:
         return text
+    if speedup.interval and speedup.interval.low < 1 < speedup.interval.high:
+        return f"{text}  no difference seen"
     return f"{text}  {speedup.value:.2f}×{ratio_mark(speedup)}"
 
 
-def _with_mfu(entry: Entry, value: float) -> str:
-    mfu = f" ({100 * entry.mfu.median:.0f} % of {entry.peak_tflops:g})" if entry.mfu else ""
-    return f"{value:,.4g}{mfu}"
+def _flops(entry: Entry) -> str:
+    if not entry.tflops:
+        return ""
+    mfu = f", {100 * entry.mfu.median:.0f} % of {entry.peak_tflops:g}" if entry.mfu else ""
+    return f"{entry.tflops.median:.0f} TFLOP/s{mfu}"
 
 
 THROUGHPUT = Bars(
     "throughput",
     "Throughput",
     "tokens/s/GPU",
-    lambda entry: entry.tokens,
-    lambda published: published.tokens_per_s_per_gpu,
+    lambda entry: _of(entry.tokens),
     lambda entry, value: _with_gain(entry, value, ["tokens/s/GPU"]),
+    _flops,
+    lambda published: published.tokens_per_s_per_gpu,
 )
 STEP_TIME = Bars(
     "step_time_bars",
     "Step time",
-    "ms",
-    lambda entry: entry.step_time,
-    lambda published: None,
+    "ms per iteration",
+    lambda entry: _of(entry.step_time),
     lambda entry, value: _with_gain(entry, value, ["iterations/s", "samples/s/GPU"]),
 )
-TFLOPS = Bars(
-    "tflops",
-    "Model TFLOP/s and MFU",
-    "model TFLOP/s/GPU; in brackets MFU and its peak",
-    lambda entry: entry.tflops,
-    lambda published: published.tflops_per_gpu,
-    _with_mfu,
+MEMORY = Bars(
+    "memory",
+    "Peak memory",
+    "GiB on the fullest GPU",
+    _memory,
+    lambda entry, value: f"{value.number:,.1f}",
+)
+LOSS = Bars(
+    "loss_end",
+    "Loss at the end",
+    "loss (axis does not start at 0)",
+    _loss,
+    lambda entry, value: f"{value.number:.4f}",
+    zero=False,
 )
 
 
-def draw_bars(ax: Any, entries: Sequence[Entry], colours: Colours, bars: Bars) -> None:
-    """Draw a bar from zero for each row, its runs as dots, the published figure as a line across it."""
-    highest = 0.0
-    for i, entry in enumerate(entries):
-        measure = bars.measure(entry)
-        if measure is None:
-            ax.annotate("not known", (0, i), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+def bar_picture(entries: Sequence[Entry], encoding: Encoding, bars: Bars) -> list[Picture]:
+    """Return a bar from zero for each row, or nothing where no row has the quantity."""
+    if not any(map(bars.value, entries)):
+        return []
+    sized = len({entry.row.size for entry in entries}) > 1
+    names = [_name(entry.row.name if sized else entry.row.label, bars.detail(entry)) for entry in entries]
+    rows = sum(1 + _MORE * text.count("\n") for text in names)
+    draw = partial(draw_bars, entries=entries, names=names, encoding=encoding, bars=bars)
+    tall = (0.65 + 0.4 * rows) / HEIGHT
+    return [Picture(bars.name, bars.title, (Panel(draw, tall=tall, left=0.1),))]
+
+
+def _name(name: str, detail: str) -> str:
+    """The row's name above its bar, in lines that break between words, and the detail."""
+    lines = textwrap.wrap(plain(name), _LINE, break_long_words=False, break_on_hyphens=False)
+    if detail and len(lines[-1]) + len(detail) + 3 <= _LINE + 4:
+        lines[-1] += f" · {detail}"
+    elif detail:
+        lines.append(detail)
+    return "\n".join(lines)
+
+
+def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding: Encoding, bars: Bars) -> None:
+    """Draw a bar for each row, its runs' spread as an error bar, the published figure as a line across it."""
+    found = [value for entry in entries if (value := bars.value(entry))]
+    highest = max(value.number + value.spread for value in found)
+    lowest = 0.0
+    if not bars.zero:
+        low = min(value.number - value.spread for value in found)
+        lowest = low - 0.15 * (highest - low or 0.1 * highest)
+    top = 0.0
+    place = {"textcoords": "offset points", "fontsize": 8}
+    for entry, name in zip(entries, names, strict=True):
+        top += _MORE * name.count("\n")
+        ax.annotate(name, (0, top), (1, 0), xycoords=("axes fraction", "data"), va="bottom", **place)
+        at, value = top + 0.28, bars.value(entry)
+        top += 1
+        if value is None:
+            ax.annotate("not known", (lowest, at), (6, 0), va="center", **place)
             continue
-        ax.barh(i, measure.median, color=colours[entry.row.label], height=0.62)
-        if len(measure.runs) > 1:
-            ax.plot(measure.runs, [i] * len(measure.runs), "o", color="white", markeredgecolor=INK, markersize=3)
+        colour = encoding.colour(entry)
+        if bars.zero:
+            ax.barh(at, value.number, color=colour, height=0.42)
+        else:
+            ax.plot(value.number, at, "o", color=colour)
+        if value.spread:
+            ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
         figure = bars.published(entry.published) if entry.published else None
+        end = value.number + value.spread
         if figure:
-            _draw_published(ax, i, figure, named=not highest)
-        end = max(measure.runs)
-        highest = max(highest, end, figure or 0.0)
-        text = bars.text(entry, measure.median)
-        ax.annotate(text, (end, i), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
-    names = [name_of(entry, entries) for entry in entries]
-    if len(entries) <= MOST_LINES:
-        names = [wrapped(name) for name in names]
-    ax.set_yticks(range(len(entries)), names)
-    ax.set_ylim(len(entries) - 0.4, -0.9)
+            ax.plot([figure] * 2, [at - 0.28, at + 0.28], color=INK, linewidth=1.6, linestyle=":")
+            end = max(end, figure)
+            highest = max(highest, end)
+        text = bars.text(entry, value) + (f"  (published {figure:,.0f})" if figure else "")
+        ax.annotate(text, (end, at), (5, 0), va="center", **place)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(bars.zero)
+    ax.set_ylim(top - 0.35, -0.5)
     # Room for the text at the end of the longest bar.
-    ax.set_xlim(0, highest * 1.5)
+    ax.set_xlim(lowest, lowest + (highest - lowest) * 1.6)
     ax.set_xlabel(bars.unit)
     ax.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
     ax.grid(visible=False, axis="y")
-    ax.xaxis.set_major_locator(few_ticks())
+    ax.xaxis.set_major_locator(few_ticks() if bars.zero else _few())
     ax.xaxis.set_major_formatter(thousands())
 
 
-def _draw_published(ax: Any, row: int, figure: float, named: bool) -> None:
-    ax.plot([figure] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.6, linestyle=":")
-    if named:
-        ax.annotate("published", (figure, row - 0.45), fontsize=7, ha="center", va="bottom")
+def _few() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4)
 
 
-# --- Scaling --------------------------------------------------------------------------------------------------------
-
-
-def scaling_pictures(entries: Sequence[Entry], colours: Colours) -> list[Picture]:
-    """Return total speed and efficiency over GPUs, for the variants that were run on several numbers of them."""
-    if not any(_efficiency(entry) for entry in entries):
-        return []
-    variants = [same for _, same in by_variant(entries)]
-    groups = [variants[i : i + MOST_LINES] for i in range(0, len(variants), MOST_LINES)]
-    pages = [[entry for same in group for entry in same] for group in groups]
-    found = []
-    for name, title, draw, value in (
-        ("scaling", "Scaling", _draw_scaling, _total),
-        ("efficiency", "Scaling efficiency", _draw_efficiency, _efficiency),
-    ):
-        draws = [partial(draw, entries=page, colours=colours) for page in pages if any(map(value, page))]
-        missing = [same[0].row.label for same in variants if not any(map(value, same))]
-        found += paged(name, title, draws, 1.0, left_out(missing, "not known"))
-    return found
-
-
-def _total(entry: Entry) -> float | None:
-    return entry.tokens_total if entry.row.world else None
-
-
-def _efficiency(entry: Entry) -> float | None:
-    if entry.efficiency is None or not entry.efficiency.ratio.value or not entry.row.world:
-        return None
-    return 100 * entry.efficiency.ratio.value
-
-
-def _draw_scaling(ax: Any, entries: Sequence[Entry], colours: Colours) -> None:
-    for label, points in _over_gpus(entries, _total):
-        worlds, totals = zip(*points, strict=True)
-        colour = colours[label]
-        ax.plot(worlds, totals, f"{marker_of(colour)}-", color=colour, label=legend_text(label))
-        ideal = [totals[0] * world / worlds[0] for world in worlds]
-        ax.plot(worlds, ideal, color=colour, linewidth=0.8, linestyle=":")
-    ax.plot([], [], color=INK, linewidth=0.8, linestyle=":", label="ideal")
-    _gpu_axis(ax, entries)
-    ax.set_yscale("log")
-    ax.set_ylabel("tokens/s in all (log scale)")
-    plain_log_ticks(ax.yaxis)
-    ax.legend()
-
-
-def _draw_efficiency(ax: Any, entries: Sequence[Entry], colours: Colours) -> None:
-    modes = {entry.efficiency.mode for entry in entries if entry.efficiency}
-    highest = 100.0
-    for label, points in _over_gpus(entries, _efficiency):
-        colour = colours[label]
-        style = f"{marker_of(colour)}-"
-        ax.plot(*zip(*points, strict=True), style, color=colour, label=legend_text(label), fillstyle="none")
-        highest = max(highest, *(value for _, value in points))
-    ax.axhline(100, color=INK, linewidth=0.8, linestyle=":")
-    _gpu_axis(ax, entries)
-    ax.set_ylim(0, highest * 1.1)
-    ax.set_ylabel(f"speed per GPU, % of the fewest GPUs\n({', '.join(sorted(modes))} scaling)")
-    ax.legend(loc="lower left")
-
-
-def _over_gpus(entries: Sequence[Entry], value: Value) -> list[tuple[str, list[tuple[int, float]]]]:
-    """(GPUs, value) of each variant that has any."""
-    found = []
-    for label, same in by_variant(entries):
-        points = []
-        for entry in same:
-            number = value(entry)
-            if entry.row.world and number is not None:
-                points.append((entry.row.world, number))
-        if points:
-            found.append((label, points))
-    return found
-
-
-def _gpu_axis(ax: Any, entries: Sequence[Entry]) -> None:
-    worlds = sorted({entry.row.world for entry in entries if entry.row.world})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(worlds, [str(world) for world in worlds])
-    ax.minorticks_off()
-    ax.set_xlabel("GPUs (log scale)")
-
-
-# --- Over the sequence length ---------------------------------------------------------------------------------------
-
-_QUANTITIES: tuple[tuple[str, str, Value], ...] = (
-    ("Step time", "ms", lambda entry: entry.step_time.median if entry.step_time else None),
-    ("Tokens per second", "tokens/s/GPU", lambda entry: entry.tokens.median if entry.tokens else None),
-    ("TFLOP/s", "model TFLOP/s/GPU", lambda entry: entry.tflops.median if entry.tflops else None),
-    ("MFU", "% of each data type's own peak", lambda entry: 100 * entry.mfu.median if entry.mfu else None),
-)
+# --- Lines over a size ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A group of variants that differ only in the sequence length."""
+class Quantity:
+    """One quantity over a size. `shared` says that all panels have one scale; `full` is the value of a whole."""
 
-    label: str
-    colour: str
-    points: list[tuple[int, float]]
+    name: str
+    title: str
+    unit: str
+    value: Of
+    shared: bool = False
+    full: float | None = None
 
 
-def sequence_pictures(entries: Sequence[Entry], colours: Colours) -> list[Picture]:
-    """Return each quantity over the sequence length, where that varies."""
-    if len({entry.row.facts.get("seq_length") for entry in entries}) < 2:
-        return []
+def _efficiency(entry: Entry) -> Value | None:
+    if entry.efficiency is None or not entry.efficiency.ratio.value:
+        return None
+    interval = entry.efficiency.ratio.interval
+    spread = 50 * (interval.high - interval.low) if interval else 0.0
+    return Value(100 * entry.efficiency.ratio.value, spread)
+
+
+_TOTAL = Quantity("total", "Aggregate tokens/s", "tokens/s on all GPUs", _total)
+_OVER_LENGTH = (
+    Quantity("tflop_s", "TFLOP/s", "model TFLOP/s/GPU", lambda entry: _of(entry.tflops), shared=True),
+    Quantity("tokens", "Tokens/s", "tokens/s/GPU", lambda entry: _of(entry.tokens)),
+    _TOTAL,
+    Quantity("mfu", "MFU", "% of each data type's own peak", lambda entry: _of(entry.mfu, 100), shared=True),
+)
+_MEMORY_OVER_LENGTH = Quantity("memory", "Peak memory", "GiB on the fullest GPU", _memory, shared=True)
+
+
+def sequence_pictures(entries: Sequence[Entry], encoding: Encoding, memory: bool) -> list[Picture]:
+    """Return quantities over the sequence length, for the lines that have several; `memory` where bars lack room."""
+    several = any((world(entry) or 1) > 1 for entry in entries)
     found = []
-    for title, unit, value in _QUANTITIES:
-        lines, missing = _sequence_lines(entries, colours, value)
-        groups = [lines[i : i + MOST_LINES] for i in range(0, len(lines), MOST_LINES)]
-        draws = [partial(_draw_over_sequence, lines=group, unit=unit) for group in groups]
-        name = f"sequence_{title.split()[0].lower().replace('/', '_')}"
-        found += paged(name, f"{title} over sequence length", draws, 1.0, left_out(missing, "not known"))
+    for quantity in (*_OVER_LENGTH, *([_MEMORY_OVER_LENGTH] if memory else [])):
+        if quantity is _TOTAL and not several:
+            continue
+        over = _Over("sequence", "sequence length", "sequence length (tokens, log scale)", length, world)
+        found += _line_picture(entries, encoding, quantity, over)
     return found
 
 
-def _sequence_lines(entries: Sequence[Entry], colours: Colours, value: Value) -> tuple[list[_Line], list[str]]:
-    """The lines, named by the rest of the label, and the rows that have no point in any."""
-    worlds = {entry.row.world for entry in entries}
-    lines: dict[tuple[str, int | None], _Line] = {}
+def scaling_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]:
+    """Return scaling efficiency over GPUs, and total speed where the sequence length does not have it already."""
+    over = _Over("scaling", "number of GPUs", "GPUs (log scale)", world, length)
+    modes = {entry.efficiency.mode for entry in entries if entry.efficiency}
+    unit = f"speed per GPU, % of the fewest GPUs\n({', '.join(sorted(modes))} scaling)"
+    efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
+    one_length = len({length(entry) for entry in entries}) < 2
+    quantities = (_TOTAL, efficiency) if one_length else (efficiency,)
+    return [picture for quantity in quantities for picture in _line_picture(entries, encoding, quantity, over)]
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The x axis: a size, and the other size, which dashes stand for."""
+
+    name: str
+    title: str
+    label: str
+    size: Size
+    other: Size
+
+
+def _line_picture(entries: Sequence[Entry], encoding: Encoding, quantity: Quantity, over: _Over) -> list[Picture]:
+    """Return one picture, with a panel for each group of rows; nothing where no line has two points."""
+    drawn: list[Entry] = []
     missing = []
-    for entry in entries:
-        length, number = entry.row.facts.get("seq_length"), value(entry)
-        if not isinstance(length, int) or number is None:
-            missing.append(entry.row.name)
-            continue
-        series = series_of(entry)
-        label = series if len(worlds) == 1 else f"{series}, {entry.row.world} GPUs"
-        line = lines.setdefault((series, entry.row.world), _Line(legend_text(label), colours[entry.row.label], []))
-        line.points.append((length, number))
-    return list(lines.values()), missing
+    for same in _lines(entries, encoding, over).values():
+        known = [entry for entry in same if quantity.value(entry) and over.size(entry)]
+        if len({over.size(entry) for entry in known}) > 1:
+            drawn += known
+        else:
+            missing += [entry.row.name for entry in same]
+    if not drawn:
+        return []
+    drawn_names = {entry.row.name for entry in drawn}
+    shown = [entry for entry in entries if entry.row.name in drawn_names]
+    dashes = lines_of(shown, over.other)
+    top = max(_top(entry, quantity) for entry in shown) if quantity.shared else None
+    panels = []
+    for title, same in grouped(shown, encoding.panel).items():
+        draw = partial(
+            _draw_lines, entries=same, encoding=encoding, quantity=quantity, over=over, dashes=dashes, top=top
+        )
+        panels.append(Panel(draw, title))
+    return [
+        Picture(
+            f"{over.name}_{quantity.name}",
+            f"{quantity.title} over {over.title}",
+            tuple(panels),
+            (*encoding.keys(shown), *dashes.keys(INK)),
+            left_out(missing, "fewer than two values"),
+        )
+    ]
 
 
-def _draw_over_sequence(ax: Any, lines: Sequence[_Line], unit: str) -> None:
-    for line in lines:
-        style = f"{marker_of(line.colour)}-"
-        ax.plot(*zip(*sorted(line.points), strict=True), style, color=line.colour, label=line.label)
-    lengths = sorted({length for line in lines for length, _ in line.points})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    ax.minorticks_off()
-    ax.set_ylim(0, 1.08 * max(number for line in lines for _, number in line.points))
-    ax.set_xlabel("sequence length (tokens, log scale)")
-    ax.set_ylabel(unit)
+def _lines(entries: Sequence[Entry], encoding: Encoding, over: _Over) -> dict[str, list[Entry]]:
+    return grouped(entries, lambda e: repr((encoding.panel(e), encoding.word(e), over.other(e))))
+
+
+def _top(entry: Entry, quantity: Quantity) -> float:
+    value = quantity.value(entry)
+    return max(value.number + value.spread if value else 0.0, quantity.full or 0.0)
+
+
+def _draw_lines(
+    ax: Any,
+    entries: Sequence[Entry],
+    encoding: Encoding,
+    quantity: Quantity,
+    over: _Over,
+    dashes: Lines,
+    top: float | None,
+) -> None:
+    """Draw one line for each colour and dash, with an error bar where the table has ±."""
+    for same in _lines(entries, encoding, over).values():
+        points = sorted((over.size(e) or 0, v.number, v.spread) for e in same if (v := quantity.value(e)))
+        sizes, numbers, spreads = zip(*points, strict=True)
+        dash, marker = dashes.style(same[0])
+        if len(dashes.values) < 2:
+            dash, marker = "-", "o"
+        style = {"color": encoding.colour(same[0]), "linestyle": dash, "marker": marker, "markersize": 5}
+        bars = spreads if any(spreads) else None
+        ax.errorbar(sizes, numbers, yerr=bars, linewidth=1.4, elinewidth=0.9, capsize=2.5, **style)
+        if quantity is _TOTAL and over.size is world:
+            ideal = [numbers[0] * size / sizes[0] for size in sizes]
+            ax.plot(sizes, ideal, color=style["color"], linewidth=0.8, linestyle=":", alpha=0.8)
+    if quantity.full is not None:
+        ax.axhline(quantity.full, color=INK, linewidth=0.8, linestyle=":")
+    doubling_axis(ax, [size for entry in entries if (size := over.size(entry))], over.label)
+    ax.set_ylim(0, 1.08 * (top or max(_top(entry, quantity) for entry in entries)))
+    ax.set_ylabel(quantity.unit + ("\n(dotted: ideal)" if quantity is _TOTAL and over.size is world else ""))
     ax.yaxis.set_major_formatter(thousands())
-    legend_below(ax)

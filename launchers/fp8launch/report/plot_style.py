@@ -1,144 +1,88 @@
-"""Shared by all pictures: colours, names, ticks, legends, and how many lines one picture takes.
+"""Shared by all pictures: what a picture is made of, colours, names and ticks.
 
-A variant has one colour in all pictures, from a palette that colour-blind readers tell apart and that stands out on
-white and on black, and a marker for where lines lie on each other.
+Colours are from a palette that colour-blind readers distinguish and that stands out on white and on black; a marker and
+a dash repeat what they say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import printable
-from fp8launch.report.columns import Entry
-from fp8launch.report.comparison import Comparison
 
-# Okabe and Ito's palette without yellow and black; sky blue stands in for what a dark page would swallow.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
+# Okabe and Ito's palette without yellow and black; the last two stand in for what a dark page would swallow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
 INK = "#303338"
-# More lines than this cannot be distinguished: they go into another picture.
+MARKERS = "osD^vPX*"
+DASHES = ("-", "--", ":", "-.")
+# Inches of a usual panel: narrow, so that letters stay legible at the width of a phone.
+WIDTH, HEIGHT = 4.4, 3.0
+# More lines than this in one panel cannot be distinguished.
 MOST_LINES = 8
 # More points than pixels show nothing more.
-MOST_POINTS = 1500
-_BELOW_AXIS = 33  # points that tick labels and the axis label take
+MOST_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: a line with its dash and marker, a `bar` of one colour, or a pale `band`."""
+
+    text: str
+    colour: str
+    dash: str = "-"
+    marker: str = ""
+    shape: str = "line"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: `draw` fills them when it is called.
+
+    `tall` is the height in usual heights, `left` the inches that the ticks and the label of the y axis take.
+    """
+
+    draw: Callable[[Any], None]
+    title: str = ""
+    keys: tuple[Key, ...] = ()
+    tall: float = 1.0
+    left: float = 0.8
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw` fills axes when it is called; `tall` is the height in usual heights; `remark` stands below the title."""
+    """Panels that belong together, with a common legend. `remark` stands below the title."""
 
     name: str
     title: str
-    draw: Callable[[Any], None]
-    tall: float = 1.0
+    panels: tuple[Panel, ...]
+    keys: tuple[Key, ...] = ()
     remark: str = ""
+    columns: int = 3
+
+    @property
+    def width(self) -> int:
+        """The number of panels side by side."""
+        return min(self.columns, len(self.panels))
 
 
-def series_of(entry: Entry) -> str:
-    """Return the variant without its sequence length: the name of one line over sequence lengths."""
-    length = entry.row.facts.get("seq_length")
-    parts = [part for part in entry.row.label.split(", ") if part != f"seq {length}"]
-    return ", ".join(parts) or str(entry.row.facts.get("precision", ""))
-
-
-def colours_of(comparison: Comparison) -> dict[str, str]:
-    """The colour of each variant, by label."""
-    series = list(dict.fromkeys(map(series_of, comparison.entries)))
-    return {e.row.label: COLOURS[series.index(series_of(e)) % len(COLOURS)] for e in comparison.entries}
-
-
-def marker_of(colour: str) -> str:
-    """A shape that goes with a colour."""
-    return "osD^vPX*"[COLOURS.index(colour)]
-
-
-def name_of(entry: Entry, others: Sequence[Entry]) -> str:
-    """Return the variant, with its size only where sizes differ."""
-    sizes = {other.row.world for other in others}
-    return legend_text(entry.row.name if len(sizes) > 1 else entry.row.label)
-
-
-def legend_text(text: str) -> str:
-    """Shorten a name; matplotlib hides lines whose name begins with an underscore."""
-    text = printable(text).replace("\n", " ")
-    if len(text) > 44:
-        text = f"{text[:30]}…{text[-13:]}"
-    return f" {text}" if text.startswith("_") else text
-
-
-def pages(entries: Sequence[Entry]) -> tuple[list[list[Entry]], str]:
-    """Share rows out over pictures of at most MOST_LINES lines; with a remark where sizes had to be left out.
-
-    More rows than that are shown at each variant's smallest size only, more variants in further pictures.
-    """
-    remark = ""
-    if len(entries) > MOST_LINES:
-        smallest: dict[str, Entry] = {}
-        for entry in entries:
-            smallest.setdefault(series_of(entry), entry)
-        if len(smallest) < len(entries):
-            remark = "each variant at its smallest size"
-        entries = list(smallest.values())
-    return [list(entries[i : i + MOST_LINES]) for i in range(0, len(entries), MOST_LINES)], remark
-
-
-def paged(name: str, title: str, draws: Sequence[Callable[[Any], None]], tall: float, remark: str) -> list[Picture]:
-    """Return the pictures of several pages: `loss`, `loss_2`; titles say which page of how many."""
-    found = []
-    for i, draw in enumerate(draws, 1):
-        page = f" ({i} of {len(draws)})" if len(draws) > 1 else ""
-        found.append(Picture(name if i == 1 else f"{name}_{i}", title + page, draw, tall, remark))
-    return found
+def plain(text: str) -> str:
+    return printable(text).replace("\n", " ")
 
 
 def left_out(names: Sequence[str], why: str) -> str:
     """Name what a picture does not show."""
     if not names:
         return ""
-    shown = ", ".join(map(legend_text, names[:3]))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"not shown, {why}: {shown}{more}"
-
-
-def dash_of(entry: Entry, others: Sequence[Entry]) -> str:
-    """Solid for the smallest size of a variant, then dashed: the colour says which variant it is."""
-    alike = [e for e in others if series_of(e) == series_of(entry)]
-    sizes = sorted({_size(e) for e in alike})
-    return ("-", "--", "-.", ":")[sizes.index(_size(entry)) % 4]
-
-
-def _size(entry: Entry) -> tuple[int, int]:
-    length = entry.row.facts.get("seq_length")
-    return length if isinstance(length, int) else 0, entry.row.world or 0
-
-
-def legend_below(ax: Any) -> None:
-    """Place the legend below the axes, where no curve crosses it."""
-    from matplotlib.transforms import ScaledTranslation
-
-    labels = ax.get_legend_handles_labels()[1]
-    if labels:
-        # Below the axis' own words, however tall the axes become.
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW_AXIS / 72, ax.figure.dpi_scale_trans)
-        # Two columns of long names would be wider than the picture.
-        columns = 2 if max(map(len, labels)) <= 20 and len(labels) > 1 else 1
-        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-        ax.legend(**where, ncols=columns, columnspacing=1, borderaxespad=0)
-
-
-def by_variant(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    for label in dict.fromkeys(entry.row.label for entry in entries):
-        yield label, [entry for entry in entries if entry.row.label == label]
+    return f"not shown, {why}: {'; '.join(map(plain, names[:3]))}{more}"
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:
+    """Return at most MOST_POINTS of the points, the last among them."""
     step = -(-len(points) // MOST_POINTS) or 1
-    return list(points[::step])
-
-
-def wrapped(text: str) -> str:
-    return text.replace(", ", "\n", 1) if len(text) > 16 else text
+    return list(points[::-1][::step])[::-1]
 
 
 def few_ticks() -> Any:
@@ -147,14 +91,14 @@ def few_ticks() -> Any:
     return MaxNLocator(5, integer=True)
 
 
-def plain_log_ticks(axis: Any) -> None:
-    """1, 2 and 5 of each power of ten, in digits."""
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
-
-    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axis.set_major_formatter(thousands())
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
+def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
+    """Scale the x axis by powers of two, with a tick at each value."""
+    numbers = sorted(set(values))
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(numbers, [f"{number:,}" for number in numbers])
+    ax.minorticks_off()
+    ax.set_xlim(numbers[0] / 1.15, numbers[-1] * 1.15)
+    ax.set_xlabel(label)
 
 
 def thousands() -> Any:

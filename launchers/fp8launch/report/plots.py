@@ -6,20 +6,37 @@ Axes start at zero, or say that they do not.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
-from fp8launch.report.columns import Entry
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.plot_curves import finite_losses, loss_curves, loss_difference, over_iterations, trace_of
-from fp8launch.report.plot_rows import STEP_TIME, TFLOPS, THROUGHPUT, draw_bars, scaling_pictures, sequence_pictures
-from fp8launch.report.plot_style import INK, Picture, colours_of, left_out, paged, pages
-from fp8launch.report.run_data import RunData
+from fp8launch.report.plot_curves import loss_pictures, parity_pictures, step_time_pictures
+from fp8launch.report.plot_encoding import encode
+from fp8launch.report.plot_rows import (
+    LOSS,
+    MEMORY,
+    MOST_BARS,
+    STEP_TIME,
+    THROUGHPUT,
+    bar_picture,
+    scaling_pictures,
+    sequence_pictures,
+)
+from fp8launch.report.plot_style import HEIGHT, INK, WIDTH, Key, Panel, Picture
 
-SIZE = (5.4, 3.5)
+# Inches.
+_LEGEND_LINE = 0.19
+_LINE = 0.15
+_TITLE = 0.36
+_PANEL_TITLE = 0.26
+_BELOW = 0.5
+_RIGHT = 0.2
+_ACROSS = 3
 DPI = 150
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -30,88 +47,27 @@ def available() -> bool:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Return the pictures that these runs have something to show in. What one leaves out, its remark names."""
-    entries = [entry for entry in comparison.entries if entry.row.good]
-    colours = colours_of(comparison)
-    return [
-        *_bars(entries, colours),
-        *scaling_pictures(entries, colours),
-        *sequence_pictures(entries, colours),
-        *_over_iterations(comparison, colours),
-        *_losses(comparison, colours),
-        *_parities(comparison, colours),
-    ]
+    """Return the pictures that these runs have something to show in. What one leaves out, its remark names.
 
-
-def _bars(entries: Sequence[Entry], colours: dict[str, str]) -> list[Picture]:
-    """Bars of one unit each: step times too where a log does not determine tokens/s."""
-    tall = max(1.0, (len(entries) + 3) / 11)
-    wanted = [
-        (THROUGHPUT, any(entry.tokens for entry in entries)),
-        (STEP_TIME, any(entry.step_time and not entry.tokens for entry in entries)),
-        (TFLOPS, any(entry.tflops for entry in entries)),
-    ]
-    found = []
-    for bars, known in wanted:
-        if known:
-            draw = partial(draw_bars, entries=entries, colours=colours, bars=bars)
-            found.append(Picture(bars.name, bars.title, draw, tall))
-    return found
-
-
-def _over_iterations(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
-    rows, remark = pages(comparison.entries)
-    pairs = [[(entry, run) for entry in page for run in _first([r for r in entry.row.runs if r.kept])] for page in rows]
-    found = []
-    for name, title, unit in (("step_time", "Step time", "ms"), ("speed", "Throughput", "tokens/s/GPU")):
-        draws, missing = [], []
-        for page in pairs:
-            traces = [trace for entry, run in page if (trace := trace_of(entry, run, unit))]
-            drawn = {id(trace.run) for trace in traces}
-            missing += [entry.row.name for entry, run in page if id(run) not in drawn]
-            if traces:
-                draws.append(partial(over_iterations, traces=traces, colours=colours, unit=unit))
-        remarks = "; ".join(filter(None, (remark, left_out(missing, f"{unit} not known"))))
-        found += paged(name, f"{title} over iterations", draws, _height(rows), remarks)
-    return found
-
-
-def _losses(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
-    rows, remark = pages(comparison.entries)
-    draws, missing = [], []
-    for page in rows:
-        curves = []
-        for entry in page:
-            curves += [(entry, run) for run in _first(entry.row.runs) if len(finite_losses(run)) > 1]
-        shown = {id(entry) for entry, _ in curves}
-        missing += [entry.row.name for entry in page if id(entry) not in shown]
-        if curves:
-            draws.append(partial(loss_curves, curves=curves, colours=colours))
-    remarks = "; ".join(filter(None, (remark, left_out(missing, "no loss logged"))))
-    return paged("loss", "Loss", draws, _height(rows), remarks)
-
-
-def _parities(comparison: Comparison, colours: dict[str, str]) -> list[Picture]:
-    drawable = {parity.variant: parity for parity in comparison.parities if len(parity.difference) > 1}
-    rows, remark = pages(comparison.entries)
-    draws = []
-    for page in rows:
-        curves = [(entry, drawable[entry.row.name]) for entry in page if entry.row.name in drawable]
-        if curves:
-            draws.append(partial(loss_difference, curves=curves, colours=colours))
-    missing = [parity.variant for parity in comparison.parities if parity.variant not in drawable]
-    remarks = "; ".join(filter(None, (remark, left_out(missing, "too few common iterations"))))
-    return paged("parity", "Loss relative to the baseline", draws, _height(rows), remarks)
-
-
-def _first(runs: Sequence[RunData]) -> Sequence[RunData]:
-    return runs[:1]
-
-
-def _height(rows: Sequence[Sequence[Entry]]) -> float:
-    """The legend takes a line for each row."""
-    longest = max(map(len, rows), default=0)
-    return 1 + 0.05 * max(0, longest - 2)
+    Where rows differ in how they learn, the losses come first.
+    """
+    every = comparison.entries
+    entries = [entry for entry in every if entry.row.good]
+    encoding = encode(every)
+    learning = loss_pictures(every, encoding) + parity_pictures(every, comparison.parities, encoding)
+    lines = sequence_pictures(entries, encoding, memory=len(entries) > MOST_BARS)
+    speed: list[Picture] = []
+    if not (lines and len(entries) > MOST_BARS):
+        speed += bar_picture(entries, encoding, THROUGHPUT)
+        if any(entry.step_time and not entry.tokens for entry in entries):
+            speed += bar_picture(entries, encoding, STEP_TIME)
+    speed += [*lines, *scaling_pictures(entries, encoding), *step_time_pictures(every, encoding)]
+    memory = (
+        [] if any(picture.name == "sequence_memory" for picture in lines) else bar_picture(entries, encoding, MEMORY)
+    )
+    if comparison.about_loss:
+        return [*bar_picture(entries, encoding, LOSS), *learning, *speed, *memory]
+    return [*speed, *learning, *memory]
 
 
 def write_plots(comparison: Comparison, target: Path) -> list[Path]:
@@ -141,38 +97,164 @@ def write_plots(comparison: Comparison, target: Path) -> list[Path]:
     return files
 
 
-def figure_of(found: Sequence[Picture], ink: str = INK, size: tuple[float, float] = SIZE) -> Any:
-    """Draw pictures in up to two columns. Needs no display and leaves matplotlib's global state alone."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+# --- Drawing --------------------------------------------------------------------------------------------------------
 
-    columns = 1 if len(found) == 1 else 2
-    rows = -(-len(found) // columns)
+
+@contextmanager
+def _style(ink: str = INK) -> Iterator[None]:
+    """Set fonts and colours, and leave matplotlib's global state alone."""
+    import matplotlib as mpl
+
     style: dict[Any, Any] = {
         "font.size": 9,
-        "axes.titlesize": 10.5,
-        "axes.titleweight": "bold",
+        "axes.titlesize": 9.5,
         "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "legend.frameon": False,
-        "legend.fontsize": 8,
+        "legend.fontsize": 8.5,
         # Names of variants are texts, not formulas.
         "text.parse_math": False,
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
     }
     with mpl.rc_context(style):
-        heights = [max(p.tall for p in found[r * columns : (r + 1) * columns]) for r in range(rows)]
-        figure = Figure(figsize=(size[0] * columns, size[1] * sum(heights)), layout="constrained")
-        grid = figure.add_gridspec(rows, columns, height_ratios=heights)
-        for i, picture in enumerate(found):
-            ax = figure.add_subplot(grid[i // columns, i % columns])
-            ax.grid(axis="y", color=ink, alpha=0.15, linewidth=0.6)
-            ax.set_axisbelow(True)
-            ax.set_title(picture.title, pad=18 if picture.remark else None)
-            picture.draw(ax)
-            if picture.remark:
-                where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-                ax.annotate(picture.remark, (0, 1), (0, 6), fontsize=7.5, alpha=0.8, annotation_clip=False, **where)
-        figure.draw_without_rendering()
+        yield
+
+
+def panel_figure(panel: Panel) -> Any:
+    """Draw the axes of one panel, without title and legend. Needs no display."""
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=(WIDTH, HEIGHT * panel.tall))
+        _draw_panel(figure, panel, 0, figure.get_figheight())
     return figure
+
+
+def _draw_panel(figure: Any, panel: Panel, left: float, top: float, title: bool = False) -> None:
+    """Draw a panel whose upper left corner is there, in inches from the lower left corner of the figure.
+
+    Margins are fixed and hold the ticks and labels of every picture: matplotlib's own layouts fail where room is short.
+    """
+    above = _PANEL_TITLE if title else 0.08
+    height = HEIGHT * panel.tall - _BELOW - above
+    ax = figure.add_axes(_share(figure, left + panel.left, top - above - height, WIDTH - panel.left - _RIGHT, height))
+    ax.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+    ax.set_axisbelow(True)
+    if title:
+        ax.set_title(_wrapped(panel.title, 1), x=-panel.left / (WIDTH - panel.left - _RIGHT) + 0.02)
+    panel.draw(ax)
+
+
+def _share(figure: Any, left: float, bottom: float, width: float, height: float) -> tuple[float, ...]:
+    """Inches as shares of the figure."""
+    across, up = figure.get_size_inches()
+    return left / across, bottom / up, width / across, height / up
+
+
+def figure_of(found: Sequence[Picture]) -> Any:
+    """Draw pictures below each other, narrow ones side by side, each with its title and legends."""
+    from matplotlib.figure import Figure
+
+    rows = list(_packed(found))
+    across = max(sum(picture.width for picture in row) for row in rows)
+    heights = [max(map(_height, row)) for row in rows]
+    top = sum(heights)
+    with _style():
+        figure = Figure(figsize=(WIDTH * across, top))
+        for row, height in zip(rows, heights, strict=True):
+            left = 0.0
+            for picture in row:
+                _draw_picture(figure, picture, left, top)
+                left += WIDTH * picture.width
+            top -= height
+    return figure
+
+
+def _packed(found: Sequence[Picture]) -> Iterator[list[Picture]]:
+    row: list[Picture] = []
+    for picture in found:
+        if row and sum(other.width for other in row) + picture.width > _ACROSS:
+            yield row
+            row = []
+        row.append(picture)
+    if row:
+        yield row
+
+
+def _panel_rows(picture: Picture) -> list[tuple[Panel, ...]]:
+    return [picture.panels[i : i + picture.width] for i in range(0, len(picture.panels), picture.width)]
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(text, 78 * width)
+
+
+def _texts_height(picture: Picture) -> float:
+    remark = _wrapped(picture.remark, picture.width)
+    return _TITLE + _LINE * (remark.count("\n") + bool(remark)) + _LEGEND_LINE * len(_key_rows(picture))
+
+
+def _key_rows(picture: Picture) -> list[tuple[Key, ...]]:
+    """The common legend in rows that fit the width."""
+    count = max(1, (78 * picture.width) // (8 + max((len(key.text) for key in picture.keys), default=1)))
+    return [picture.keys[i : i + count] for i in range(0, len(picture.keys), count)]
+
+
+def _row_height(row: Sequence[Panel]) -> float:
+    legend = _LEGEND_LINE * max(len(panel.keys) for panel in row)
+    return HEIGHT * max(panel.tall for panel in row) + legend + 0.15
+
+
+def _height(picture: Picture) -> float:
+    return _texts_height(picture) + sum(map(_row_height, _panel_rows(picture))) + 0.1
+
+
+def _draw_picture(figure: Any, picture: Picture, left: float, top: float) -> None:
+    """Draw a picture whose upper left corner is there, in inches."""
+    place = partial(_text, figure, left + 0.12)
+    place(top - 0.08, picture.title, fontsize=11.5, fontweight="bold")
+    remark = _wrapped(picture.remark, picture.width)
+    place(top - _TITLE, remark, fontsize=7.5, alpha=0.8)
+    under = top - _TITLE - _LINE * (remark.count("\n") + bool(remark))
+    for keys in _key_rows(picture):
+        _legend(figure, keys, left + 0.12, under, len(keys))
+        under -= _LEGEND_LINE
+    under = top - _texts_height(picture)
+    titled = any(panel.title for panel in picture.panels)
+    for row in _panel_rows(picture):
+        for j, panel in enumerate(row):
+            begin = left + j * WIDTH
+            _draw_panel(figure, panel, begin, under, title=titled)
+            if panel.keys:
+                _legend(figure, panel.keys, begin + 0.3, under - HEIGHT * panel.tall - 0.02, 1)
+        under -= _row_height(row)
+
+
+def _text(figure: Any, left: float, top: float, text: str, **style: Any) -> None:
+    x, y, *_ = _share(figure, left, top, 0, 0)
+    figure.text(x, y, text, va="top", **style)
+
+
+def _legend(figure: Any, keys: Sequence[Key], left: float, top: float, columns: int) -> None:
+    figure.legend(
+        handles=list(map(_handle, keys)),
+        loc="upper left",
+        bbox_to_anchor=_share(figure, left, top, 0, 0)[:2],
+        ncols=columns,
+        borderaxespad=0,
+        borderpad=0,
+        columnspacing=1.2,
+        labelspacing=0.3,
+    )
+
+
+def _handle(key: Key) -> Any:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    # matplotlib hides entries whose name begins with an underscore.
+    label = f" {key.text}" if key.text.startswith("_") else key.text
+    if key.shape == "line":
+        return Line2D([], [], color=key.colour, linestyle=key.dash, marker=key.marker, markersize=5, label=label)
+    return Patch(color=key.colour, alpha=1 if key.shape == "bar" else 0.18, linewidth=0, label=label)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fp8launch.report.columns import Entry, Table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
@@ -23,22 +25,39 @@ MEANING = {
 }
 COMPARED = "what is compared"
 _LONGEST_VALUE = 40
+# More rows than this are no columns.
+_MOST_COLUMNS = 6
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """Return what differs between the rows and what that means, a column of values for each row.
+    """Return what differs between the rows and what that means, a column for each row, or one for all of many.
 
     A fact that the rows are named by is left out: its cells would repeat the header.
     """
     labels = {entry.row.name: entry.row.label for entry in comparison.entries}
     names = list(labels)
-    rows = []
+    many = len(names) > _MOST_COLUMNS
+    rows: list[tuple[str, ...]] = []
     for one in comparison.differences:
         if names and all(str(one.values.get(name)) == label for name, label in labels.items()):
             continue
         meaning = COMPARED if one.axis else MEANING[one.kind]
-        rows.append((one.name, meaning, *(_short(one.values.get(name, "?")) for name in names)))
+        values = [_short(one.values.get(name, "?")) for name in names]
+        rows.append((one.name, meaning, *([_by_value(values, names)] if many else values)))
+    if many:
+        return Table(("fact", "meaning", "values"), tuple(rows), (False,) * 3)
     return Table(("fact", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
+
+
+def _by_value(values: Sequence[str], names: Sequence[str]) -> str:
+    """Each value with its rows, where a column for each row would be too wide; many rows are counted."""
+    found: dict[str, list[str]] = {}
+    for value, name in zip(values, names, strict=True):
+        found.setdefault(value, []).append(name)
+    texts = []
+    for value, rows in found.items():
+        texts.append(f"{value} ({rows[0] if len(rows) == 1 else f'{len(rows)} rows'})")
+    return "; ".join(texts)
 
 
 def _short(value: object) -> str:

@@ -37,7 +37,8 @@ _SHORT = {
 _SILENT = ("1", "None", "False")
 # More parts than these make a name nobody reads; the table of differences has them all.
 _MOST_PARTS = 4
-_NODE_KEYS = ("nodes", "resources.nodes")
+# Sizes, which rows have beside their label.
+_SIZE_KEYS = ("nodes", "resources.nodes", "resources.gpus_per_node")
 Key = tuple[tuple[str, str], ...]
 
 
@@ -50,7 +51,7 @@ def variant_labels(runs: Sequence[RunData]) -> list[str]:
 def _by_point(runs: Sequence[RunData]) -> list[Key]:
     points = [{**(run.study.point if run.study else {}), "recipe": run.facts.get("recipe")} for run in runs]
     varied = [name for name in _ordered(points) if len({repr(p.get(name)) for p in points}) > 1]
-    return [tuple((n, str(p[n])) for n in varied if n not in _NODE_KEYS and p.get(n) is not None) for p in points]
+    return [tuple((n, str(p[n])) for n in varied if n not in _SIZE_KEYS and p.get(n) is not None) for p in points]
 
 
 def _ordered(points: Sequence[Mapping[str, object]]) -> list[str]:

@@ -1,0 +1,225 @@
+"""The result of a comparison in one sentence: what was fastest and by how much, or which loss was lowest.
+
+A difference is one only where its 95 % interval excludes none; rows that cannot be compared are left out and named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from fp8launch.report.columns import Entry
+from fp8launch.report.comparison import Comparison
+from fp8launch.report.intervals import Interval, difference_interval
+from fp8launch.report.parity import Parity
+from fp8launch.report.scaling import Ratio
+
+_MOST_NAMES = 3
+# Longer lists of names, in letters, are counted as well.
+_LONGEST = 90
+
+
+def conclusion(comparison: Comparison) -> str:
+    """Return the sentence that a report opens with."""
+    good = [entry for entry in comparison.entries if entry.row.good]
+    text = _sentence(comparison, good)
+    # The size is part of every name; where all rows have the same, it says nothing.
+    if len({entry.row.size for entry in comparison.entries}) == 1 and len(comparison.entries) > 1:
+        text = text.replace(f", {comparison.entries[0].row.size}", "")
+    return text
+
+
+def _sentence(comparison: Comparison, good: Sequence[Entry]) -> str:
+    if not good:
+        return "No run has a number to compare."
+    if comparison.about_loss:
+        found = _about_loss(good)
+    else:
+        found = "; ".join(filter(None, (_about_speed(comparison, good), _about_parity(comparison))))
+    out = unlike_rows(comparison)
+    if out:
+        found += f"; {names(list(out))} cannot be compared with the rest"
+    return f"{found}."
+
+
+def unlike_rows(comparison: Comparison) -> dict[str, str]:
+    """Return the rows without a ratio to the baseline because other work or another machine was measured, and why."""
+    found: dict[str, str] = {}
+    for _, entry, ratio in comparison.ratios():
+        if ratio.value is None and not ratio.missing and not ratio.comparability.comparable:
+            found.setdefault(entry.row.name, "; ".join(ratio.comparability.unlike))
+    return found
+
+
+def names(rows: Sequence[str]) -> str:
+    """Join names as a sentence does; many are counted."""
+    if len(rows) > _MOST_NAMES or (len(rows) > 1 and sum(map(len, rows)) > _LONGEST):
+        return f"{len(rows)} rows"
+    comma = "; " if any(", " in row for row in rows) else ", "
+    return " and ".join(filter(None, (comma.join(rows[:-1]), rows[-1])))
+
+
+# --- Speed ----------------------------------------------------------------------------------------------------------
+
+
+def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
+    rated = []
+    for entry in good:
+        speedup = entry.speedup
+        if speedup and speedup.value is not None and speedup.against != entry.row.name:
+            rated.append((entry, speedup))
+    if rated:
+        bases = {ratio.against for _, ratio in rated}
+        return _fastest(rated, bases.pop()) if len(bases) == 1 else _in_pairs(rated, comparison)
+    scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
+    if len(scaled) > 1:
+        return _scaling(scaled)
+    if len(good) > 1:
+        return "No two of these runs can be compared"
+    return _alone(good[0])
+
+
+def _alone(entry: Entry) -> str:
+    if entry.tokens:
+        speed = f"{entry.tokens.median:,.0f} ± {entry.tokens.spread:,.0f} tokens/s/GPU"
+    elif entry.step_time:
+        speed = f"{entry.step_time.median:,.1f} ± {entry.step_time.spread:,.1f} ms per iteration"
+    else:
+        return f"{entry.row.name}: no speed known"
+    return f"{entry.row.name}: {speed}, with nothing to compare it to"
+
+
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return "interval not known"
+    within = ", within these runs" if interval.covers == "iterations" else ""
+    return f"95 % interval {interval.low:.3f} to {interval.high:.3f}{within}"
+
+
+def _sure(ratio: Ratio) -> bool:
+    """Whether the interval excludes that there is no difference."""
+    return ratio.interval is not None and not ratio.interval.low <= 1 <= ratio.interval.high
+
+
+def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
+    rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
+    sure = [(entry, ratio) for entry, ratio in rated if _sure(ratio)]
+    faster = [(entry, ratio) for entry, ratio in sure if (ratio.value or 0) > 1]
+    if faster:
+        entry, ratio = faster[0]
+        text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
+        near = [other.row.name for other, one in rated if one is not ratio and _overlap(one, ratio)]
+        return f"{text}, no difference seen to {names(near)}" if near else text
+    if len(sure) == len(rated):
+        entry, ratio = rated[0]
+        value, interval = ratio.value or 1.0, ratio.interval
+        return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(interval)})"
+    entry, ratio = next(one for one in rated if not _sure(one[1]))
+    unsure = [other.row.name for other, one in rated if not _sure(one)]
+    if ratio.interval is None:
+        return f"No difference in speed can be shown between {names([base, *unsure])}: too few iterations"
+    return f"No difference in speed seen between {names([base, *unsure])} ({_interval(ratio.interval)})"
+
+
+def _overlap(one: Ratio, other: Ratio) -> bool:
+    """Whether two ratios over the same baseline may be the same."""
+    if one.interval is None or other.interval is None:
+        return True
+    return one.interval.high >= other.interval.low and other.interval.high >= one.interval.low
+
+
+def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> str:
+    """Sum up many pairs of a row and its own baseline."""
+    faster = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio) and (ratio.value or 1.0) > 1]
+    slower = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio) and (ratio.value or 1.0) < 1]
+    unsure = len(rated) - len(faster) - len(slower)
+    base = comparison.baseline or "the baseline"
+    parts = []
+    for values, word in ((faster, "faster"), (slower, "slower")):
+        if values:
+            low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+            size = f"{low}×" if low == high else f"{low} to {high}×, median {statistics.median(values):.2f}×"
+            parts.append(f"{len(values)} {word} ({size})")
+    if unsure:
+        parts.append(f"no difference seen in {unsure}")
+    best, ratio = max(rated, key=lambda one: (_sure(one[1]), one[1].value or 0))
+    text = f"Of {len(rated)} rows against {base} of the same work: {', '.join(parts)}"
+    if not faster:
+        return text
+    return f"{text}; the largest gain is {best.row.name} with {ratio.value:.2f}× ({_interval(ratio.interval)})"
+
+
+def _scaling(scaled: Sequence[Entry]) -> str:
+    last = scaled[-1]
+    assert last.efficiency is not None
+    ratio = last.efficiency.ratio
+    text = f"{last.row.name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
+    if ratio.interval:
+        text += f" (95 % interval {100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
+        text += ", within these runs)" if ratio.interval.covers == "iterations" else ")"
+    return text
+
+
+# --- Loss -----------------------------------------------------------------------------------------------------------
+
+
+def _about_parity(comparison: Comparison) -> str:
+    """Whether the losses of other precisions agree with their baseline's."""
+    out = unlike_rows(comparison)
+    parities = [one for one in comparison.parities if one.variant not in out]
+    if not parities:
+        return ""
+    judged = [one for one in parities if one.verdict not in ("too short", "not comparable")]
+    if not judged:
+        short = all(one.verdict == "too short" for one in parities)
+        return f"losses not judged: {'too few iterations' if short else 'the runs differ in what decides them'}"
+    agree = [one for one in judged if one.verdict == "within tolerance"]
+    tolerance = f"{100 * parities[0].tolerance:g} %"
+    if len(agree) == len(judged):
+        rest = len(parities) - len(judged)
+        which = "losses agree" if not rest else f"{len(agree)} losses agree, {rest} not judged"
+        return f"{which} (within {tolerance} of {judged[0].baseline if len(judged) == 1 else 'the baseline'})"
+    parts = []
+    for verdict in ("apart", "diverged", "lower", "undecided"):
+        parts += _of_verdict([one for one in judged if one.verdict == verdict])
+    if agree:
+        parts.append(f"{len(agree)} of {len(judged)} losses agree within {tolerance}")
+    return "; ".join(parts)
+
+
+def _of_verdict(parities: Sequence[Parity]) -> list[str]:
+    if not parities:
+        return []
+    rows = names([one.variant for one in parities])
+    word = parities[0].word
+    if parities[0].verdict == "undecided":
+        return [f"whether the loss of {rows} agrees is undecided"]
+    if parities[0].verdict == "diverged":
+        return [f"the loss of {rows} diverged"]
+    size = [100 * one.last_quarter for one in parities if one.last_quarter is not None]
+    shown = f"{size[0]:+.2f} %" if len(size) == 1 else f"{min(size):+.2f} to {max(size):+.2f} %"
+    return [f"{rows}: {word} than the baseline ({shown})"]
+
+
+def _about_loss(good: Sequence[Entry]) -> str:
+    """Which row had the lowest loss at the end, and whether the next one's differs."""
+    known = [entry for entry in good if entry.loss]
+    known.sort(key=lambda entry: entry.loss.smoothed if entry.loss else 0)
+    if len(known) < 2:
+        return "No two runs have a loss to compare"
+    first, second = known[0], known[1]
+    assert first.loss is not None and second.loss is not None
+    values = f"{first.loss.text} against {second.loss.text}"
+    if min(first.loss.runs, second.loss.runs) < 2:
+        last = known[-1]
+        assert last.loss is not None
+        return (
+            f"Lowest loss at the end: {first.row.name} with {first.loss.smoothed:.4f}, next {second.row.name} with "
+            f"{second.loss.smoothed:.4f}, highest {last.row.name} with {last.loss.smoothed:.4f}; "
+            "single runs, so the noise between runs is not known"
+        )
+    interval = difference_interval(second.loss.values, first.loss.values)
+    shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over repeats"
+    if interval.low <= 0 <= interval.high:
+        return f"No difference in loss seen between {first.row.name} and {second.row.name} ({values}; {shown})"
+    return f"Lowest loss at the end: {first.row.name}, below {second.row.name} ({values}; {shown})"

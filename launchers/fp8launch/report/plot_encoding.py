@@ -1,0 +1,189 @@
+"""How pictures show rows: the colour is the precision, dash and marker are a size, panels are everything else.
+
+Where rows of one precision differ in something else than their size, such as a layout or a kernel, and some panel would
+not hold two precisions of it, the colour is the variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fp8launch.report.columns import Entry
+from fp8launch.report.plot_style import COLOURS, DASHES, MARKERS, MOST_LINES, Key, plain
+
+# The usual precisions have the same colour in every report.
+_USUAL = {"bf16": 0, "tensorwise": 1, "blockwise": 2, "delayed": 3, "mxfp8": 4, "nvfp4": 5}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """By row name: the word that the colour stands for, and the panel. `colours` is by word."""
+
+    words: Mapping[str, str]
+    panels: Mapping[str, str]
+    colours: Mapping[str, str]
+
+    def word(self, entry: Entry) -> str:
+        return self.words[entry.row.name]
+
+    def panel(self, entry: Entry) -> str:
+        return self.panels[entry.row.name]
+
+    def colour(self, entry: Entry) -> str:
+        return self.colours[self.word(entry)]
+
+    def keys(self, entries: Iterable[Entry], shape: str = "bar") -> tuple[Key, ...]:
+        """What each colour means, for the rows of a picture."""
+        return tuple(
+            Key(plain(word), self.colours[word], shape=shape) for word in dict.fromkeys(map(self.word, entries))
+        )
+
+
+def encode(entries: Sequence[Entry]) -> Encoding:
+    """Choose what the colours and the panels of these rows stand for."""
+    words = {entry.row.name: _precision(entry) for entry in entries}
+    panels = {entry.row.name: _rest(entry) for entry in entries}
+    if _tells_apart(entries, words, panels):
+        return Encoding(words, panels, _precision_colours(list(dict.fromkeys(words.values()))))
+    words = {entry.row.name: _without_length(entry) for entry in entries}
+    # In bf16 first: it has the same colour in every report.
+    order = sorted(dict.fromkeys(words.values()), key=lambda word: not word.startswith("bf16"))
+    count = -(-len(order) // MOST_LINES)
+    pages = {word: f"{i // MOST_LINES + 1} of {count}" if count > 1 else "" for i, word in enumerate(order)}
+    return Encoding(
+        words,
+        {name: pages[word] for name, word in words.items()},
+        {word: COLOURS[i % len(COLOURS)] for i, word in enumerate(order)},
+    )
+
+
+def _tells_apart(entries: Sequence[Entry], words: Mapping[str, str], panels: Mapping[str, str]) -> bool:
+    """Whether panels of one line for each precision and size hold every row, and most have something to compare."""
+    lines = {(panels[e.row.name], words[e.row.name], world(e), length(e)) for e in entries}
+    if len(lines) < len(entries) or len(set(words.values())) < 2:
+        return False
+    inside: dict[str, set[str]] = {}
+    for entry in entries:
+        inside.setdefault(panels[entry.row.name], set()).add(words[entry.row.name])
+    several = sum(len(found) > 1 for found in inside.values())
+    return several == len(inside) and max(map(len, inside.values())) <= MOST_LINES
+
+
+def _parts(entry: Entry) -> list[str]:
+    return entry.row.label.split(", ")
+
+
+def _precision(entry: Entry) -> str:
+    """The precision as the label has it, else as the facts have it."""
+    known = str(entry.row.facts.get("precision", ""))
+    study = entry.row.runs[0].study
+    stated = [str(study.point.get(name)) for name in ("precision.recipe", "precision")] if study else []
+    return next((part for part in _parts(entry) if part in (known, *stated)), known)
+
+
+def _without_length(entry: Entry) -> str:
+    parts = [part for part in _parts(entry) if part != f"seq {length(entry)}"]
+    return ", ".join(parts) or _precision(entry)
+
+
+def _rest(entry: Entry) -> str:
+    """The label without precision and sequence length."""
+    precision = _precision(entry)
+    return ", ".join(part for part in _parts(entry) if part not in (precision, f"seq {length(entry)}"))
+
+
+def _precision_colours(words: Sequence[str]) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    taken: set[int] = set()
+    for word in sorted(words, key=len):
+        usual = _USUAL.get(word.split(" ")[0]) if " then " not in word else None
+        if usual is not None and usual not in taken:
+            chosen[word] = COLOURS[usual]
+            taken.add(usual)
+    for word in words:
+        if word not in chosen:
+            free = next((i for i in range(len(COLOURS) - 1, -1, -1) if i not in taken), len(chosen) % len(COLOURS))
+            chosen[word] = COLOURS[free]
+            taken.add(free)
+    return chosen
+
+
+# --- Sizes ----------------------------------------------------------------------------------------------------------
+
+
+def length(entry: Entry) -> int | None:
+    value = entry.row.facts.get("seq_length")
+    return value if isinstance(value, int) else None
+
+
+def world(entry: Entry) -> int | None:
+    return entry.row.world
+
+
+def gpus(number: int | None) -> str:
+    return "GPUs not known" if number is None else f"{number} GPU{'s' * (number > 1)}"
+
+
+def tokens(number: int | None) -> str:
+    return "length not known" if number is None else f"{number:,} tokens"
+
+
+Size = Callable[[Entry], int | None]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Dash and marker of each value of a size; one value needs neither."""
+
+    size: Size
+    name: Callable[[int | None], str]
+    values: tuple[int | None, ...]
+
+    def style(self, entry: Entry) -> tuple[str, str]:
+        i = self.values.index(self.size(entry))
+        return DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]
+
+    def keys(self, colour: str) -> tuple[Key, ...]:
+        if len(self.values) < 2:
+            return ()
+        found = []
+        for i, value in enumerate(self.values):
+            found.append(Key(self.name(value), colour, DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]))
+        return tuple(found)
+
+    def text(self, entry: Entry) -> str:
+        return self.name(self.size(entry)) if len(self.values) > 1 else ""
+
+
+def lines_of(entries: Sequence[Entry], size: Size) -> Lines:
+    values = tuple(sorted({size(entry) for entry in entries}, key=lambda value: value or 0))
+    return Lines(size, gpus if size is world else tokens, values)
+
+
+def grouped(entries: Sequence[Entry], panel: Callable[[Entry], str]) -> dict[str, list[Entry]]:
+    """Share rows out over panels, in their order."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(panel(entry), []).append(entry)
+    return found
+
+
+def curve_panels(entries: Sequence[Entry], encoding: Encoding) -> list[tuple[str, list[Entry], Lines]]:
+    """Share curves over iterations out: panels for each number of GPUs, dashes for the sequence length.
+
+    Where a panel would hold one curve only, the numbers of GPUs are dashes of one panel.
+    """
+    panel, size = encoding.panel, length
+    if len({world(entry) for entry in entries}) > 1:
+        alone = {encoding.word(entry) + repr(length(entry)) for entry in entries}
+        if len(alone) == 1:
+            size = world
+        else:
+            panel = partial(_panel_and_gpus, encoding)
+    return [(title, same, lines_of(same, size)) for title, same in grouped(entries, panel).items()]
+
+
+def _panel_and_gpus(encoding: Encoding, entry: Entry) -> str:
+    return ", ".join(filter(None, (encoding.panel(entry), gpus(world(entry)))))
