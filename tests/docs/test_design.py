@@ -60,13 +60,13 @@ precision: {recipe: tensorwise, format: hybrid}
 batch: {micro: 1, global: 8, sequence: 8192}
 train: {iterations: 5, lr: 3.0e-4}
 """
-# They look at the value and hand nothing on: checks, the search for secrets, statistics of the run's end.
+# They look at the value and hand nothing on: checks, the search for secrets, statistics of the run's end, a sentence.
 ONLY_LOOK = {
     "precision": {
         "engines/megatron_lm/flag_conflicts.py", "megatron/flag_problems.py", "megatron/model_arithmetic.py",
         "megatron/schema.py", "job/reserved_env.py", "secrets.py",
     },
-    "step time": {"report/intervals.py", "report/run_status.py"},
+    "step time": {"report/conclusion.py", "report/intervals.py", "report/run_status.py"},
 }  # fmt: skip
 # `render` prints the script; the first line of a format is read by its labels.
 AT_THE_ENDS = {"cli/output.py", "logs/lines.py", "injob/supervisor/log_lines.py"}
