@@ -22,6 +22,9 @@ from fp8launch.rundir.trust import why_not_own_run
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
 
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
+
 # Names with these endings mean files, never runs.
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".bz2", ".zst")
 
@@ -36,6 +39,7 @@ def run_root(cluster: Cluster, stated: str | None) -> Path:
     root = stated or cluster.run_root
     if not root:
         return default_root()
+
     return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
 
 
