@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.cluster.storage import stated_folder
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
 from fp8launch.recipe.yaml_source import is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
@@ -18,9 +17,6 @@ from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_folders
 from fp8launch.rundir.study import StudyFolder, study_folders
 from fp8launch.rundir.trust import why_not_own_run
-
-if TYPE_CHECKING:
-    from fp8launch.cluster.profile import Cluster
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
@@ -39,6 +35,7 @@ def run_root(cluster: Cluster, stated: str | None) -> Path:
     root = stated or cluster.run_root
     if not root:
         return default_root()
+    from fp8launch.cluster.storage import stated_folder  # most commands find runs without a profile
 
     return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
 
