@@ -59,10 +59,10 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 
   .scroll { border: 0 } table, tbody, tr, td, tbody th { display: block } thead { display: none }
   tr { border: 1px solid var(--line); border-radius: 6px; margin: 0 0 .7rem; overflow: hidden }
   tbody th { position: static; background: var(--soft) }
-  td, td.number { display: flex; justify-content: space-between; gap: 1rem; text-align: right;
+  td, td.number { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; text-align: right;
     overflow-wrap: anywhere }
   td::before { content: attr(data-label); color: var(--quiet); text-align: left; flex: none; max-width: 60% }
-  td:empty { display: none }
+  .interval { flex-basis: 100% } td:empty { display: none }
 }
 """
 
