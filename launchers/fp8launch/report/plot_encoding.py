@@ -176,7 +176,7 @@ def curve_panels(entries: Sequence[Entry], encoding: Encoding) -> list[tuple[str
     Where a panel would hold one curve only, the numbers of GPUs are dashes of one panel.
     """
     panel, size = encoding.panel, length
-    if len({world(entry) for entry in entries}) > 1:
+    if len({world(entry) for entry in entries} - {None}) > 1:
         alone = {encoding.word(entry) + repr(length(entry)) for entry in entries}
         if len(alone) == 1:
             size = world

@@ -1,0 +1,54 @@
+"""The sentence that reports open with: honest where a difference may be noise."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_study
+
+from fp8launch.report.conclusion import conclusion
+
+
+def learning(root: Path, gap: float, repeats: int) -> str:
+    """The conclusion of a study over three learning rates, whose losses differ by `gap` and by the noise of repeats."""
+    points = []
+    for step, lr in enumerate((1e-4, 3e-4, 1e-3)):
+        for repeat in range(1, repeats + 1):
+            noise = 0.01 * repeat + 0.001 * step
+            loss = partial(lambda i, off: 2 + off + 8 / (1 + i / 10), off=gap * step + noise)
+            points.append(({"train.lr": lr}, 1, repeat, Made(iterations=60, loss=loss, arguments={"lr": lr})))
+    return conclusion(of(write_study(root, points), gpu=None))
+
+
+def test_of_learning_rates_it_is_about_the_loss(tmp_path: Path) -> None:
+    assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001, below lr 0.0003 (")
+    assert learning(tmp_path / "b", 0.0, 3).startswith("No difference in loss seen between lr ")
+    assert learning(tmp_path / "c", 0.1, 1).endswith("single runs, so the noise between runs is not known.")
+
+
+def pair(root: Path, ms: float, spread: float) -> str:
+    slow = Made(ms=lambda i: 1000 + spread * (7 * i % 11 - 5) / 5, iterations=40)
+    fast = Made(ms=lambda i: ms + spread * (4 * i % 11 - 5) / 5, iterations=40, precision="tensorwise")
+    return conclusion(of(write_log(root / "bf16.log", slow), write_log(root / "fp8.log", fast)))
+
+
+@pytest.mark.parametrize(
+    ("ms", "spread", "begin"),
+    [
+        (750, 5, "tensorwise was fastest: 1.33× bf16 (95 % interval 1.3"),
+        (1250, 5, "bf16 was fastest: tensorwise reached 0.80× of it ("),
+        (1000, 200, "No difference in speed seen between bf16 and tensorwise ("),
+    ],
+)
+def test_of_precisions_it_is_about_the_speed(tmp_path: Path, ms: float, spread: float, begin: str) -> None:
+    found = pair(tmp_path, ms, spread)
+    assert found.startswith(begin)
+    assert found.endswith("within these runs); losses not judged: too few iterations.")
+
+
+def test_without_a_number_it_says_so(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "a.log", Made(iterations=1, end=OUT_OF_MEMORY))
+    assert conclusion(of(log)) == "No run has a number to compare."
+    assert conclusion(of(write_log(tmp_path / "b.log", Made()))).endswith("with nothing to compare it to.")
