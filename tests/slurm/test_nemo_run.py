@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -259,7 +260,8 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
 
     def jobs_of_runs() -> list[str]:
         """The runs of this test that have a job: Slurm shows, and forgets meanwhile, jobs of other tests as well."""
-        mine = {manifest.parent.name for manifest in site.runs.rglob("manifest.json")}
+        # os.walk and not rglob: folders that are being made vanish under it.
+        mine = {Path(folder).name for folder, _, files in os.walk(site.runs) if "manifest.json" in files}
         comments = site.slurm.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split()
         # A job carries its run's name and which submission of it this is.
         names = [re.sub(r"\.s\d+-[0-9a-f]+$", "", word.removeprefix("fp8launch:")) for word in comments]

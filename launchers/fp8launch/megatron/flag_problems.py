@@ -133,7 +133,7 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
 
 def more_unknown_flags(count: int, schema: FlagSchema, where: str | None) -> Problem:
     """The unknown flags beyond MOST_UNKNOWN, in one problem."""
-    message = f"Megatron-Core {schema.minor} has no flags of {count} further names"
+    message = f"{count} more names are no flags of Megatron-Core {schema.minor}"
     return Problem("error", "flag-unknown", message, where, "pass only Megatron's arguments")
 
 

@@ -130,6 +130,9 @@ def _of_flag(name: str) -> Effect:
 
 
 def _of_launch(name: str) -> Effect:
+    if name.startswith("config."):
+        # A field of the config is judged as the flag of its name would be.
+        return _of_flag(name.removeprefix("config."))
     return "neutral" if name in ("probe", "profile_iteration", "tensor_stats", "health_check") else "numerics"
 
 
