@@ -5,42 +5,26 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
-from fp8launch.check.checker import check
-from fp8launch.check.memory import run_estimate
-from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table
 from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
+from fp8launch.cli.planned import Planned, accepted, own_layout
 from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.job.prepared import prepare
-from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
-from fp8launch.planning.layouts import FILLED, Layout, Search, search
-from fp8launch.planning.step_time import StepTime, step_time_at
-from fp8launch.recipe.load import RecipeSource
+from fp8launch.planning.layouts import FILLED, Search, fits, search
+from fp8launch.planning.term_groups import difference
 
 TOP = 5
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A layout that the rules accept, as the recipe with its overrides says it."""
-
-    overrides: tuple[str, ...]
-    layout: Layout
-    step: StepTime
-    memory: MemoryEstimate | None
 
 
 @click.command()
@@ -58,6 +42,8 @@ class Planned:
 @click.option("--cluster", metavar="NAME", help="Profile whose `network` states speed and NVLink domain.")
 @click.option("--write", type=click.Path(path_type=Path),
               help="Write the best layout as a recipe; with {} in the name every layout, numbered.")  # fmt: skip
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE",
+              help="Draw memory against speed, the terms, time against GPUs (.png, .svg, .pdf).")  # fmt: skip
 @json_option
 def plan(
     recipe: str,
@@ -72,6 +58,7 @@ def plan(
     sort: str,
     cluster: str | None,
     write: Path | None,
+    picture: Path | None,
     as_json: bool,
 ) -> int:
     """Predict the fastest layouts of RECIPE, or of a model of the pack such as llama3_1_405b, that fit the GPUs.
@@ -83,6 +70,10 @@ def plan(
     for file in _numbered(write, top):
         if file.exists():
             raise error("file-exists", f"{file} exists", "--write", "name a new file")
+    if picture is not None:
+        from fp8launch.report.plots import require_drawable
+
+        require_drawable(picture, "--picture")
     precisions = precisions_of(precision)
     with tempfile.TemporaryDirectory() as folder:
         source, parents = source_of(recipe, gpu_name, precisions, Path(folder))
@@ -95,7 +86,14 @@ def plan(
         bases = [base_of(source, asked, name) for name in precisions or (None,)]
         target = target_of(source, asked, load_cluster(cluster) if cluster else None)
         found = search(bases, target, 2 * top + 4, by_memory=sort == "memory")
-        planned, refused = _accepted(found, source, asked, target, top)
+        planned, refused = accepted(found, source, asked, target, top)
+        # A model of the pack has no layout of its own.
+        own = own_layout(source, asked, target) if planned and len(parents) == 1 else None
+        if planned and picture is not None:
+            from fp8launch.cli.plan_picture import Drawn, draw_plan
+
+            draw_plan(picture, Drawn(source, asked, target, bases, planned, own))
+            eprint(f"wrote {picture}")
     if not planned:
         raise _nothing(found, bases, target, refused)
     for file, one in zip(_numbered(write, top), planned, strict=False):
@@ -105,36 +103,13 @@ def plan(
         show_json([_as_json(one) for one in planned])
         return 0
     _show(planned, found, target, refused)
+    if own is not None and sort == "speed":
+        echo()
+        echo(_of_own(own, planned[0], target))
     return 0
 
 
 # --- which layouts are good ------------------------------------------------------------------------------------------
-
-
-def _accepted(
-    found: Search, source: RecipeSource, asked: Sequence[str], target: Target, top: int
-) -> tuple[list[Planned], list[str]]:
-    """The layouts that the rules of the check accept, and why others are refused."""
-    planned: list[Planned] = []
-    refused: list[str] = []
-    for layout in found.layouts:
-        if len(planned) == top:
-            break
-        words = (*asked, *layout.overrides, f"batch.global={target.global_batch}")
-        try:
-            prepared = prepare(source, words)
-            result = check(prepared, layers=("rules",))
-        except UserError as problems:
-            refused.append(f"{layout.short}: {problems.problems[0].message}")
-            continue
-        if not result.ok:
-            refused.append(f"{layout.short}: {result.problems[0].message}")
-            continue
-        run = resolve_run(prepared)
-        step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
-        if step is not None:
-            planned.append(Planned(words, layout, step, run_estimate(run)))
-    return planned, refused
 
 
 def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Sequence[str]) -> UserError:
@@ -194,6 +169,15 @@ def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Se
     changed = [word for word in planned[0].overrides if "null" not in word]
     echo()
     echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in changed))
+
+
+def _of_own(own: Planned, best: Planned, target: Target) -> str:
+    """How the recipe's own layout compares with the best one."""
+    text = f"the recipe's own layout ({own.layout.short}) "
+    if not fits(own.layout.memory, target):
+        need = own.layout.memory.total / 2**30
+        text += f"needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}; it "
+    return text + f"is predicted to be {difference(own.step, best.step)}"
 
 
 def _numbered(write: Path | None, top: int) -> list[Path]:

@@ -105,10 +105,10 @@ def search(bases: Sequence[Change], target: Target, top: int, by_memory: bool = 
     for least, change in bounds:
         if not by_memory and len(found) >= top and least >= sorted(one.step.ms for one in found)[top - 1]:
             break
-        layout, fits = _fitted(change, target)
+        layout, small = _fitted(change, target)
         if layout is None:
             continue
-        if fits:
+        if small:
             found.append(layout)
         else:
             misses.append(layout)
@@ -138,18 +138,21 @@ def _is_too_large(args: Arguments, target: Target, total: int, routed: int) -> b
     return (dense + experts) / pp * LEAST_BYTES > target.gpu.memory_gib * 1024 * MIB
 
 
+def fits(memory: MemoryEstimate, target: Target) -> bool:
+    return memory.total <= target.gpu.memory_gib * 1024 * MIB * FILLED
+
+
 def _fitted(change: Change, target: Target) -> tuple[Layout | None, bool]:
     """A layout with the cheapest saving that makes it fit; with the greatest and False where none does."""
     ways = list(savings(change.args))
-    capacity = target.gpu.memory_gib * 1024 * MIB * FILLED
     greatest = _memory(change.then(ways[-1]).args, target)
     if greatest is None:
         return None, False
-    if greatest.total > capacity:
+    if not fits(greatest, target):
         return _predicted(change.then(ways[-1]), greatest, target), False
     for saving in ways:
         memory = _memory(change.then(saving).args, target)
-        if memory is not None and memory.total <= capacity:
+        if memory is not None and fits(memory, target):
             return _predicted(change.then(saving), memory, target), True
     return None, False
 

@@ -70,18 +70,22 @@ def pictures(comparison: Comparison) -> list[Picture]:
     return [*speed, *learning, *memory]
 
 
+def require_drawable(file: Path | None, option: str) -> None:
+    """Raise UserError without matplotlib, or for a file whose suffix is none of FORMATS."""
+    if not available():
+        fix = "pip install 'fp8launch[plots]'"
+        raise error("no-matplotlib", "pictures need matplotlib", option, fix, MACHINE_LACKS)
+    if file is not None and file.suffix.lower() not in FORMATS:
+        raise error("bad-ending", f"cannot draw '{file.suffix}'", option, f"end it in {', '.join(FORMATS)}")
+
+
 def write_plots(comparison: Comparison, target: Path) -> list[Path]:
     """Write all pictures into one file, or one file each where `target` is a folder or has no suffix.
 
     Raises UserError without matplotlib, for a suffix that is none of FORMATS, or with nothing to draw.
     """
-    if not available():
-        raise error(
-            "no-matplotlib", "pictures need matplotlib", "--plot", "pip install 'fp8launch[plots]'", MACHINE_LACKS
-        )
     single = bool(target.suffix) and not target.is_dir()
-    if single and target.suffix.lower() not in FORMATS:
-        raise error("bad-ending", f"cannot draw '{target.suffix}'", "--plot", f"end it in {', '.join(FORMATS)}")
+    require_drawable(target if single else None, "--plot")
     found = pictures(comparison)
     if not found:
         raise error("nothing-to-plot", "no run has a number to draw", "--plot")

@@ -1,0 +1,75 @@
+"""Layouts that the rules of the check accept, as the recipe with their overrides says them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fp8launch.check.checker import check
+from fp8launch.check.memory import run_estimate
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.diagnostics import UserError
+from fp8launch.job.prepared import prepare
+from fp8launch.megatron.memory import MemoryEstimate
+from fp8launch.planning.change import Change, Target
+from fp8launch.planning.layouts import Layout, Search
+from fp8launch.planning.step_time import StepTime, step_time_at
+from fp8launch.recipe.load import RecipeSource
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layout that the rules accept, as the recipe with its overrides says it."""
+
+    overrides: tuple[str, ...]
+    layout: Layout
+    step: StepTime
+    memory: MemoryEstimate | None
+
+
+def accepted(
+    found: Search, source: RecipeSource, asked: Sequence[str], target: Target, top: int
+) -> tuple[list[Planned], list[str]]:
+    """The layouts that the rules of the check accept, and why others are refused."""
+    planned: list[Planned] = []
+    refused: list[str] = []
+    for layout in found.layouts:
+        if len(planned) == top:
+            break
+        one = judged(layout, source, asked, target)
+        if isinstance(one, str):
+            refused.append(f"{layout.short}: {one}")
+        elif one is not None:
+            planned.append(one)
+    return planned, refused
+
+
+def judged(layout: Layout, source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | str | None:
+    """A layout as the recipe says it, or why the rules refuse it; None for one whose time is not predicted."""
+    words = (*asked, *layout.overrides, f"batch.global={target.global_batch}")
+    try:
+        prepared = prepare(source, words)
+        result = check(prepared, layers=("rules",))
+    except UserError as problems:
+        return problems.problems[0].message
+    if not result.ok:
+        return result.problems[0].message
+    run = resolve_run(prepared)
+    step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
+    return None if step is None else Planned(words, layout, step, run_estimate(run))
+
+
+def own_layout(source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | None:
+    """The recipe's own layout on the GPUs that were asked for; None where the rules refuse it."""
+    try:
+        prepared = prepare(source, asked)
+        if not check(prepared, layers=("rules",)).ok:
+            return None
+    except UserError:
+        return None
+    run = resolve_run(prepared)
+    step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
+    memory = run_estimate(run)
+    if step is None or memory is None:
+        return None
+    return Planned(tuple(asked), Layout(Change(run.arguments), step, memory), step, memory)

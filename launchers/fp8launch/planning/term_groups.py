@@ -1,0 +1,69 @@
+"""The terms of predicted steps in a few groups, and in which of them two steps differ."""
+
+from __future__ import annotations
+
+from fp8launch.planning.step_time import StepTime
+
+# As they stand in a bar: computation first, then what exposes the other GPUs.
+GROUPS = (
+    "GEMMs",
+    "attention",
+    "quantization",
+    "elementwise and loss",
+    "expert routing",
+    "TP communication",
+    "CP communication",
+    "EP communication",
+    "DP communication",
+    "PP communication",
+    "pipeline bubble",
+    "recompute",
+    "optimizer",
+    "host",
+)
+_GROUP_OF = {
+    "elementwise": "elementwise and loss",
+    "loss": "elementwise and loss",
+    "expert activation": "elementwise and loss",
+    "expert permutation": "expert routing",
+    "expert imbalance": "expert routing",
+}
+# Closer than this fraction two predictions say the same.
+ALIKE = 0.005
+MOST = 3
+
+
+def grouped(step: StepTime) -> dict[str, float]:
+    """The milliseconds of each group, which add up to the step; groups without time are left out."""
+    found: dict[str, float] = {}
+    for term in step.terms:
+        name = "GEMMs" if term.name.startswith("GEMM ") else term.name.partition(" (")[0]
+        name = _GROUP_OF.get(name, name)
+        found[name] = found.get(name, 0.0) + term.ms
+    return {name: found[name] for name in GROUPS if name in found}
+
+
+def difference(step: StepTime, best: StepTime) -> str:
+    """How much slower or faster `step` is than `best`, and by which groups. The numbers add up as they are written."""
+    if abs(step.ms / best.ms - 1) < ALIKE:
+        return "as fast as the best, within 0.5 %"
+    digits = 0 if abs(step.ms - best.ms) >= 20 else 1
+    mine, its = grouped(step), grouped(best)
+    parts = {name: round(mine.get(name, 0.0) - its.get(name, 0.0), digits) for name in GROUPS}
+    total = round(step.ms - best.ms, digits)
+    large = sorted((name for name in GROUPS if parts[name]), key=lambda name: -abs(parts[name]))[:MOST]
+    words = [f"{_ms(parts[name], digits)} in {_named(name)}" for name in large]
+    rest = round(total - sum(parts[name] for name in large), digits)
+    if rest:
+        words.append(f"{_ms(rest, digits)} in everything else")
+    slower = "slower" if total > 0 else "faster"
+    share = abs(step.ms / best.ms - 1)
+    return f"{abs(total):,.{digits}f} ms ({share:.1%}) {slower} a step: {', '.join(words)}"
+
+
+def _named(group: str) -> str:
+    return f"exposed {group}" if group.endswith("communication") else group
+
+
+def _ms(value: float, digits: int) -> str:
+    return f"{abs(value):,.{digits}f} ms {'more' if value > 0 else 'less'}"
