@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fp8launch.check.checker import check
 from fp8launch.check.memory import run_estimate
-from fp8launch.check.resolved_run import resolve_run
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.memory import MemoryEstimate
@@ -47,29 +47,33 @@ def accepted(
 def judged(layout: Layout, source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | str | None:
     """A layout as the recipe says it, or why the rules refuse it; None for one whose time is not predicted."""
     words = (*asked, *layout.overrides, f"batch.global={target.global_batch}")
-    try:
-        prepared = prepare(source, words)
-        result = check(prepared, layers=("rules",))
-    except UserError as problems:
-        return problems.problems[0].message
-    if not result.ok:
-        return result.problems[0].message
-    run = resolve_run(prepared)
-    step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
+    run = _legal(source, words)
+    if isinstance(run, str):
+        return run
+    step = _step(run, target)
     return None if step is None else Planned(words, layout, step, run_estimate(run))
 
 
 def own_layout(source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | None:
     """The recipe's own layout on the GPUs that were asked for; None where the rules refuse it."""
-    try:
-        prepared = prepare(source, asked)
-        if not check(prepared, layers=("rules",)).ok:
-            return None
-    except UserError:
+    run = _legal(source, asked)
+    if isinstance(run, str):
         return None
-    run = resolve_run(prepared)
-    step = step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
-    memory = run_estimate(run)
+    step, memory = _step(run, target), run_estimate(run)
     if step is None or memory is None:
         return None
     return Planned(tuple(asked), Layout(Change(run.arguments), step, memory), step, memory)
+
+
+def _legal(source: RecipeSource, words: Sequence[str]) -> ResolvedRun | str:
+    """The run of a recipe with these overrides, or why the rules refuse it."""
+    try:
+        prepared = prepare(source, words)
+        result = check(prepared, layers=("rules",))
+    except UserError as problems:
+        return problems.problems[0].message
+    return resolve_run(prepared) if result.ok else result.problems[0].message
+
+
+def _step(run: ResolvedRun, target: Target) -> StepTime | None:
+    return step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
