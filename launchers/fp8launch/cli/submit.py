@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
+from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import (
     echo,
@@ -24,8 +24,8 @@ from fp8launch.cli.output import (
     with_bar,
     with_options,
 )
-from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, time_override, with_slurm_options
-from fp8launch.cluster.profile import Cluster, load_cluster
+from fp8launch.cli.slurm_options import time_override
+from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
@@ -39,20 +39,6 @@ from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_
 
 # Of a longer table only the first and the last rows are shown.
 TABLE_ROWS = 40
-
-
-class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """The name of a scheduler, of those that are there when the command runs."""
-
-    name = "backend"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(schedulers.names())}]"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in schedulers.names():
-            self.fail(f"{value!r} is not one of {', '.join(schedulers.names())}", param, ctx)
-        return value
 
 
 @click.command()
@@ -84,12 +70,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Also run two steps of Megatron's own code first, without a GPU (default: as the cluster profile says).",
 )
 @click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
-@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
-@click.option(
-    "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
-)
-@with_options(*slurm_options)
-@click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share.")
+@with_options(*destination_options)
 @click.option("--dry-run", is_flag=True, help="Check, and print the script or the points; submit nothing.")
 @click.option("--wait", is_flag=True, help="Follow the runs to their end; exit code 1 if one fails.")
 @click.option("--yes", is_flag=True, help="Submit without asking for confirmation.")
@@ -127,15 +108,7 @@ def submit(
     sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
-    profile = with_slurm_options(load_cluster(cluster), slurm)
-    if profile.ssh is not None:
-        fix = f"fp8launch --remote {cluster or profile.name} submit ..."
-        raise error(
-            "needs-at", f"jobs for the cluster '{profile.name}' are submitted from its login node", "--cluster", fix
-        )
-    scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
-    if scheduler.capabilities.on_this_machine:
-        refuse_without_slurm(slurm, scheduler.name)
+    profile, scheduler = destination("submit", cluster, backend_name, slurm)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
 

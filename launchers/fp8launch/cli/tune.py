@@ -11,13 +11,11 @@ from typing import Any
 
 import click
 
-from fp8launch import schedulers
 from fp8launch.cli import complete
+from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.output import eprint, json_option, set_option, with_options
-from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, with_slurm_options
-from fp8launch.cli.submit import BackendName
 from fp8launch.cli.tune_output import Ended, finish, show_candidates
-from fp8launch.cluster.profile import Cluster, load_cluster
+from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
@@ -54,12 +52,7 @@ TRIALS = 12
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best as a recipe.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Write the picture to this PNG file.")
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from what is tuned).")
-@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
-@click.option(
-    "--backend", "backend_name", type=BackendName(), help="Scheduler (default: sbatch on a Slurm cluster, else local)."
-)
-@with_options(*slurm_options)
-@click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share.")
+@with_options(*destination_options)
 @click.option("--dry-run", is_flag=True, help="Show the changes that would be tried, and what they may cost.")
 @click.option("--yes", is_flag=True, help="Begin without asking for confirmation.")
 @json_option
@@ -93,13 +86,7 @@ def tune(
     if write is not None and write.exists():
         raise error("file-exists", f"{write} exists", "--write", "name a new file")
     chosen = _chosen(wanted, numerics)
-    profile = with_slurm_options(load_cluster(cluster), slurm)
-    if profile.ssh is not None:
-        fix = f"fp8launch --remote {cluster or profile.name} tune ..."
-        raise error("needs-at", f"jobs for '{profile.name}' are submitted from its login node", "--cluster", fix)
-    scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
-    if scheduler.capabilities.on_this_machine:
-        refuse_without_slurm(slurm, scheduler.name)
+    profile, scheduler = destination("tune", cluster, backend_name, slurm)
     place = run_root(profile, root)
     profile = profile.model_copy(update={"run_root": str(place)})
     bases = [base_of(name, read_recipe(name), overrides, iterations, global_batch) for name in recipes]
