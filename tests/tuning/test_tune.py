@@ -207,3 +207,9 @@ def test_a_killed_command_goes_on_where_it_was(tune: Any, recipe: str, home: Pat
     found = tune(*held, "--trials", "2")
     assert found["changes"] == ["micro batch 4"] and found["trials"] == 2
     assert [len(folder.manifest()["jobs"]) for folder in runs_of(found)] == [1, 1], "nothing runs twice"
+
+
+def test_the_time_limit_of_the_command_is_that_of_its_trials(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was accepted and had no effect."""
+    assert run(["tune", "tiny_cpu", "--backend", "local", "--dry-run", "--time", "soon"]) == 2
+    assert "resources.time" in capsys.readouterr().err

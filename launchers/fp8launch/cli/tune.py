@@ -14,6 +14,7 @@ import click
 from fp8launch.cli import complete
 from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.output import eprint, json_option, set_option, with_options
+from fp8launch.cli.slurm_options import time_override
 from fp8launch.cli.tune_output import Ended, finish, show_candidates
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
@@ -86,6 +87,7 @@ def tune(
     if write is not None and write.exists():
         raise error("file-exists", f"{write} exists", "--write", "name a new file")
     chosen = _chosen(wanted, numerics)
+    overrides = (*overrides, *time_override(slurm))
     profile, scheduler = destination("tune", cluster, backend_name, slurm)
     place = run_root(profile, root)
     profile = profile.model_copy(update={"run_root": str(place)})
