@@ -281,7 +281,12 @@ def small_disk(launchers: Launchers) -> Iterator[Path]:
 
 
 def remount(root: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", root], check=True)
+    """Mount again with other options, once killed processes have closed their files: a kill returns at once."""
+
+    def mounted() -> bool:
+        return subprocess.run(["mount", "-o", f"remount,{options}", root], check=False).returncode == 0
+
+    assert until(mounted, 60)
 
 
 def test_a_disk_that_fills_while_run_folders_are_made(launchers: Launchers, small_disk: Path) -> None:
