@@ -85,7 +85,7 @@ set_up_train() {
 
 set_up_test() {
     local version packages trackers
-    has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken ||
+    has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken hydra ||
         say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard, pyarrow and tokenizers (220 MB)"
     pip_install --editable '.[test]'
     for version in "${older_megatrons[@]}"; do

@@ -264,7 +264,7 @@ def test_values_in_hydras_syntax(value: Any, text: str) -> None:
 
 
 def test_hydra_reads_the_values_back() -> None:
-    """Hydra comes with Bridge; where it is installed, its own parser is asked."""
+    """Bridge parses overrides with Hydra's parser."""
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     for value in (None, True, 3, 1e-05, "selective", "/data/a b", "true", "1.0", 'say "x"', "back\\", ["a", 1, "b c"]):
         assert parser.parse_override(hydra("model.x", value)).value() == value
