@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table
+from fp8launch.cli.plan_files import PlanFiles
 from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
 from fp8launch.cli.planned import Planned, accepted, own_layout
 from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
@@ -23,6 +23,7 @@ from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.layouts import FILLED, Search, fits, search
 from fp8launch.planning.term_groups import difference
+from fp8launch.recipe.load import load_recipe
 
 TOP = 5
 
@@ -42,6 +43,8 @@ TOP = 5
 @click.option("--cluster", metavar="NAME", help="Profile whose `network` states speed and NVLink domain.")
 @click.option("--write", type=click.Path(path_type=Path),
               help="Write the best layout as a recipe; with {} in the name every layout, numbered.")  # fmt: skip
+@click.option("--study", metavar="NAME",
+              help="Write all layouts as recipes of a study, in the folder NAME-layouts; submits nothing.")  # fmt: skip
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE",
               help="Draw memory against speed, the terms, time against GPUs (.png, .svg, .pdf).")  # fmt: skip
 @json_option
@@ -58,6 +61,7 @@ def plan(
     sort: str,
     cluster: str | None,
     write: Path | None,
+    study: str | None,
     picture: Path | None,
     as_json: bool,
 ) -> int:
@@ -67,9 +71,8 @@ def plan(
     """
     if gpus is not None and nodes is not None:
         raise click.UsageError("--gpus and --nodes exclude each other")
-    for file in _numbered(write, top):
-        if file.exists():
-            raise error("file-exists", f"{file} exists", "--write", "name a new file")
+    files = PlanFiles(write, study, top)
+    files.refuse_existing()
     if picture is not None:
         from fp8launch.report.plots import require_drawable
 
@@ -96,16 +99,15 @@ def plan(
             eprint(f"wrote {picture}")
     if not planned:
         raise _nothing(found, bases, target, refused)
-    for file, one in zip(_numbered(write, top), planned, strict=False):
-        file.write_text(_recipe_text(parents, one), encoding="utf-8")
-        eprint(f"wrote {file}")
+    files.write_layouts(parents, planned, load_recipe(source, asked).recipe)
     if as_json:
         show_json([_as_json(one) for one in planned])
-        return 0
-    _show(planned, found, target, refused)
-    if own is not None and sort == "speed":
-        echo()
-        echo(_of_own(own, planned[0], target))
+    else:
+        _show(planned, found, target, refused)
+        if own is not None and sort == "speed":
+            echo()
+            echo(_of_own(own, planned[0], target))
+    files.print_next_step(cluster)
     return 0
 
 
@@ -178,30 +180,3 @@ def _of_own(own: Planned, best: Planned, target: Target) -> str:
         need = own.layout.memory.total / 2**30
         text += f"needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}; it "
     return text + f"is predicted to be {difference(own.step, best.step)}"
-
-
-def _numbered(write: Path | None, top: int) -> list[Path]:
-    """The files that --write names, for the best layouts in their order."""
-    if write is None:
-        return []
-    if "{}" not in write.name:
-        return [write]
-    return [write.with_name(write.name.replace("{}", str(number))) for number in range(1, top + 1)]
-
-
-def _recipe_text(parents: Sequence[str], best: Planned) -> str:
-    """A recipe that lays the overrides of a layout on what was planned."""
-    values: dict[str, Any] = {}
-    for word in best.overrides:
-        key, _, text = word.partition("=")
-        *sections, last = key.split(".")
-        into = values
-        for section in sections:
-            into = into.setdefault(section, {})
-        into[last] = yaml.safe_load(text)
-    step = best.step
-    head = (
-        f"# {best.layout.short}.\n# Predicted by fp8launch plan: {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
-        f"{step.ms:,.0f} ms a step, ± {step.uncertainty:.0%}.\n"
-    )
-    return head + yaml.safe_dump({"extends": list(parents), **values}, sort_keys=False)

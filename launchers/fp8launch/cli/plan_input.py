@@ -38,8 +38,10 @@ def source_of(
     name = recipe.removeprefix("models/").removesuffix(".yaml")
     if not (pack_folder("recipes") / "models" / f"{name}.yaml").is_file() or "/" in name:
         source = read_recipe(recipe_named(recipe))
-        in_pack = source.path.is_relative_to(pack_folder("recipes"))
-        return source, (source.path.stem if in_pack else str(source.path.resolve()),)
+        pack = pack_folder("recipes")
+        if source.path.is_relative_to(pack):
+            return source, (source.path.relative_to(pack).with_suffix("").as_posix(),)
+        return source, (str(source.path.resolve()),)
     device = gpu(gpu_name or "h100")
     usual = "bf16" if device.fp8 is None else "tensorwise"
     parts = [f"models/{name}", "parts/pretrain", "parts/benchmark", "parts/distributed_optimizer"]

@@ -320,10 +320,10 @@ class Recipe(Section):
     # One run in stretches, one after the other in this order, over one checkpoint.
     phases: Annotated[dict[PhaseName, Phase], Field(max_length=50)] = {}
 
-    @field_validator("phases", mode="before")
+    @field_validator("phases", "axes", mode="before")
     @classmethod
-    def _no_phases(cls, phases: object) -> object:
-        return {} if phases is None else phases  # `--set phases=null`: all of it in one
+    def _none_of_them(cls, value: object) -> object:
+        return {} if value is None else value  # `--set phases=null`: all of it in one; `axes: null`: one run
 
     @field_validator("axes")
     @classmethod

@@ -71,9 +71,7 @@ def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
 
     Anybody can compute a study's id, and make a folder of that name where everybody makes folders.
     """
-    if not _plain_name(study):
-        fix = "letters, digits, '.', '_' or '-', starting with a letter or digit"
-        raise error("bad-study-name", f"'{study}' is not a valid name for a study", "--study", fix)
+    need_study_name(study)
     folder = StudyFolder(root / study)
     if os.path.lexists(folder.path):
         need_own_study(folder)
@@ -89,6 +87,13 @@ def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
         ) from None
     need_own_study(folder)  # also where somebody else made it in between
     return folder
+
+
+def need_study_name(name: str) -> None:
+    """Raises UserError for a name that no study can have."""
+    if not _plain_name(name):
+        fix = "letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise error("bad-study-name", f"'{name}' is not a valid name for a study", "--study", fix)
 
 
 def need_own_study(study: StudyFolder) -> None:
