@@ -41,16 +41,25 @@ class Problem:
         return asdict(self)
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        fix = f"\n    fix: {self.fix}" if self.fix else ""
-        return f"{place}{self.severity}: {self.message} [{self.code}]{fix}"
+        text = f"{self.severity}: {self.message} [{self.code}]"
+        if self.where:
+            text = f"{self.where}: {text}"
+        if self.fix:
+            text += f"\n    fix: {self.fix}"
+        return text
 
 
 def printable(text: str) -> str:
     """A text that a terminal only shows: escape sequences and other controls are spelt out."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(map(_printable_character, text))
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 class UserError(Exception):
@@ -75,4 +84,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     by_form = {k.replace("-", "_"): k for k in known}
     found = difflib.get_close_matches(name.replace("-", "_"), by_form, n=1, cutoff=0.6)
-    return by_form[found[0]] if found else None
+    if not found:
+        return None
+    return by_form[found[0]]
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The fix for an unknown name: the known name closest to it, or `otherwise` when nothing is close."""
+    near = nearest(name, known)
+    if near is None:
+        return otherwise
+    return f"did you mean '{near}'?"

@@ -18,7 +18,7 @@ from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.rule import Rule, all_rules
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, nearest
+from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, did_you_mean
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.validators import MegatronVerdict
@@ -263,11 +263,8 @@ def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequenc
     for code in stated:
         where = run.loaded.where("silence", code)
         if code not in severities:
-            near = nearest(code, severities)
-            hint = (
-                f"did you mean '{near}'?"
-                if near
-                else "use the code that `fp8launch check` prints in brackets after a warning"
+            hint = did_you_mean(
+                code, severities, "use the code that `fp8launch check` prints in brackets after a warning"
             )
             yield Problem("error", "unknown-code", f"'silence.{code}': no check has the code {code}", where, hint)
         elif severities[code] == "error":

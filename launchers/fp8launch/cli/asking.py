@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from fp8launch.cli.output import eprint
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 
 
 class Asker:
@@ -27,8 +27,7 @@ class Asker:
         """
         if stated is not None:
             if choices and stated not in choices:
-                near = nearest(stated, choices)
-                fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(choices)}"
+                fix = did_you_mean(stated, choices, f"use one of {', '.join(choices)}")
                 raise error(
                     "bad-choice", f"'{stated}' is not a {what} here; there are {', '.join(choices)}", option, fix
                 )

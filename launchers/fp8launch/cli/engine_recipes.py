@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fp8launch.cli.output import echo, eprint, show_json, show_table
-from fp8launch.diagnostics import UserError, error, nearest
+from fp8launch.diagnostics import UserError, did_you_mean, error
 from fp8launch.engines.base import CatalogRecipe, RecipeCatalog
 
 
@@ -60,8 +60,7 @@ def _nothing(catalog: RecipeCatalog, release: str, filters: Mapping[str, str | N
         if catalog.select(release, **{field: value}):
             continue
         known = catalog.values_of(field, release)
-        near = nearest(value.lower(), known)
-        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(known)}"
+        fix = did_you_mean(value.lower(), known, f"use one of {', '.join(known)}")
         return error("no-such-recipe", f"{what} --{field} {value}", None, fix)
     words = " ".join(f"--{field} {value}" for field, value in stated.items())
     return error("no-such-recipe", f"{what} {words} together", None, "leave out one of the filters")

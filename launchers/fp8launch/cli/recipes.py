@@ -12,7 +12,7 @@ from fp8launch import engines
 from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.job.prepared import prepare
@@ -110,8 +110,7 @@ def _known(option: str, value: str, known: Iterable[str]) -> None:
     """Raises UserError, with the nearest name, for a value that none is."""
     names = list(known)
     if value not in names:
-        near = nearest(value, names)
-        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names)}"
+        fix = did_you_mean(value, names, f"use one of {', '.join(names)}")
         word = option.removeprefix("--")
         raise error(f"unknown-{word}", f"no {word} '{value}'", option, fix)
 

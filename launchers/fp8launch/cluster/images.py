@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.diagnostics import UserError, error, nearest
+from fp8launch.diagnostics import UserError, did_you_mean, error
 from fp8launch.recipe.yaml_source import is_there, read_yaml
 from fp8launch.resources import pack_folder
 from fp8launch.secrets import secret_in
@@ -73,8 +73,7 @@ def _refuse_password(bare: str, where: str) -> None:
 
 
 def _unknown_image(name: str, known: Sequence[str], where: str) -> UserError:
-    near = nearest(name, known)
-    fix = f"did you mean '{near}'?" if near else f"known names: {', '.join(known)}"
+    fix = did_you_mean(name, known, f"known names: {', '.join(known)}")
     return error("unknown-image", f"container image '{name}' is not a known name, a URI or a file", where, fix)
 
 

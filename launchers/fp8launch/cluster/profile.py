@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.ownership import why_others_may_change
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
 from fp8launch.recipe.schema import Section
@@ -146,13 +146,12 @@ def load_cluster(name: str | None) -> Cluster:
     elif "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
     else:
-        near = nearest(name, files)
         known = ", ".join(files) or "none"
         raise error(
             "unknown-cluster",
             f"no cluster profile '{name}' in {config_folder()} (profiles there: {known})",
             "--cluster",
-            f"did you mean '{near}'?" if near else "pass a file, or a name that `fp8launch clusters` lists",
+            did_you_mean(name, files, "pass a file, or a name that `fp8launch clusters` lists"),
         )
     tree = read_yaml(path)
     if isinstance(tree.value, dict) and "env" in tree.value:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fp8launch.diagnostics import Problem, UserError, error, nearest
+from fp8launch.diagnostics import Problem, UserError, did_you_mean, error
 from fp8launch.engines.base import Engine, EvidenceSource
 from fp8launch.recipe.load import LoadedRecipe, register_named
 from fp8launch.recipe.schema import Recipe
@@ -77,8 +77,7 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
                 return engine
         return default()
     if stated not in names():
-        near = nearest(stated, names())
-        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names())}"
+        fix = did_you_mean(stated, names(), f"use one of {', '.join(names())}")
         raise error("unknown-engine", f"there is no engine '{stated}'", loaded.where("engine"), fix)
     return by_name(stated)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fp8launch.diagnostics import Problem, nearest
+from fp8launch.diagnostics import Problem, did_you_mean, nearest
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.yaml_source import Node
 
@@ -43,8 +43,7 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     kind, given, ctx = err["type"], err["input"], err.get("ctx", {})
     if kind == "extra_forbidden":
         known = _fields(_model_at(model, path[:-1]))
-        near = nearest(str(path[-1]), known)
-        fix = f"did you mean '{near}'?" if near else f"valid keys: {', '.join(known)}"
+        fix = did_you_mean(str(path[-1]), known, f"valid keys: {', '.join(known)}")
         return Problem("error", "unknown-key", f"unknown key '{dotted}'", place, fix)
     if kind == "missing":
         name = ".".join((*map(str, path), str(err["loc"][-1])))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.quantization import UNQUANTIZED
 from fp8launch.report.differences import speed_comparability
 from fp8launch.report.grouping import ComparisonRow
@@ -17,12 +18,13 @@ def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[Com
     """
     labels = list(dict.fromkeys(row.label for row in rows))
     if wanted is None:
-        return _default_baseline(rows) if len(labels) > 1 else []
+        if len(labels) < 2:
+            return []
+        return _default_baseline(rows)
     found = [row for row in rows if _is_meant(row, wanted)]
     if not found:
-        near = nearest(wanted, labels)
         names = ", ".join(f"'{label}'" for label in labels)
-        hint = f"did you mean '{near}'?" if near else "pass a variant, a precision, key=value or a run's name"
+        hint = did_you_mean(wanted, labels, "pass a variant, a precision, key=value or a run's name")
         raise error("unknown-baseline", f"'{wanted}' is not a row; rows: {names}", "--baseline", hint)
     return found
 
@@ -36,7 +38,7 @@ def _default_baseline(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     for name in UNQUANTIZED:
         plain = [row for row in rows if row.facts.get("precision") == name]
         others = [row for row in rows if row not in plain]
-        if plain and others and (not partners or any(_alike(a, b) for a in others for b in plain)):
+        if plain and others and (not partners or any(_alike(*pair) for pair in product(others, plain))):
             return plain
     first = max(rows, key=lambda row: partners.get(row.name, 0))
     return [row for row in rows if row.label == first.label]
@@ -48,8 +50,12 @@ def _alike(a: ComparisonRow, b: ComparisonRow) -> bool:
 
 def _partners(rows: Sequence[ComparisonRow]) -> dict[str, int]:
     """With how many rows each row can be compared, where there are any."""
-    counts = {a.name: sum(a.label != b.label and _alike(a, b) for b in rows) for a in rows}
-    return {name: count for name, count in counts.items() if count}
+    found: dict[str, int] = {}
+    for row in rows:
+        count = sum(row.label != other.label and _alike(row, other) for other in rows)
+        if count:
+            found[row.name] = count
+    return found
 
 
 def _is_meant(row: ComparisonRow, wanted: str) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fp8launch.report.cells import NONE, count_text, quantity_text, ratio_text
+from fp8launch.report.differences import Comparability
 from fp8launch.report.grouping import ComparisonRow, Measure
 from fp8launch.report.loss_summary import LossSummary, compares_learning
 from fp8launch.report.scaling import Ratio, ScalingEfficiency
-
-NONE = "–"
 
 
 @dataclass(frozen=True)
@@ -93,42 +93,12 @@ def csv_row(entry: Entry) -> dict[str, object]:
 # --- What tables show -----------------------------------------------------------------------------------------------
 
 
-def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) -> str:
-    """Render a ratio with its interval and mark, or that no difference is seen.
-
-    `*`: something else differs too; `!`: forced between unlike runs.
-    """
-    if ratio is None or ratio.missing:
-        return NONE
-    if ratio.value is None:
-        return NONE if ratio.comparability.comparable else "unlike"
-    text = f"{scale * ratio.value:.{digits}f}{unit}{ratio_mark(ratio)}"
-    if ratio.interval is None:
-        return text
-    # Intervals are often narrower than the last digit of the ratio.
-    more = digits + 1 if unit == "×" else digits
-    low, high = (f"{scale * bound:.{more}f}" for bound in (ratio.interval.low, ratio.interval.high))
-    within = " within" if ratio.interval.covers == "iterations" else ""
-    if unit == "×" and ratio.interval.low < 1 < ratio.interval.high:
-        # A ratio that may be noise is no headline; JSON and CSV have it.
-        text = f"no difference seen{ratio_mark(ratio)}"
-    return f"{text} [{low}, {high}{within}]"
-
-
-def ratio_mark(ratio: Ratio) -> str:
-    if not ratio.comparability.comparable:
-        return "!"
-    return "*" if ratio.comparability.noted else ""
-
-
-def _count(value: int | None) -> str:
-    return NONE if value is None else str(value)
-
-
 def _number(measure: Measure | None, digits: int) -> str:
     if measure is None:
         return NONE
-    return f"{measure.median:,.{4 if abs(measure.median) < 1 else digits}f}"
+    if abs(measure.median) < 1:
+        digits = 4
+    return f"{measure.median:,.{digits}f}"
 
 
 def _spread(measure: Measure | None, digits: int) -> str:
@@ -140,7 +110,9 @@ def _spread(measure: Measure | None, digits: int) -> str:
 
 def _runs_text(entry: Entry) -> str:
     row = entry.row
-    return row.status if row.status != "ok" else f"{len(row.good)} ok"
+    if row.status == "ok":
+        return f"{len(row.good)} ok"
+    return row.status
 
 
 def _mfu_text(entry: Entry) -> str:
@@ -150,32 +122,46 @@ def _mfu_text(entry: Entry) -> str:
 
 
 def _memory_text(entry: Entry) -> str:
-    return f"{entry.peak_memory_mib / 1024:,.1f}" if entry.peak_memory_mib else NONE
+    return quantity_text(entry.peak_memory_mib, ",.1f", scale=1 / 1024)
 
 
 def _efficiency_text(entry: Entry) -> str:
-    return ratio_text(entry.efficiency.ratio, "", 1, 100) if entry.efficiency else NONE
+    if entry.efficiency is None:
+        return NONE
+    return ratio_text(entry.efficiency.ratio, "", 1, 100)
 
 
 def _total_text(entry: Entry) -> str:
-    several = (entry.row.world or 0) > 1
-    return f"{entry.tokens_total:,.0f}" if entry.tokens_total and several else NONE
+    world = entry.row.world
+    if world is None or world <= 1:
+        return NONE
+    return quantity_text(entry.tokens_total, ",.0f")
 
 
 def _energy_text(entry: Entry) -> str:
-    return f"{entry.energy_per_token * 1e3:,.2f}" if entry.energy_per_token else NONE
+    return quantity_text(entry.energy_per_token, ",.2f", scale=1e3)
 
 
 def _cost_text(entry: Entry) -> str:
-    return NONE if entry.cost_per_million_tokens is None else f"{entry.cost_per_million_tokens:,.4g}"
+    return quantity_text(entry.cost_per_million_tokens, ",.4g")
+
+
+def _loss_text(entry: Entry) -> str:
+    if entry.loss is None:
+        return NONE
+    return entry.loss.text
 
 
 def _published_text(entry: Entry) -> str:
     published = entry.published
     if published is None:
         return NONE
-    ours = f" ({100 * published.ratio:.0f} %)" if published.ratio else ""
-    return f"{published.tokens_per_s_per_gpu:,.0f}{ours}{'*' if published.notes else ''}"
+    text = f"{published.tokens_per_s_per_gpu:,.0f}"
+    if published.ratio:
+        text += f" ({100 * published.ratio:.0f} %)"
+    if published.notes:
+        text += "*"
+    return text
 
 
 # --- What JSON and CSV hold -----------------------------------------------------------------------------------------
@@ -187,13 +173,17 @@ def _status(entry: Entry) -> str:
         return "ok"
     if row.good:
         return "partial"
-    return "missing" if all(run.absent for run in row.runs) else row.runs[0].report.status
+    if all(run.absent for run in row.runs):
+        return "missing"
+    return row.runs[0].report.status
 
 
 def _runs(entry: Entry) -> list[dict[str, object]]:
     runs: list[dict[str, object]] = []
     for run in entry.row.runs:
-        status = "missing" if run.absent else run.report.status
+        status: str = run.report.status
+        if run.absent:
+            status = "missing"
         runs.append({"name": run.name, "status": status, "command": run.command})
     return runs
 
@@ -204,14 +194,32 @@ def _of(part: Callable[[Entry], object], *path: str) -> Callable[[Entry], object
     def value(entry: Entry) -> object:
         found = part(entry)
         for name in path:
-            found = None if found is None else getattr(found, name)
+            if found is None:
+                return None
+            found = getattr(found, name)
         return found
 
     return value
 
 
-def _joined(names: object) -> str | None:
-    return "; ".join(names) if isinstance(names, tuple) else None
+def _comparability(entry: Entry) -> Comparability | None:
+    if entry.speedup is None:
+        return None
+    return entry.speedup.comparability
+
+
+def _unlike(entry: Entry) -> str | None:
+    comparability = _comparability(entry)
+    if comparability is None:
+        return None
+    return "; ".join(comparability.unlike)
+
+
+def _noted(entry: Entry) -> str | None:
+    comparability = _comparability(entry)
+    if comparability is None:
+        return None
+    return "; ".join(comparability.noted)
 
 
 def _speedup(entry: Entry) -> object:
@@ -230,8 +238,8 @@ LOSS = "loss"
 
 COLUMNS: tuple[Column, ...] = (
     Column("variant", lambda e: e.row.label, "variant", lambda e: e.row.label, number=False),
-    Column("nodes", lambda e: e.row.nodes, "nodes", lambda e: _count(e.row.nodes)),
-    Column("gpus", lambda e: e.row.world, "GPUs", lambda e: _count(e.row.world)),
+    Column("nodes", lambda e: e.row.nodes, "nodes", lambda e: count_text(e.row.nodes)),
+    Column("gpus", lambda e: e.row.world, "GPUs", lambda e: count_text(e.row.world)),
     Column("status", _status, csv={"status": lambda e: e.row.status}),
     Column("status_text", lambda e: e.row.status, csv={}),
     Column(
@@ -284,9 +292,9 @@ COLUMNS: tuple[Column, ...] = (
             "speedup_high": _of(_speedup, "interval", "high"),
             "speedup_covers": _of(_speedup, "interval", "covers"),
             "speedup_against": _of(_speedup, "against"),
-            "comparable": _of(_speedup, "comparability", "comparable"),
-            "unlike": lambda e: _joined(_of(_speedup, "comparability", "unlike")(e)),
-            "noted": lambda e: _joined(_of(_speedup, "comparability", "noted")(e)),
+            "comparable": _of(_comparability, "comparable"),
+            "unlike": _unlike,
+            "noted": _noted,
         },
     ),
     Column(
@@ -316,7 +324,7 @@ COLUMNS: tuple[Column, ...] = (
         LOSS,
         lambda e: e.loss,
         "loss at the end (perplexity)",
-        lambda e: NONE if e.loss is None else e.loss.text,
+        _loss_text,
         csv={
             "loss_last": _of(lambda e: e.loss, "last"),
             "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
@@ -341,17 +349,19 @@ class Table:
 
 def _table_columns(entries: Sequence[Entry]) -> list[Column]:
     """The columns in the order of the table: the loss comes first where the rows differ in how they learn, else not."""
-    others = [column for column in COLUMNS if column.name != LOSS]
-    if not compares_learning([entry.row.runs for entry in entries]):
-        return others
-    names = [column.name for column in others]
-    at = names.index("runs") + 1
-    return [*others[:at], *(column for column in COLUMNS if column.name == LOSS), *others[at:]]
+    columns = {column.name: column for column in COLUMNS}
+    loss = columns.pop(LOSS)
+    ordered = list(columns.values())
+    if compares_learning([entry.row.runs for entry in entries]):
+        ordered.insert(ordered.index(columns["runs"]) + 1, loss)
+    return ordered
 
 
 def main_table(entries: Sequence[Entry]) -> Table:
     """Return the columns in which something is known. Runs without a number keep their row."""
-    modes = sorted({entry.efficiency.mode for entry in entries if entry.efficiency})
+    modes = ", ".join(sorted({entry.efficiency.mode for entry in entries if entry.efficiency}))
+    if modes:
+        modes = f" ({modes})"
     headers: list[str] = []
     cells: list[list[str]] = []
     numbers: list[bool] = []
@@ -361,7 +371,7 @@ def main_table(entries: Sequence[Entry]) -> Table:
         texts = [column.text(entry) for entry in entries]
         if cells and all(text == NONE for text in texts):
             continue
-        headers.append(column.header.format(modes=f" ({', '.join(modes)})" if modes else ""))
+        headers.append(column.header.format(modes=modes))
         cells.append(texts)
         numbers.append(column.number)
     return Table(tuple(headers), tuple(zip(*cells, strict=True)), tuple(numbers))

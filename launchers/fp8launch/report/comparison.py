@@ -23,6 +23,7 @@ from fp8launch.report.run_data import NOT_SUBMITTED, RunData, with_unset
 from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
 from fp8launch.report.steady_state import RULE
+from fp8launch.wording import counted
 
 # Beyond this, a log counts TFLOP/s by another formula instead of rounding them differently.
 SAME_FORMULA = 0.01
@@ -45,7 +46,9 @@ class Comparison:
     @property
     def problems(self) -> tuple[str, ...]:
         """Why the comparison is not valid."""
-        found = [] if any(entry.row.good for entry in self.entries) else ["no run has a number to compare"]
+        found = []
+        if not any(entry.row.good for entry in self.entries):
+            found.append("no run has a number to compare")
         for name, entry, one in self.ratios():
             # A failed run has no ratio that could mislead.
             if not one.missing and not one.comparability.comparable:
@@ -114,16 +117,20 @@ def compare(
     entries = []
     parities: list[Parity] = []
     for row in rows:
-        base = counterpart(row, bases) if bases else None
-        speedup = _speedup(row, base, axes, force) if len(rows) > 1 else None
-        if base is not None and row.facts.get("precision") != base.facts.get("precision"):
-            parities += _parities(row, base, tolerance)
+        speedup = None
+        if bases:
+            base = counterpart(row, bases)
+            if row.facts.get("precision") != base.facts.get("precision"):
+                parities += _parities(row, base, tolerance)
+            if len(rows) > 1:
+                speedup = _speedup(row, base, axes, force)
         entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
-    # In weak scaling the batch grows with the GPUs, as it should.
-    weak = {efficiency.mode for efficiency in scaling.values()} == {"weak"}
+    if {efficiency.mode for efficiency in scaling.values()} == {"weak"}:
+        # In weak scaling the batch grows with the GPUs, as it should.
+        axes.add("global_batch_size")
     return Comparison(
         tuple(entries),
-        tuple(_differences(rows, axes | {"global_batch_size"} if weak else axes)),
+        tuple(_differences(rows, axes)),
         tuple(parities),
         baseline_name(bases, baseline),
         tuple(_notes(rows, recomputed)),
@@ -133,22 +140,27 @@ def compare(
 
 def _axes(runs: Sequence[RunData]) -> set[str]:
     """Facts that the study varies. The number of nodes is not one of them: scaling has a measure of its own."""
-    keys = {key for run in runs if run.study for key in run.study.point} - {"nodes", "resources.nodes"}
-    return {fact for key in keys for fact in facts_of_axis(key)}
+    keys: set[str] = set()
+    for run in runs:
+        if run.study:
+            keys.update(run.study.point)
+    return set().union(*map(facts_of_axis, keys - {"nodes", "resources.nodes"}))
 
 
-def _speedup(row: ComparisonRow, base: ComparisonRow | None, axes: set[str], force: bool) -> Ratio | None:
-    if base is None:
-        return None
-    if base is row:
-        return ratio(row, row, Comparability(), force) if row.good else None
-    return ratio(row, base, speed_comparability(row.facts, base.facts, axes), force)
+def _speedup(row: ComparisonRow, base: ComparisonRow, axes: set[str], force: bool) -> Ratio | None:
+    if base is not row:
+        return ratio(row, base, speed_comparability(row.facts, base.facts, axes), force)
+    if row.good:
+        return ratio(row, row, Comparability(), force)
+    return None
 
 
 def _parities(row: ComparisonRow, base: ComparisonRow, tolerance: float) -> list[Parity]:
     mine = [run for run in row.runs if run.report.lines]
     theirs = [run for run in base.runs if run.report.lines]
-    return [parity(mine, theirs, tolerance, (row.name, base.name))] if mine and theirs else []
+    if not mine or not theirs:
+        return []
+    return [parity(mine, theirs, tolerance, (row.name, base.name))]
 
 
 def _counts_differ(rows: Sequence[ComparisonRow]) -> bool:
@@ -176,6 +188,11 @@ def _entry(
     tflops = row.measure(lambda report: _tflops(report, recomputed))
     peak = _peak_tflops(row)
     memory = [run.report.peak_memory_mib for run in row.good if run.report.peak_memory_mib]
+    tokens_total, cost = None, None
+    if tokens and row.world:
+        tokens_total = tokens.median * row.world
+    if tokens and price:
+        cost = price / 3600 / tokens.median * 1e6
     return Entry(
         row=row,
         tokens=tokens,
@@ -184,9 +201,9 @@ def _entry(
         mfu=_mfu(tflops, peak),
         peak_tflops=peak,
         peak_memory_mib=max(memory, default=None),
-        tokens_total=tokens.median * row.world if tokens and row.world else None,
+        tokens_total=tokens_total,
         energy_per_token=_energy_per_token(row, tokens, step_time),
-        cost_per_million_tokens=price / 3600 / tokens.median * 1e6 if price and tokens else None,
+        cost_per_million_tokens=cost,
         speedup=speedup,
         efficiency=efficiency,
         published=_published(row, tokens, rows),
@@ -233,10 +250,12 @@ def _published(row: ComparisonRow, tokens: Measure | None, rows: Sequence[Compar
     notes = []
     if gpus and row.world and gpus != row.world:
         notes.append(f"the published figure is for {gpus} GPUs")
-    sharing = {other.label for other in rows if any(run.reference == figure for run in other.runs)}
-    if len(sharing) > 1:
+    sharing = [other for other in rows if any(run.reference == figure for run in other.runs)]
+    if len({other.label for other in sharing}) > 1:
         notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
-    ours = tokens.median / value if tokens else None
+    ours = None
+    if tokens:
+        ours = tokens.median / value
     source = str(figure.get("source", ""))
     return Published(float(value), figure.get("tflops_per_gpu"), gpus, source, ours, tuple(notes))
 
@@ -276,8 +295,10 @@ def _notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
             "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
             "--repeat 3 measures them"
         )
-    denominators = [run.report.mfu_denominator for row in rows for run in row.good]
-    if len({one["peak_tflops"] for one in denominators if one}) > 1:
+    peaks: set[object] = set()
+    for row in rows:
+        peaks.update(run.report.mfu_denominator["peak_tflops"] for run in row.good if run.report.mfu_denominator)
+    if len(peaks) > 1:
         notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
     return notes
 
@@ -288,7 +309,7 @@ def _absent(runs: Sequence[RunData]) -> Iterable[str]:
     names = [run.name for run in runs[:_MOST_NAMES]]
     if len(runs) > _MOST_NAMES:
         names.append(f"and {len(runs) - _MOST_NAMES} more")
-    text = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of the study missing: {', '.join(names)}"
+    text = f"{counted(len(runs), 'run')} of the study missing: {', '.join(names)}"
     if any(run.absent == NOT_SUBMITTED for run in runs):
         text += "; repeat the same `submit` to submit the rest"
     yield text

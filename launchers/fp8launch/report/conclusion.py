@@ -55,7 +55,9 @@ def names(rows: Sequence[str]) -> str:
     """Join names as a sentence does; many are counted."""
     if len(rows) > _MOST_NAMES or (len(rows) > 1 and sum(map(len, rows)) > _LONGEST):
         return f"{len(rows)} rows"
-    comma = "; " if any(", " in row for row in rows) else ", "
+    comma = ", "
+    if any(comma in row for row in rows):
+        comma = "; "
     return " and ".join(filter(None, (comma.join(rows[:-1]), rows[-1])))
 
 
@@ -68,9 +70,11 @@ def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
         speedup = entry.speedup
         if speedup and speedup.value is not None and speedup.against != entry.row.name:
             rated.append((entry, speedup))
-    if rated:
-        bases = {ratio.against for _, ratio in rated}
-        return _fastest(rated, bases.pop()) if len(bases) == 1 else _in_pairs(rated, comparison)
+    bases = {ratio.against for _, ratio in rated}
+    if len(bases) == 1:
+        return _fastest(rated, bases.pop())
+    if bases:
+        return _in_pairs(rated, comparison)
     scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
     if len(scaled) > 1:
         return _scaling(scaled)
@@ -92,8 +96,10 @@ def _alone(entry: Entry) -> str:
 def _interval(interval: Interval | None) -> str:
     if interval is None:
         return "interval not known"
-    within = ", within these runs" if interval.covers == "iterations" else ""
-    return f"95 % interval {interval.low:.3f} to {interval.high:.3f}{within}"
+    text = f"95 % interval {interval.low:.3f} to {interval.high:.3f}"
+    if interval.covers == "iterations":
+        text += ", within these runs"
+    return text
 
 
 def _sure(ratio: Ratio) -> bool:
@@ -103,22 +109,23 @@ def _sure(ratio: Ratio) -> bool:
 
 def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
     rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
-    sure = [(entry, ratio) for entry, ratio in rated if _sure(ratio)]
-    faster = [(entry, ratio) for entry, ratio in sure if (ratio.value or 0) > 1]
-    if faster:
-        entry, ratio = faster[0]
-        text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
-        near = [other.row.name for other, one in rated if one is not ratio and _overlap(one, ratio)]
-        return f"{text}, no difference seen to {names(near)}" if near else text
-    if len(sure) == len(rated):
+    for entry, ratio in rated:
+        if _sure(ratio) and (ratio.value or 0) > 1:
+            near = [other.row.name for other, one in rated if one is not ratio and _overlap(one, ratio)]
+            text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
+            if near:
+                text += f", no difference seen to {names(near)}"
+            return text
+    unsure = [(entry, ratio) for entry, ratio in rated if not _sure(ratio)]
+    if not unsure:
         entry, ratio = rated[0]
-        value, interval = ratio.value or 1.0, ratio.interval
-        return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(interval)})"
-    entry, ratio = next(one for one in rated if not _sure(one[1]))
-    unsure = [other.row.name for other, one in rated if not _sure(one)]
-    if ratio.interval is None:
-        return f"No difference in speed can be shown between {names([base, *unsure])}: too few iterations"
-    return f"No difference in speed seen between {names([base, *unsure])} ({_interval(ratio.interval)})"
+        value = ratio.value or 1.0
+        return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(ratio.interval)})"
+    alike = names([base, *(entry.row.name for entry, _ in unsure)])
+    interval = unsure[0][1].interval
+    if interval is None:
+        return f"No difference in speed can be shown between {alike}: too few iterations"
+    return f"No difference in speed seen between {alike} ({_interval(interval)})"
 
 
 def _overlap(one: Ratio, other: Ratio) -> bool:
@@ -130,16 +137,16 @@ def _overlap(one: Ratio, other: Ratio) -> bool:
 
 def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> str:
     """Sum up many pairs of a row and its own baseline."""
-    faster = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio) and (ratio.value or 1.0) > 1]
-    slower = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio) and (ratio.value or 1.0) < 1]
+    sure = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio)]
+    faster = [value for value in sure if value > 1]
+    slower = [value for value in sure if value < 1]
     unsure = len(rated) - len(faster) - len(slower)
     base = comparison.baseline or "the baseline"
     parts = []
-    for values, word in ((faster, "faster"), (slower, "slower")):
-        if values:
-            low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-            size = f"{low}×" if low == high else f"{low} to {high}×, median {statistics.median(values):.2f}×"
-            parts.append(f"{len(values)} {word} ({size})")
+    if faster:
+        parts.append(f"{len(faster)} faster ({_range(faster)})")
+    if slower:
+        parts.append(f"{len(slower)} slower ({_range(slower)})")
     if unsure:
         parts.append(f"no difference seen in {unsure}")
     best, ratio = max(rated, key=lambda one: (_sure(one[1]), one[1].value or 0))
@@ -149,14 +156,23 @@ def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> s
     return f"{text}; the largest gain is {best.row.name} with {ratio.value:.2f}× ({_interval(ratio.interval)})"
 
 
+def _range(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    if low == high:
+        return f"{low}×"
+    return f"{low} to {high}×, median {statistics.median(ratios):.2f}×"
+
+
 def _scaling(scaled: Sequence[Entry]) -> str:
     last = scaled[-1]
     assert last.efficiency is not None
     ratio = last.efficiency.ratio
     text = f"{last.row.name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
     if ratio.interval:
-        text += f" (95 % interval {100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
-        text += ", within these runs)" if ratio.interval.covers == "iterations" else ")"
+        interval = f"95 % interval {100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
+        if ratio.interval.covers == "iterations":
+            interval += ", within these runs"
+        text += f" ({interval})"
     return text
 
 
@@ -170,21 +186,30 @@ def _about_parity(comparison: Comparison) -> str:
     if not parities:
         return ""
     judged = [one for one in parities if one.verdict not in ("too short", "not comparable")]
+    if not judged and all(one.verdict == "too short" for one in parities):
+        return "losses not judged: too few iterations"
     if not judged:
-        short = all(one.verdict == "too short" for one in parities)
-        return f"losses not judged: {'too few iterations' if short else 'the runs differ in what decides them'}"
+        return "losses not judged: the runs differ in what decides them"
     agree = [one for one in judged if one.verdict == "within tolerance"]
     tolerance = f"{100 * parities[0].tolerance:g} %"
     if len(agree) == len(judged):
-        rest = len(parities) - len(judged)
-        which = "losses agree" if not rest else f"{len(agree)} losses agree, {rest} not judged"
-        return f"{which} (within {tolerance} of {judged[0].baseline if len(judged) == 1 else 'the baseline'})"
+        return _all_agree(judged, len(parities) - len(judged), tolerance)
     parts = []
     for verdict in ("apart", "diverged", "lower", "undecided"):
         parts += _of_verdict([one for one in judged if one.verdict == verdict])
     if agree:
         parts.append(f"{len(agree)} of {len(judged)} losses agree within {tolerance}")
     return "; ".join(parts)
+
+
+def _all_agree(judged: Sequence[Parity], not_judged: int, tolerance: str) -> str:
+    text = "losses agree"
+    if not_judged:
+        text = f"{len(judged)} losses agree, {not_judged} not judged"
+    baseline = "the baseline"
+    if len(judged) == 1:
+        baseline = judged[0].baseline
+    return f"{text} (within {tolerance} of {baseline})"
 
 
 def _of_verdict(parities: Sequence[Parity]) -> list[str]:
@@ -196,30 +221,30 @@ def _of_verdict(parities: Sequence[Parity]) -> list[str]:
         return [f"whether the loss of {rows} agrees is undecided"]
     if parities[0].verdict == "diverged":
         return [f"the loss of {rows} diverged"]
-    size = [100 * one.last_quarter for one in parities if one.last_quarter is not None]
-    shown = f"{size[0]:+.2f} %" if len(size) == 1 else f"{min(size):+.2f} to {max(size):+.2f} %"
+    sizes = [100 * one.last_quarter for one in parities if one.last_quarter is not None]
+    shown = f"{min(sizes):+.2f} to {max(sizes):+.2f} %"
+    if len(sizes) == 1:
+        shown = f"{sizes[0]:+.2f} %"
     return [f"{rows}: {word} than the baseline ({shown})"]
 
 
 def _about_loss(good: Sequence[Entry]) -> str:
     """Which row had the lowest loss at the end, and whether the next one's differs."""
-    known = [entry for entry in good if entry.loss]
-    known.sort(key=lambda entry: entry.loss.smoothed if entry.loss else 0)
+    known = [(entry.row.name, entry.loss) for entry in good if entry.loss]
+    known.sort(key=lambda named: named[1].smoothed)
     if len(known) < 2:
         return "No two runs have a loss to compare"
-    first, second = known[0], known[1]
-    assert first.loss is not None and second.loss is not None
-    values = f"{first.loss.text} against {second.loss.text}"
-    if min(first.loss.runs, second.loss.runs) < 2:
-        last = known[-1]
-        assert last.loss is not None
+    (first, lowest), (second, next_lowest) = known[:2]
+    if min(lowest.runs, next_lowest.runs) < 2:
+        last, highest = known[-1]
         return (
-            f"Lowest loss at the end: {first.row.name} with {first.loss.smoothed:.4f}, next {second.row.name} with "
-            f"{second.loss.smoothed:.4f}, highest {last.row.name} with {last.loss.smoothed:.4f}; "
+            f"Lowest loss at the end: {first} with {lowest.smoothed:.4f}, next {second} with "
+            f"{next_lowest.smoothed:.4f}, highest {last} with {highest.smoothed:.4f}; "
             "single runs, so the noise between runs is not known"
         )
-    interval = difference_interval(second.loss.values, first.loss.values)
+    interval = difference_interval(next_lowest.values, lowest.values)
+    values = f"{lowest.text} against {next_lowest.text}"
     shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over repeats"
     if interval.low <= 0 <= interval.high:
-        return f"No difference in loss seen between {first.row.name} and {second.row.name} ({values}; {shown})"
-    return f"Lowest loss at the end: {first.row.name}, below {second.row.name} ({values}; {shown})"
+        return f"No difference in loss seen between {first} and {second} ({values}; {shown})"
+    return f"Lowest loss at the end: {first}, below {second} ({values}; {shown})"

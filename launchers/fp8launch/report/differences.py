@@ -101,13 +101,17 @@ class FactDifference:
 
 
 def _plain(value: object) -> str | int | float:
-    return value if isinstance(value, str | int | float) else str(value)
+    if isinstance(value, str | int | float):
+        return value
+    return str(value)
 
 
 def kind_of(name: str) -> Effect:
     if name in UNLIKE:
         return "unlike"
-    return "neutral" if name in _NEUTRAL or name in _DERIVED else "noted"
+    if name in _NEUTRAL or name in _DERIVED:
+        return "neutral"
+    return "noted"
 
 
 def affects_loss(name: str) -> bool:
@@ -174,7 +178,8 @@ def initialisation_differences(a: Facts, b: Facts) -> list[str]:
 
 def _describe(name: str, a: Facts, b: Facts) -> str:
     label = UNLIKE.get(name, name)
-    label = f"{label} ({name})" if label == "model" else label
+    if label == "model":
+        label = f"model ({name})"
     return f"{label} {_short(a[name])} against {_short(b[name])}"
 
 
@@ -184,7 +189,14 @@ def _short(value: object) -> str:
         text = "off"
     elif value is True:
         text = "on"
-    return text if len(text) <= 40 else f"{text[:18]}…{text[-18:]}"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return a value for a table or a sentence: a long one without its middle."""
+    if len(text) <= 40:
+        return text
+    return f"{text[:18]}…{text[-18:]}"
 
 
 def facts_of_axis(key: str) -> set[str]:

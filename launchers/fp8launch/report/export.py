@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterable
-from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -18,6 +17,7 @@ from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
 from fp8launch.report.remarks import difference_lines, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
+from fp8launch.report.text import add_column
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -81,7 +81,9 @@ _FORMULA = re.compile(r"(^|[;,\t\r\n])(\s*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 def csv_cell(value: object) -> object:
     """Put a quote before what a spreadsheet would take for a formula: some formulas run programs."""
-    return _FORMULA.sub(r"\1\2'", value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _FORMULA.sub(r"\1\2'", value)
+    return value
 
 
 def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableType:
@@ -113,8 +115,7 @@ def _rich_table(table: Table, width: int | None) -> RichTable:
     made = RichTable(box=None, pad_edge=False, header_style="bold")
     widths = _widths(table, width)
     for position, wide in widths.items():
-        justify: Literal["left", "right"] = "right" if table.numbers[position] else "left"
-        made.add_column(table.headers[position], justify=justify, overflow="fold", width=wide)
+        add_column(made, table.headers[position], table.numbers[position], overflow="fold", width=wide)
     for row in table.rows:
         made.add_row(*(Text(row[position]) for position in widths))
     return made
@@ -125,17 +126,25 @@ def _widths(table: Table, width: int | None) -> dict[int, int | None]:
     columns: dict[int, tuple[int, int]] = {}
     for position, header in enumerate(table.headers):
         cells = [row[position] for row in table.rows]
-        parts = [part for cell in cells for part in ([cell] if len(cell) <= _WHOLE else cell.split())]
-        least = max(map(len, [*header.split(), *parts]), default=0)
-        columns[position] = (least, max(map(len, [header, *cells])))
+        parts = header.split()
+        for cell in cells:
+            if len(cell) <= _WHOLE:
+                parts.append(cell)
+            else:
+                parts += cell.split()
+        columns[position] = (max(map(len, parts), default=0), max(map(len, [header, *cells])))
     if width is None:
         return dict.fromkeys(columns)
+
+    def needed() -> int:
+        return sum(least + _GAP for least, _ in columns.values())
+
     room = width + _GAP
     for start in _DROPPED:
-        if sum(least + _GAP for least, _ in columns.values()) > room:
+        if needed() > room:
             columns = {at: size for at, size in columns.items() if not table.headers[at].startswith(start)}
     # The narrowest columns are given all that they want first.
-    spare = room - sum(least + _GAP for least, _ in columns.values())
+    spare = room - needed()
     widths = {}
     for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):
         more = max(min(most - least, spare), 0)

@@ -6,13 +6,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from fp8launch.report.differences import Facts
-from fp8launch.report.intervals import Interval, mean_interval
+from fp8launch.report.intervals import Interval, interval_json, mean_interval
 from fp8launch.report.machines import compressed
 from fp8launch.report.run_data import RunData, Unit
 from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.variant_labels import variant_labels
+from fp8launch.untyped import as_int
+from fp8launch.wording import counted
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,18 @@ class Measure:
     @property
     def spread(self) -> float:
         """The ± of tables and error bars: half the range of the runs, for a single run half its interquartile range."""
-        return (max(self.runs) - min(self.runs) if len(self.runs) > 1 else self.iqr) / 2
+        if len(self.runs) > 1:
+            return (max(self.runs) - min(self.runs)) / 2
+        return self.iqr / 2
 
     def as_json(self) -> dict[str, object]:
-        ci95 = self.interval.as_json() if self.interval else None
-        return {"median": self.median, "runs": list(self.runs), "iqr": self.iqr, "n": self.n, "ci95_mean": ci95}
+        return {
+            "median": self.median,
+            "runs": list(self.runs),
+            "iqr": self.iqr,
+            "n": self.n,
+            "ci95_mean": interval_json(self.interval),
+        }
 
 
 @dataclass(frozen=True)
@@ -55,25 +65,28 @@ class ComparisonRow:
     def facts(self) -> Facts:
         """The facts of the first run, with the nodes of all runs."""
         runs = self.good or self.runs
-        nodes = compressed(node for run in runs for node in run.report.machines.nodes)
-        return {**runs[0].facts, **({"node set": nodes} if nodes else {})}
+        facts = dict(runs[0].facts)
+        nodes = compressed(chain.from_iterable(run.report.machines.nodes for run in runs))
+        if nodes:
+            facts["node set"] = nodes
+        return facts
 
     @property
     def world(self) -> int | None:
-        value = self.facts.get("world_size")
-        return value if isinstance(value, int) else None
+        return as_int(self.facts.get("world_size"))
 
     @property
     def nodes(self) -> int | None:
-        value = self.facts.get("nodes")
-        return value if isinstance(value, int) else None
+        return as_int(self.facts.get("nodes"))
 
     @property
     def size(self) -> str:
         """`2 nodes`, `8 GPUs`, or nothing where neither is known."""
         if self.nodes and not (self.by_gpus and self.world):
-            return f"{self.nodes} node{'s' * (self.nodes > 1)}"
-        return f"{self.world} GPU{'s' * (self.world > 1)}" if self.world else ""
+            return counted(self.nodes, "node")
+        if self.world:
+            return counted(self.world, "GPU")
+        return ""
 
     @property
     def name(self) -> str:
@@ -83,15 +96,16 @@ class ComparisonRow:
     @property
     def status(self) -> str:
         """`ok`, or how many runs have a number and why the others do not."""
-        bad = sorted({run.status_text() for run in self.runs if not run.good})
+        bad = ", ".join(sorted({run.status_text() for run in self.runs if not run.good}))
         if not bad:
             return "ok"
-        counts = f"{len(self.good)} of {len(self.runs)} ok; " if len(self.runs) > 1 else ""
-        return counts + ", ".join(bad)
+        if len(self.runs) == 1:
+            return bad
+        return f"{len(self.good)} of {len(self.runs)} ok; {bad}"
 
     def measure(self, of: Callable[[RunReport], Statistic | None]) -> Measure | None:
         """Summarise one statistic of the runs that have it."""
-        found = [statistic for run in self.good if (statistic := of(run.report))]
+        found = [statistic for statistic in (of(run.report) for run in self.good) if statistic]
         if not found:
             return None
         runs = tuple(statistic.median for statistic in found)
@@ -101,7 +115,7 @@ class ComparisonRow:
 
     def speeds(self, unit: Unit) -> list[list[float]]:
         """Return the speed at every kept line, a list for each run that has it in this unit."""
-        return [speeds for run in self.good if (speeds := run.speeds(unit))]
+        return list(filter(None, (run.speeds(unit) for run in self.good)))
 
 
 def group_runs(runs: Sequence[RunData]) -> list[ComparisonRow]:
@@ -113,16 +127,26 @@ def group_runs(runs: Sequence[RunData]) -> list[ComparisonRow]:
         size = run.facts.get("world_size") or run.facts.get("nodes")
         grouped.setdefault((label, size), []).append(run)
     order = list(dict.fromkeys(labels))
-    found = sorted(grouped.items(), key=lambda item: (order.index(item[0][0]), _number(item[0][1])))
-    rows = [
-        ComparisonRow(label, tuple(same), tuple(n for r in same for n in notes.get(r.name, ())))
-        for (label, _), same in found
-    ]
-    return rows if len({row.name for row in rows}) == len(rows) else [replace(row, by_gpus=True) for row in rows]
+
+    def place(key: tuple[str, object]) -> tuple[int, float]:
+        label, size = key
+        return order.index(label), _number(size)
+
+    rows = []
+    for key in sorted(grouped, key=place):
+        same = grouped[key]
+        own_notes = chain.from_iterable(notes.get(run.name, ()) for run in same)
+        rows.append(ComparisonRow(key[0], tuple(same), tuple(own_notes)))
+    distinct = len({row.name for row in rows}) == len(rows)
+    if not distinct:
+        rows = [replace(row, by_gpus=True) for row in rows]
+    return rows
 
 
 def _number(value: object) -> float:
-    return value if isinstance(value, int | float) else 0
+    if isinstance(value, int | float):
+        return value
+    return 0
 
 
 def _newest(runs: Sequence[RunData]) -> tuple[list[RunData], dict[str, list[str]]]:
@@ -131,11 +155,17 @@ def _newest(runs: Sequence[RunData]) -> tuple[list[RunData], dict[str, list[str]
     replaced: dict[str, list[str]] = {}
     for i, run in enumerate(runs):
         study = run.study
-        place = (run.facts.get("nodes"), run.facts.get("recipe"))
-        key = (study.name, repr(sorted(study.point.items())), study.repeat, place) if study else i
+        key: object = i
+        if study:
+            place = (run.facts.get("nodes"), run.facts.get("recipe"))
+            key = (study.name, repr(sorted(study.point.items())), study.repeat, place)
         other = chosen.get(key)
-        if other is not None:
-            old, run = (other, run) if run.good or not other.good else (run, other)
-            replaced.setdefault(run.name, []).append(f"{old.name} ({old.report.status}) is replaced by {run.name}")
-        chosen[key] = run
+        if other is None:
+            chosen[key] = run
+            continue
+        new, old = run, other
+        if other.good and not run.good:
+            new, old = other, run
+        replaced.setdefault(new.name, []).append(f"{old.name} ({old.report.status}) is replaced by {new.name}")
+        chosen[key] = new
     return list(chosen.values()), replaced

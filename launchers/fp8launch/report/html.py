@@ -7,9 +7,11 @@ import io
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import zip_longest
 
 from fp8launch import __version__
-from fp8launch.report.columns import NONE, Table, main_table
+from fp8launch.report.cells import NONE
+from fp8launch.report.columns import Table, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
 from fp8launch.report.plot_rows import MOST_BARS
@@ -17,6 +19,7 @@ from fp8launch.report.plot_style import INK, Key, Panel, Picture
 from fp8launch.report.plots import available, panel_figure, pictures
 from fp8launch.report.remarks import LEGEND, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
+from fp8launch.wording import counted
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #24272b; --paper: #ffffff; --soft: #f2f4f6; --line: #d5d9de; --bad: #b3261e;
@@ -75,13 +78,11 @@ def to_html(comparison: Comparison) -> str:
     phases = phases_table(comparison)
     if phases:
         tables.append(_section("Phases", _html_table(phases)))
-    drawn = pictures(comparison) if available() else []
-    shown = []
-    if drawn:
-        shown.append(_section("Pictures", '<div class="pictures">' + "".join(map(_figure, drawn)) + "</div>"))
-    # A long table says less at a glance than pictures do.
-    long = len(comparison.entries) > MOST_BARS
-    parts = [_head(comparison), *(shown + tables if long else tables + shown)]
+    drawn = _pictures(comparison)
+    parts = [_head(comparison), *tables, *drawn]
+    if len(comparison.entries) > MOST_BARS:
+        # A long table says less at a glance than pictures do.
+        parts = [_head(comparison), *drawn, *tables]
     parts.append(_section("Remarks", _list([*remarks(comparison), RULE_NOTE])))
     differences = differences_table(comparison)
     if differences.rows:
@@ -106,9 +107,21 @@ def _head(comparison: Comparison) -> str:
     runs = len(comparison.runs())
     made = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     labels = list(dict.fromkeys(entry.row.label for entry in comparison.entries))
-    title = "; ".join(labels) if len(labels) <= 4 else f"{len(labels)} variants"
-    about = f"Comparison of {title}: {runs} run{'' if runs == 1 else 's'}. fp8launch {__version__}, {made}"
-    return f'<h1>{html.escape(conclusion(comparison))}</h1><p class="quiet">{html.escape(about)}</p>'
+    title = "; ".join(labels)
+    if len(labels) > 4:
+        title = f"{len(labels)} variants"
+    about = f"Comparison of {title}: {counted(runs, 'run')}. fp8launch {__version__}, {made}"
+    return f"<h1>{html.escape(conclusion(comparison))}</h1>{_quiet(about)}"
+
+
+def _pictures(comparison: Comparison) -> list[str]:
+    """The section of the pictures; none without matplotlib, or with nothing to draw."""
+    if not available():
+        return []
+    drawn = "".join(map(_figure, pictures(comparison)))
+    if not drawn:
+        return []
+    return [_section("Pictures", f'<div class="pictures">{drawn}</div>')]
 
 
 def _section(title: str, *body: str) -> str:
@@ -116,13 +129,21 @@ def _section(title: str, *body: str) -> str:
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+    if not lines:
+        return ""
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _quiet(text: str) -> str:
+    """A paragraph in small print; nothing for an empty text."""
+    if not text:
+        return ""
+    return f'<p class="quiet">{html.escape(text)}</p>'
 
 
 def _legend(comparison: Comparison) -> str:
-    cells = " ".join(cell for row in main_table(comparison.entries).rows for cell in row)
-    found = [f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells]
-    return f'<p class="quiet">{html.escape("; ".join(found))}</p>' if found else ""
+    cells = " ".join(map(" ".join, main_table(comparison.entries).rows))
+    return _quiet("; ".join(f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells))
 
 
 def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
@@ -134,15 +155,16 @@ def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
     for text, number in zip(table.headers, table.numbers, strict=True):
         heads.append(f'<th scope="col"{_class(number)}>{html.escape(text)}</th>')
     body = []
-    for i, row in enumerate(table.rows):
-        why = condemned[i] if condemned else ""
-        reason = f'<small class="why">unlike: {_breakable(why)}</small>' if why else ""
-        cells = [f'<th scope="row" class="name">{_whole(row[0])}{reason}</th>']
+    for row, why in zip_longest(table.rows, condemned, fillvalue=""):
+        name, tag = _whole(row[0]), "<tr>"
+        if why:
+            name += f'<small class="why">unlike: {_breakable(why)}</small>'
+            tag = '<tr class="bad">'
+        cells = [f'<th scope="row" class="name">{name}</th>']
         for header, text, number in zip(table.headers[1:], row[1:], table.numbers[1:], strict=True):
             shown = _number(text) if number else _breakable(text, 12)
             cells.append(f'<td{_class(number)} data-label="{html.escape(header)}">{shown}</td>')
-        kind = ' class="bad"' if why else ""
-        body.append(f"<tr{kind}>{''.join(cells)}</tr>")
+        body.append(f"{tag}{''.join(cells)}</tr>")
     inner = f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll"><table>{inner}</table></div>'
 
@@ -151,11 +173,15 @@ def _number(text: str) -> str:
     """A number that breaks before ± and `of` where room is short, with its interval on a line of its own."""
     value, bracket, interval = html.escape(text).partition(" [")
     value = value.replace("± ", "±&nbsp;").replace("of ", "of&nbsp;")
-    return f'{value} <small class="interval">[{interval}</small>' if bracket else value
+    if not bracket:
+        return value
+    return f'{value} <small class="interval">[{interval}</small>'
 
 
 def _class(number: bool) -> str:
-    return ' class="number"' if number else ""
+    if not number:
+        return ""
+    return ' class="number"'
 
 
 # A part of a name that is longer than this does not fit a phone: it may break behind a separator.
@@ -169,14 +195,19 @@ def _whole(name: str) -> str:
         return f"<span>{html.escape(name)}</span>"
     parts = []
     for part in name.split(", "):
-        parts.append(_breakable(part) if len(part) > _LONGEST_PART else f"<span>{html.escape(part)}</span>")
+        shown = _breakable(part)
+        if len(part) <= _LONGEST_PART:
+            shown = f"<span>{shown}</span>"
+        parts.append(shown)
     return ", ".join(parts)
 
 
 def _breakable(text: str, longest: int = _LONGEST_PART) -> str:
     """A text, such as a path, that may break behind its separators, but not inside a word or a number."""
     shown = html.escape(text)
-    return re.sub(r"([/_=:-](?=\w)|[.,](?=[A-Za-z]))", r"\1<wbr>", shown) if len(text) > longest else shown
+    if len(text) <= longest:
+        return shown
+    return re.sub(r"([/_=:-](?=\w)|[.,](?=[A-Za-z]))", r"\1<wbr>", shown)
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -195,25 +226,28 @@ def _runs(comparison: Comparison) -> Table:
 
 
 def _commands(comparison: Comparison) -> str:
-    commands = comparison.commands()
-    return f"<pre>{html.escape(chr(10).join(commands))}</pre>" if commands else ""
+    commands = "\n".join(comparison.commands())
+    if not commands:
+        return ""
+    return f"<pre>{html.escape(commands)}</pre>"
 
 
 _IDS = r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.axis|PolyCollection)_\d+"'
 
 
 def _figure(picture: Picture) -> str:
-    remark = f'<p class="quiet">{html.escape(picture.remark)}</p>' if picture.remark else ""
     panels = "".join(_panel(picture, i) for i in range(len(picture.panels)))
     return (
-        f'<figure class="w{picture.width}" id="picture-{picture.name}"><h3>{html.escape(picture.title)}</h3>{remark}'
-        f'{_keys(picture.keys)}<div class="panels">{panels}</div></figure>'
+        f'<figure class="w{picture.width}" id="picture-{picture.name}"><h3>{html.escape(picture.title)}</h3>'
+        f'{_quiet(picture.remark)}{_keys(picture.keys)}<div class="panels">{panels}</div></figure>'
     )
 
 
 def _panel(picture: Picture, i: int) -> str:
     panel = picture.panels[i]
-    title = f"<h4>{html.escape(panel.title)}</h4>" if panel.title else ""
+    title = ""
+    if panel.title:
+        title = f"<h4>{html.escape(panel.title)}</h4>"
     label = html.escape(", ".join(filter(None, (picture.title, panel.title))))
     svg = _svg(panel, f"{picture.name}-{i}").replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return f'<div class="panel">{title}{svg}{_keys(panel.keys)}</div>'
@@ -221,8 +255,10 @@ def _panel(picture: Picture, i: int) -> str:
 
 def _keys(keys: Sequence[Key]) -> str:
     """A legend in the page's own text, which wraps where a picture would cut it."""
+    if not keys:
+        return ""
     entries = "".join(f"<li>{_swatch(key)}<span>{_breakable(key.text)}</span></li>" for key in keys)
-    return f'<ul class="key">{entries}</ul>' if keys else ""
+    return f'<ul class="key">{entries}</ul>'
 
 
 _DASH_LENGTHS = {"--": "6 3", ":": "2 2", "-.": "6 2 2 2"}
@@ -235,15 +271,24 @@ _MARKER_SHAPES = {
 
 
 def _swatch(key: Key) -> str:
-    colour = "var(--ink)" if key.colour == INK else key.colour
-    if key.shape != "line":
-        drawn = f'<path d="M2 4h26v12H2z" opacity="{1 if key.shape == "bar" else 0.2}"/>'
-    else:
-        dash = f' stroke-dasharray="{_DASH_LENGTHS[key.dash]}"' if key.dash in _DASH_LENGTHS else ""
-        drawn = f'<path d="M1 10h28" stroke="{colour}" stroke-width="2"{dash}/>'
-        if key.marker:
-            drawn += _MARKER_SHAPES.get(key.marker, '<circle cx="15" cy="10" r="4"/>')
-    return f'<svg viewBox="0 0 30 20" fill="{colour}" aria-hidden="true">{drawn}</svg>'
+    colour = key.colour
+    if colour == INK:
+        colour = "var(--ink)"
+    return f'<svg viewBox="0 0 30 20" fill="{colour}" aria-hidden="true">{_swatch_shape(key, colour)}</svg>'
+
+
+def _swatch_shape(key: Key, colour: str) -> str:
+    if key.shape == "bar":
+        return '<path d="M2 4h26v12H2z" opacity="1"/>'
+    if key.shape == "band":
+        return '<path d="M2 4h26v12H2z" opacity="0.2"/>'
+    dash = ""
+    if key.dash in _DASH_LENGTHS:
+        dash = f' stroke-dasharray="{_DASH_LENGTHS[key.dash]}"'
+    line = f'<path d="M1 10h28" stroke="{colour}" stroke-width="2"{dash}/>'
+    if key.marker:
+        line += _MARKER_SHAPES.get(key.marker, '<circle cx="15" cy="10" r="4"/>')
+    return line
 
 
 def _svg(panel: Panel, name: str) -> str:
@@ -273,4 +318,6 @@ def _tag(match: re.Match[str]) -> str:
 
 
 def _font(match: re.Match[str]) -> str:
-    return f"font: {match[1]}px system-ui, sans-serif" if match[1] else "font-family: system-ui, sans-serif"
+    if match[1]:
+        return f"font: {match[1]}px system-ui, sans-serif"
+    return "font-family: system-ui, sans-serif"

@@ -36,6 +36,13 @@ class Interval:
         return asdict(self)
 
 
+def interval_json(interval: Interval | None) -> dict[str, object] | None:
+    """Return an interval as JSON reports have it, None where it is not known."""
+    if interval is None:
+        return None
+    return interval.as_json()
+
+
 def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Interval | None:
     """The interval of median(ours) / median(base). Each argument holds one sequence of positive values per run."""
     mine, theirs = _medians(ours), _medians(base)

@@ -46,17 +46,24 @@ def lines_of_node(log: Path, node: str) -> Iterator[str]:
     begin = first[node]
     if begin is None:
         return _lines(log)  # a single node, whose lines have no label
-    end = min((task for task in first.values() if task is not None and task > begin), default=None)
-    return (line for line in _lines(log) if (task := _task(line)[0]) is not None and _within(task, begin, end))
+    following = [task for task in first.values() if task is not None and task > begin]
+    return _lines_of_tasks(log, begin, min(following, default=None))
 
 
-def _within(task: int, begin: int, end: int | None) -> bool:
-    return begin <= task and (end is None or task < end)
+def _lines_of_tasks(log: Path, begin: int, end: int | None) -> Iterator[str]:
+    """Yield the lines of the tasks from `begin` up to `end`, None for the last one."""
+    for line in _lines(log):
+        task, _ = _task(line)
+        if task is not None and begin <= task and (end is None or task < end):
+            yield line
 
 
 def _task(line: str) -> tuple[int | None, str]:
+    text = split_prefix(line)[1]
     match = _LABEL.match(line)
-    return (int(match[1]), split_prefix(line)[1]) if match else (None, split_prefix(line)[1])
+    if match is None:
+        return None, text
+    return int(match[1]), text
 
 
 def _node_named(text: str) -> str | None:
@@ -84,7 +91,9 @@ def as_csv(log: Path) -> str:
 def _cell(value: float) -> str:
     if math.isnan(value):
         return ""
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
 
 
 def _lines(log: Path) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from fp8launch.report.differences import UNLIKE
+from fp8launch.report.differences import UNLIKE, Facts
 from fp8launch.report.parity import losses
 from fp8launch.report.run_data import RunData
 
@@ -41,8 +41,18 @@ class LossSummary:
     @property
     def text(self) -> str:
         """The smoothed loss, with half the range of several runs, and the perplexity."""
-        text = f"{self.smoothed:.4f}" + (f" ± {self.spread / 2:.4f}" if self.runs > 1 else "")
-        return text if self.perplexity is None else f"{text} ({self.perplexity:,.2f})"
+        text = self.smoothed_text
+        if self.perplexity is not None:
+            text += f" ({self.perplexity:,.2f})"
+        return text
+
+    @property
+    def smoothed_text(self) -> str:
+        """The smoothed loss, with half the range of several runs."""
+        text = f"{self.smoothed:.4f}"
+        if self.runs > 1:
+            text += f" ± {self.spread / 2:.4f}"
+        return text
 
 
 def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
@@ -58,10 +68,13 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
         return None
     smoothed = [end[1] for end in ends]
     middle = statistics.median(smoothed)
+    perplexity = None
+    if middle < _LARGEST:
+        perplexity = math.exp(middle)
     return LossSummary(
         last=statistics.median(end[0] for end in ends),
         smoothed=middle,
-        perplexity=math.exp(middle) if middle < _LARGEST else None,
+        perplexity=perplexity,
         spread=max(smoothed) - min(smoothed),
         iterations=min(end[2] for end in ends),
         runs=len(ends),
@@ -73,7 +86,12 @@ def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
     """Return whether rows of one precision and one amount of work differ in how they learn (learning rate, seed,
     optimizer): then the loss is the result."""
     alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for facts in (runs[0].facts for runs in rows if runs):
-        work = tuple(str(facts.get(name)) for name in ("precision", *sorted(UNLIKE)))
-        alike.setdefault(work, set()).add(tuple(str(facts.get(name)) for name in LEARNING))
+    for runs in filter(None, rows):
+        facts = runs[0].facts
+        work = _texts(facts, ("precision", *sorted(UNLIKE)))
+        alike.setdefault(work, set()).add(_texts(facts, LEARNING))
     return any(len(different) > 1 for different in alike.values())
+
+
+def _texts(facts: Facts, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(str(facts.get(name)) for name in names)

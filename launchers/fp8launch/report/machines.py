@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
+from fp8launch.untyped import as_mapping
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,12 @@ class Machines:
     @property
     def gpu(self) -> str | None:
         """The GPU by its name in `hardware.gpus`; None for several models, or one that it does not have."""
-        known = gpu_of_model(self.gpus[0]) if len(self.gpus) == 1 else None
-        return None if known is None else known.name
+        if len(self.gpus) != 1:
+            return None
+        known = gpu_of_model(self.gpus[0])
+        if known is None:
+            return None
+        return known.name
 
     def facts(self) -> dict[str, object]:
         facts = {"node set": compressed(self.nodes), "GPU": ", ".join(self.gpus), "driver": ", ".join(self.drivers)}
@@ -35,14 +40,17 @@ class Machines:
 def machines_of(logs: Sequence[ParsedLog]) -> Machines:
     """Return those of the newest attempt whose log names any: a run may continue on other nodes."""
     for log in reversed(logs):
+        nodes: set[str] = set()
+        models: set[str] = set()
+        drivers: set[str] = set()
         said = [evidence.data for evidence in log.evidence if evidence.kind == "node"]
+        for data in said:
+            models.update(map(_name, as_mapping(data.get("gpus"))))
+            if data.get("node"):
+                nodes.add(_name(data["node"]))
+            if data.get("driver"):
+                drivers.add(_name(data["driver"]))
         if said:
-            models: set[str] = set()
-            for data in said:
-                gpus = data.get("gpus")
-                models.update(map(_name, gpus) if isinstance(gpus, dict) else ())
-            nodes = {_name(data["node"]) for data in said if data.get("node")}
-            drivers = {_name(data["driver"]) for data in said if data.get("driver")}
             return Machines(tuple(sorted(nodes, key=_natural)), tuple(sorted(models)), tuple(sorted(drivers)))
     return Machines()
 

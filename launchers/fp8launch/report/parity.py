@@ -19,7 +19,7 @@ from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
 from fp8launch.report.run_data import RunData
-from fp8launch.report.steady_state import values
+from fp8launch.report.steady_state import field_names, values
 
 TOLERANCE = 0.02
 # In its first steps every model only learns word frequencies: all recipes agree there, and none is tested.
@@ -81,7 +81,9 @@ class Parity:
         out: dict[str, object] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            out[name] = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                value = list(value)
+            out[name] = value
         return out
 
 
@@ -101,17 +103,17 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
     notes = [f"other initial weights: {x}" for x in initialisation_differences(paired[0].facts, base[0].facts)]
     if len(paired) < len(variant):
         notes.append(f"{len(variant) - len(paired)} of {len(variant)} runs had other data or another schedule")
-    lost_at, whose = _first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
-    lost = [] if lost_at is None else [f"{whose}: the loss is NaN from iteration {lost_at} on"]
     found = _compared(pairs, base, curves)
+    verdict, reasons = _judge(found, tolerance)
+    lost_at, whose = _first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
+    if lost_at is not None:
+        verdict, reasons = "diverged", [f"{whose}: the loss is NaN from iteration {lost_at} on"]
     if found is None:
-        verdict: ParityVerdict = "diverged" if lost else "too short"
-        reasons = lost or ["fewer than two iterations with both"]
         return Parity(*names, verdict, tolerance, diverged_at=lost_at, reasons=tuple(reasons), notes=tuple(notes))
-    verdict, reasons = ("diverged", lost) if lost else _judge(found, tolerance)
     beyond = None
     if verdict in ("apart", "lower", "diverged"):
         beyond = lost_at or _beyond_to_the_end(found.iterations, found.smoothed, tolerance)
+    partners = {id(partner) for _, each in pairs for partner in each}
     return Parity(
         *names,
         verdict,
@@ -124,7 +126,7 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
         diverged_at=beyond,
         reasons=tuple(reasons),
         notes=tuple(notes),
-        runs=(len(paired), len({id(partner) for _, partners in pairs for partner in partners})),
+        runs=(len(paired), len(partners)),
         noise=found.noise,
     )
 
@@ -234,14 +236,21 @@ def losses(run: RunData) -> Curve:
     """Return the loss by iteration, NaN where a line has none; without the first two lines of a process, which mix
     iterations."""
     lines = run.steady_state.lines
-    logs = {id(line.log): line.log for line in lines}.values()
-    names = sorted({name for log in logs for name in log.iterations.names if name.startswith(LOSS_PREFIX)})
+    names = field_names(lines, LOSS_PREFIX)
+    if not names and run.report.nan_iterations:
+        # A loss that was NaN from the start has never been printed.
+        return dict.fromkeys((line.number for line in lines), math.nan)
     if not names:
-        # A loss that was NaN from the start has never been printed; other programs print none at all.
-        return dict.fromkeys((x.number for x in lines), math.nan) if run.report.nan_iterations else {}
-    name = _LM_LOSS if _LM_LOSS in names else names[0]
+        return {}
+    name = names[0]
+    if _LM_LOSS in names:
+        name = _LM_LOSS
     mixed = set(run.steady_state.dropped.get("process start", ()))
-    return {x.number: loss for x, loss in zip(lines, values(lines, name), strict=True) if x.number not in mixed}
+    curve = {}
+    for line, loss in zip(lines, values(lines, name), strict=True):
+        if line.number not in mixed:
+            curve[line.number] = loss
+    return curve
 
 
 def _first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
@@ -258,8 +267,10 @@ def _first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, s
     return min(starts, default=(None, ""))
 
 
-def _judge(found: _Compared, tolerance: float) -> tuple[ParityVerdict, list[str]]:
+def _judge(found: _Compared | None, tolerance: float) -> tuple[ParityVerdict, list[str]]:
     """Decide by the interval around the last quarter's difference: inside the tolerance, outside it, or neither."""
+    if found is None:
+        return "too short", ["fewer than two iterations with both"]
     lines = len(found.iterations)
     span = found.iterations[-1] - found.iterations[0] + 1
     if span < FEWEST_ITERATIONS or lines < FEWEST_LINES:
@@ -269,7 +280,9 @@ def _judge(found: _Compared, tolerance: float) -> tuple[ParityVerdict, list[str]
     if abs(found.last_quarter) + half <= tolerance:
         return "within tolerance", []
     if abs(found.last_quarter) - half > tolerance:
-        return ("lower" if found.last_quarter < 0 else "apart"), []
+        if found.last_quarter < 0:
+            return "lower", []
+        return "apart", []
     return "undecided", ["repeats differ too much; more repeats are needed"]
 
 

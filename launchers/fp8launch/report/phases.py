@@ -44,12 +44,11 @@ def by_phase(logs: Sequence[ParsedLog], spans: Sequence[PhaseSpan] = ()) -> list
     """Cut the logs down to the processes of each phase that has begun; nothing for a run without phases."""
     if not spans:
         return _by_precision(logs)
-    found = []
-    for span in spans:
-        mine = [p for log in logs for p in log.processes if _span_of(log, p, spans) is span]
-        if cut := _cut(logs, mine):
-            found.append((span, cut))
-    return found
+    processes: dict[int, list[Process]] = {}
+    for log in logs:
+        for process in log.processes:
+            processes.setdefault(spans.index(_span_of(log, process, spans)), []).append(process)
+    return [(spans[i], _cut(logs, processes[i])) for i in sorted(processes)]
 
 
 # Headers of the columns of `phase_cells`, and whether a column holds numbers.
@@ -64,25 +63,34 @@ def phase_cells(report: RunReport) -> list[tuple[str, ...]]:
     rows = []
     for phase in report.phases:
         one = phase.report
-        loss = NONE if one.loss_last is None else f"{one.loss_last:.4f}"
-        lines = str(one.step_time_ms.n) if one.step_time_ms else "0"
+        loss = NONE
+        if one.loss_last is not None:
+            loss = f"{one.loss_last:.4f}"
+        lines = 0
+        if one.step_time_ms:
+            lines = one.step_time_ms.n
         speeds = map(_median, (one.step_time_ms, one.tokens_per_s_per_gpu, one.tflops_per_gpu))
-        rows.append((phase.name, phase.span, one.status.replace("_", " "), phase.precision, *speeds, loss, lines))
+        rows.append((phase.name, phase.span, one.status.replace("_", " "), phase.precision, *speeds, loss, str(lines)))
     return rows
 
 
 def _median(value: Statistic | None) -> str:
     if value is None:
         return NONE
-    digits = 4 if value.median < 1 else 1
-    return f"{value.median:,.{digits}f}"
+    if value.median < 1:
+        return f"{value.median:,.4f}"
+    return f"{value.median:,.1f}"
 
 
 def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[ParsedLog]:
     """The logs with only these processes."""
-    wanted = {id(p) for p in processes}
-    cut = [replace(log, processes=tuple(p for p in log.processes if id(p) in wanted)) for log in logs]
-    return [log for log in cut if log.processes]
+    wanted = {id(process) for process in processes}
+    found = []
+    for log in logs:
+        mine = tuple(process for process in log.processes if id(process) in wanted)
+        if mine:
+            found.append(replace(log, processes=mine))
+    return found
 
 
 def _first_and_last(log: ParsedLog, process: Process) -> list[int]:
@@ -121,7 +129,10 @@ def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[Parse
     found = []
     for name, (_, processes) in zip(names, groups, strict=True):
         cut = _cut(logs, processes)
-        numbers = [n for log in cut for process in log.processes for n in _first_and_last(log, process)]
+        numbers: list[int] = []
+        for log in cut:
+            for process in log.processes:
+                numbers += _first_and_last(log, process)
         found.append((PhaseSpan(name, min(numbers) - 1, max(numbers)), cut))
     return found
 
@@ -135,6 +146,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     """Tell repeated names apart: `bf16 1`, `tensorwise`, `bf16 2`."""
     found = []
     for i, name in enumerate(names):
-        several = names.count(name) > 1
-        found.append(f"{name} {names[: i + 1].count(name)}" if several else name)
+        if names.count(name) > 1:
+            name = f"{name} {names[: i + 1].count(name)}"
+        found.append(name)
     return found

@@ -62,7 +62,9 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
     steps = [one.step for _, one in bars]
     longest = max(step.ms for step in steps)
     used = [name for name in GROUPS if any(grouped(step).get(name, 0) > _SEEN * longest for step in steps)]
-    kinds = [_legend(name) for name in used if name.endswith("communication")]
+    remark = ", ".join(_legend(name) for name in used if name.endswith("communication"))
+    if remark:
+        remark += ": exposed communication"
     found = [
         Picture("plan_memory", "Memory against speed", (Panel(partial(_draw_memory, points=points)),), _keys(points)),
         Picture(
@@ -70,7 +72,7 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
             "Where the time of a step goes",
             (Panel(partial(_draw_terms, names=names, steps=steps, used=used), tall=tall, left=0.15),),
             tuple(Key(_legend(name), _COLOUR[name], shape="bar") for name in used),
-            f"{', '.join(kinds)}: exposed communication" if kinds else "",
+            remark,
         ),
     ]
     if len(points.best) > 1:
@@ -104,13 +106,13 @@ def _draw_memory(ax: Any, points: PlanPoints) -> None:
     ax.plot(*zip(*sorted(points.front), strict=True), "-o", color=_FRONT, markersize=3.5, linewidth=1.2)
     shown = points.shown[:MOST_SHOWN]
     ax.axvline(points.capacity, color=INK, linestyle=":", linewidth=1.2)
-    own = [points.own] if points.own else []
-    for one in own:
-        ax.plot(one.peak, one.step.tokens_per_s_per_gpu, "D", color=_OWN, markersize=5, zorder=4)
-    highest = max(speed for _, speed in points.cloud)
-    highest = max(highest, *(one.step.tokens_per_s_per_gpu for one in (*shown, *own)))
-    widest = max(points.capacity, *(one.peak for one in (*shown, *own)))
-    top = 1.1 * highest
+    named = list(shown)
+    if points.own:
+        named.append(points.own)
+        ax.plot(points.own.peak, points.own.step.tokens_per_s_per_gpu, "D", color=_OWN, markersize=5, zorder=4)
+    speeds = [speed for _, speed in points.cloud] + [one.step.tokens_per_s_per_gpu for one in named]
+    widest = max([points.capacity, *(one.peak for one in named)])
+    top = 1.1 * max(speeds)
     # Labels in the order of their speeds, far enough apart to be read.
     level = top
     for number, one in sorted(enumerate(shown, 1), key=lambda pair: -pair[1].step.tokens_per_s_per_gpu):
@@ -163,7 +165,9 @@ def _draw_sizes(ax: Any, best: Mapping[int, StepTime]) -> None:
     ax.plot(sizes, [days[0] * sizes[0] / size for size in sizes], "--", color=_OTHER, linewidth=1.2)
     ax.plot(sizes, days, "-o", color=_FRONT, markersize=4.5)
     for size, value in zip(sizes, days, strict=True):
-        text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        text = f"{value:.3g}"
+        if value >= 100:
+            text = f"{value:,.0f}"
         ax.annotate(text, (size, value), (5, 5), textcoords="offset points", fontsize=8.5)
     doubling_axis(ax, sizes, "GPUs (log scale)")
     ax.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.3)

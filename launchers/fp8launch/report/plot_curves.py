@@ -38,7 +38,9 @@ _MOST_ZOOMS = 2
 def _curve_key(entry: Entry, encoding: Encoding, lines: Lines, value: str) -> Key:
     """The legend of one curve: what its colour and its dash stand for, and its value."""
     names = [encoding.word(entry), lines.text(entry)]
-    dash, marker = lines.style(entry) if len(lines.values) > 1 else ("-", "")
+    dash, marker = "-", ""
+    if len(lines.values) > 1:
+        dash, marker = lines.style(entry)
     return Key(f"{', '.join(filter(None, map(plain, names)))}: {value}", encoding.colour(entry), dash, marker)
 
 
@@ -80,10 +82,12 @@ def step_times(run: RunData) -> list[Point]:
 
 def step_time_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]:
     """Return the step time of each row's first run, as a rolling median with a band."""
-    runs = {
-        entry.row.name: next((run for run in entry.row.runs if len(step_times(run)) > 2), None) for entry in entries
-    }
-    shown = [entry for entry in entries if runs[entry.row.name]]
+    runs: dict[str, RunData] = {}
+    for entry in entries:
+        drawable = [run for run in entry.row.runs if len(step_times(run)) > 2]
+        if drawable:
+            runs[entry.row.name] = drawable[0]
+    shown = [entry for entry in entries if entry.row.name in runs]
     if not shown or len(shown) > MOST_STEP_TIMES:
         return []
     panels = curve_panels(shown, encoding)
@@ -92,13 +96,12 @@ def step_time_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Pic
         curves = []
         for entry in same:
             run = runs[entry.row.name]
-            assert run is not None
             points = step_times(run)
             median = statistics.median(value for _, value in points)
             curves.append((run, points, _curve_key(entry, encoding, lines, f"{median:,.1f} ms")))
         draw = partial(_draw_step_times, curves=curves)
         found.append(Panel(draw, title, tuple(key for *_, key in curves)))
-    missing = [entry.row.name for entry in entries if not runs[entry.row.name]]
+    missing = [entry.row.name for entry in entries if entry.row.name not in runs]
     note = "rolling median, 10 to 90 % of the iterations shaded"
     remark = "; ".join(filter(None, (note, left_out(missing, "too few iterations"))))
     return [Picture("step_time", "Step time over iterations", tuple(found), (), remark)]
@@ -117,7 +120,10 @@ def _draw_step_times(ax: Any, curves: Sequence[tuple[RunData, list[Point], Key]]
         beyond += sum(value > top for _, value in points)
     ax.set_ylim(0, top)
     _borders(ax, [run for run, *_ in curves])
-    ax.set_xlabel("iteration" + (f" ({beyond} of them beyond the frame)" if beyond else ""))
+    label = "iteration"
+    if beyond:
+        label += f" ({beyond} of them beyond the frame)"
+    ax.set_xlabel(label)
     ax.set_ylabel("step time (ms)")
     ax.yaxis.set_major_formatter(thousands())
     ax.xaxis.set_major_locator(few_ticks())
@@ -147,16 +153,18 @@ def finite_losses(run: RunData) -> list[Point]:
 
 def _smoothed(run: RunData) -> list[Point]:
     points = finite_losses(run)
-    window = max(3, len(points) // 40) | 1 if len(points) > _LONG else 1
-    numbers = [number for number, _ in points]
-    return list(zip(numbers, smooth([loss for _, loss in points], window), strict=True))
+    if len(points) <= _LONG:
+        return points
+    numbers, values = zip(*points, strict=True)
+    window = max(3, len(points) // 40) | 1
+    return list(zip(numbers, smooth(values, window), strict=True))
 
 
 def _final(entry: Entry, curve: Sequence[Point]) -> str:
     """The loss at the end as the table has it; of a run that did not end, its last one."""
     if entry.loss is None:
         return f"{curve[-1][1]:.4g} at iteration {curve[-1][0]}, {entry.row.status}"
-    return f"{entry.loss.smoothed:.4f}" + (f" ± {entry.loss.spread / 2:.4f}" if entry.loss.runs > 1 else "")
+    return entry.loss.smoothed_text
 
 
 def loss_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]:
@@ -166,6 +174,7 @@ def loss_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]
     if not shown:
         return []
     panels = curve_panels(shown, encoding)
+    apart = len(panels) <= _MOST_ZOOMS
     found = []
     for title, same, lines in panels:
         keyed = []
@@ -173,7 +182,6 @@ def loss_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]
             curve = curves[entry.row.name]
             keyed.append((entry, curve, _curve_key(entry, encoding, lines, _final(entry, curve))))
         keys = tuple(key for *_, key in keyed)
-        apart = len(panels) <= _MOST_ZOOMS
         found.append(Panel(partial(_draw_losses, curves=keyed, inset=not apart), title or "all iterations", keys))
         if apart:
             found.append(Panel(partial(_draw_end, curves=keyed), ", ".join(filter(None, (title, "last quarter")))))
@@ -181,7 +189,7 @@ def loss_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]
     note = "smoothed; in the legend the mean of the last 10 %, at least 5 iterations"
     remark = "; ".join(filter(None, (note, left_out(missing, "no loss logged"))))
     # Each row of pictures shows one thing: a panel and its last quarter, or all numbers of GPUs.
-    columns = 2 if len(panels) <= _MOST_ZOOMS else 3
+    columns = 2 if apart else 3
     return [Picture("loss", "Loss", tuple(found), (), remark, columns)]
 
 
@@ -200,18 +208,26 @@ def _draw_losses(ax: Any, curves: _Curves, inset: bool) -> None:
         _plot(ax, curve, key, i, len(curves))
     _borders(ax, [entry.row.runs[0] for entry, *_ in curves])
     every = [curve for _, curve, _ in curves]
-    _loss_axis(ax, [loss for curve in (*every, *repeats) for _, loss in curve])
+    _loss_axis(ax, _values(*every, *repeats))
     ax.set_xlabel("iteration")
     if inset:
         _inset(ax, curves)
 
 
+def _values(*curves: Sequence[Point]) -> list[float]:
+    """The losses of all these curves."""
+    return [loss for curve in curves for _, loss in curve]
+
+
 def _loss_axis(ax: Any, values: Sequence[float]) -> None:
     low, high = min(values), max(values)
+    bottom, label = 0.0, "loss"
     # A curve that falls by little would be a flat line from zero.
-    flat = low > 0.3 * high
-    ax.set_ylim(low - 0.06 * (high - low or low) if flat else 0, high + 0.05 * (high - low or high))
-    ax.set_ylabel("loss (axis does not start at 0)" if flat else "loss")
+    if low > 0.3 * high:
+        bottom = low - 0.06 * (high - low or low)
+        label = "loss (axis does not start at 0)"
+    ax.set_ylim(bottom, high + 0.05 * (high - low or high))
+    ax.set_ylabel(label)
     ax.xaxis.set_major_locator(few_ticks())
 
 
@@ -230,7 +246,7 @@ def _draw_end(ax: Any, curves: _Curves) -> None:
     ends = _ends(curves)
     for i, (_, end, key) in enumerate(ends):
         _plot(ax, end, key, i, len(ends))
-    _loss_axis(ax, [loss for _, end, _ in ends for _, loss in end])
+    _loss_axis(ax, _values(*(end for _, end, _ in ends)))
     ax.set_xlabel("iteration")
 
 
@@ -244,12 +260,13 @@ def _inset(ax: Any, curves: _Curves) -> None:
     first = min(curve[0][0] for _, curve, _ in curves)
     last = max(curve[-1][0] for _, curve, _ in curves)
     border = first + (_INSET[0] - 0.15) * (last - first)
-    right = [loss for _, curve, _ in curves for number, loss in curve if number >= border]
-    reach = max(right, default=low)
+    reach = low
+    for _, curve, _ in curves:
+        reach = max([reach, *(loss for number, loss in curve if number >= border)])
     ax.set_ylim(low, max(high, low + (reach - low) / (_INSET[1] - 0.14)))
     small = ax.inset_axes(_INSET)
     _draw_end(small, curves)
-    values = [loss for _, end, _ in _ends(curves) for _, loss in end]
+    values = _values(*(end for _, end, _ in _ends(curves)))
     room = 0.08 * (max(values) - min(values) or max(values))
     small.set_ylim(min(values) - room, max(values) + room)
     small.set(xlabel="", ylabel="")
@@ -293,14 +310,19 @@ def parity_pictures(entries: Sequence[Entry], parities: Sequence[Parity], encodi
 
 
 def _base_word(parity: Parity, entries: Sequence[Entry], encoding: Encoding) -> str:
-    return next((plain(encoding.word(entry)) for entry in entries if entry.row.name == parity.baseline), "baseline")
+    for entry in entries:
+        if entry.row.name == parity.baseline:
+            return plain(encoding.word(entry))
+    return "baseline"
 
 
 def _judged(parity: Parity) -> str:
     if parity.last_quarter is None or parity.verdict == "too short":
         return parity.word
-    noise = f" ± {100 * parity.noise:.2f}" if parity.noise is not None else ""
-    return f"{100 * parity.last_quarter:+.2f}{noise} %, {parity.word}"
+    size = f"{100 * parity.last_quarter:+.2f}"
+    if parity.noise is not None:
+        size += f" ± {100 * parity.noise:.2f}"
+    return f"{size} %, {parity.word}"
 
 
 def _draw_parity(ax: Any, curves: Sequence[tuple[Parity, Key]], noise: float | None, baseline: str) -> None:

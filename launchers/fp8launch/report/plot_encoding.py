@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 from fp8launch.report.columns import Entry
 from fp8launch.report.plot_style import COLOURS, DASHES, MARKERS, MOST_LINES, Key, plain
+from fp8launch.untyped import as_int
+from fp8launch.wording import counted
 
 # The usual precisions have the same colour in every report.
 _USUAL = {"bf16": 0, "tensorwise": 1, "blockwise": 2, "delayed": 3, "mxfp8": 4, "nvfp4": 5}
@@ -50,13 +53,12 @@ def encode(entries: Sequence[Entry]) -> Encoding:
     words = {entry.row.name: _without_length(entry) for entry in entries}
     # In bf16 first: it has the same colour in every report.
     order = sorted(dict.fromkeys(words.values()), key=lambda word: not word.startswith("bf16"))
+    pages = dict.fromkeys(order, "")
     count = -(-len(order) // MOST_LINES)
-    pages = {word: f"{i // MOST_LINES + 1} of {count}" if count > 1 else "" for i, word in enumerate(order)}
-    return Encoding(
-        words,
-        {name: pages[word] for name, word in words.items()},
-        {word: COLOURS[i % len(COLOURS)] for i, word in enumerate(order)},
-    )
+    if count > 1:
+        pages = {word: f"{i // MOST_LINES + 1} of {count}" for i, word in enumerate(order)}
+    panels = {name: pages[word] for name, word in words.items()}
+    return Encoding(words, panels, dict(zip(order, cycle(COLOURS), strict=False)))
 
 
 def _tells_apart(entries: Sequence[Entry], words: Mapping[str, str], panels: Mapping[str, str]) -> bool:
@@ -78,9 +80,11 @@ def _parts(entry: Entry) -> list[str]:
 def _precision(entry: Entry) -> str:
     """The precision as the label has it, else as the facts have it."""
     known = str(entry.row.facts.get("precision", ""))
+    names = {known}
     study = entry.row.runs[0].study
-    stated = [str(study.point.get(name)) for name in ("precision.recipe", "precision")] if study else []
-    return next((part for part in _parts(entry) if part in (known, *stated)), known)
+    if study:
+        names |= {str(study.point.get("precision.recipe")), str(study.point.get("precision"))}
+    return next((part for part in _parts(entry) if part in names), known)
 
 
 def _without_length(entry: Entry) -> str:
@@ -90,23 +94,24 @@ def _without_length(entry: Entry) -> str:
 
 def _rest(entry: Entry) -> str:
     """The label without precision and sequence length."""
-    precision = _precision(entry)
-    return ", ".join(part for part in _parts(entry) if part not in (precision, f"seq {length(entry)}"))
+    left_out = (_precision(entry), f"seq {length(entry)}")
+    return ", ".join(part for part in _parts(entry) if part not in left_out)
 
 
 def _precision_colours(words: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     taken: set[int] = set()
     for word in sorted(words, key=len):
-        usual = _USUAL.get(word.split(" ")[0]) if " then " not in word else None
-        if usual is not None and usual not in taken:
+        usual = _USUAL.get(word.split(" ")[0])
+        if usual is not None and usual not in taken and " then " not in word:
             chosen[word] = COLOURS[usual]
             taken.add(usual)
     for word in words:
         if word not in chosen:
-            free = next((i for i in range(len(COLOURS) - 1, -1, -1) if i not in taken), len(chosen) % len(COLOURS))
-            chosen[word] = COLOURS[free]
-            taken.add(free)
+            free = [i for i in range(len(COLOURS)) if i not in taken]
+            last = max(free, default=len(chosen) % len(COLOURS))
+            chosen[word] = COLOURS[last]
+            taken.add(last)
     return chosen
 
 
@@ -114,8 +119,7 @@ def _precision_colours(words: Sequence[str]) -> dict[str, str]:
 
 
 def length(entry: Entry) -> int | None:
-    value = entry.row.facts.get("seq_length")
-    return value if isinstance(value, int) else None
+    return as_int(entry.row.facts.get("seq_length"))
 
 
 def world(entry: Entry) -> int | None:
@@ -123,11 +127,15 @@ def world(entry: Entry) -> int | None:
 
 
 def gpus(number: int | None) -> str:
-    return "GPUs not known" if number is None else f"{number} GPU{'s' * (number > 1)}"
+    if number is None:
+        return "GPUs not known"
+    return counted(number, "GPU")
 
 
 def tokens(number: int | None) -> str:
-    return "length not known" if number is None else f"{number:,} tokens"
+    if number is None:
+        return "length not known"
+    return f"{number:,} tokens"
 
 
 Size = Callable[[Entry], int | None]
@@ -154,12 +162,16 @@ class Lines:
         return tuple(found)
 
     def text(self, entry: Entry) -> str:
-        return self.name(self.size(entry)) if len(self.values) > 1 else ""
+        if len(self.values) < 2:
+            return ""
+        return self.name(self.size(entry))
 
 
 def lines_of(entries: Sequence[Entry], size: Size) -> Lines:
     values = tuple(sorted({size(entry) for entry in entries}, key=lambda value: value or 0))
-    return Lines(size, gpus if size is world else tokens, values)
+    if size is world:
+        return Lines(size, gpus, values)
+    return Lines(size, tokens, values)
 
 
 def grouped(entries: Sequence[Entry], panel: Callable[[Entry], str]) -> dict[str, list[Entry]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fp8launch.report.columns import Entry, Published, ratio_mark
+from fp8launch.report.cells import ratio_mark
+from fp8launch.report.columns import Entry, Published
 from fp8launch.report.grouping import Measure
 from fp8launch.report.plot_encoding import Encoding, Lines, Size, grouped, length, lines_of, world
 from fp8launch.report.plot_style import (
@@ -36,19 +37,27 @@ Of = Callable[[Entry], Value | None]
 
 
 def _of(measure: Measure | None, scale: float = 1.0) -> Value | None:
-    return Value(scale * measure.median, scale * measure.spread) if measure else None
+    if measure is None:
+        return None
+    return Value(scale * measure.median, scale * measure.spread)
 
 
 def _total(entry: Entry) -> Value | None:
-    return _of(entry.tokens, entry.row.world) if entry.row.world else None
+    if not entry.row.world:
+        return None
+    return _of(entry.tokens, entry.row.world)
 
 
 def _memory(entry: Entry) -> Value | None:
-    return Value(entry.peak_memory_mib / 1024) if entry.peak_memory_mib else None
+    if not entry.peak_memory_mib:
+        return None
+    return Value(entry.peak_memory_mib / 1024)
 
 
 def _loss(entry: Entry) -> Value | None:
-    return Value(entry.loss.smoothed, entry.loss.spread / 2) if entry.loss else None
+    if entry.loss is None:
+        return None
+    return Value(entry.loss.smoothed, entry.loss.spread / 2)
 
 
 # --- Bars -----------------------------------------------------------------------------------------------------------
@@ -78,7 +87,9 @@ class Bars:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.4g}"
 
 
 def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
@@ -95,8 +106,10 @@ def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
 def _flops(entry: Entry) -> str:
     if not entry.tflops:
         return ""
-    mfu = f", {100 * entry.mfu.median:.0f} % of {entry.peak_tflops:g}" if entry.mfu else ""
-    return f"{entry.tflops.median:.0f} TFLOP/s{mfu}"
+    text = f"{entry.tflops.median:.0f} TFLOP/s"
+    if entry.mfu:
+        text += f", {100 * entry.mfu.median:.0f} % of {entry.peak_tflops:g}"
+    return text
 
 
 THROUGHPUT = Bars(
@@ -137,7 +150,12 @@ def bar_picture(entries: Sequence[Entry], encoding: Encoding, bars: Bars) -> lis
     if not any(map(bars.value, entries)):
         return []
     sized = len({entry.row.size for entry in entries}) > 1
-    names = [_name(entry.row.name if sized else entry.row.label, bars.detail(entry)) for entry in entries]
+    names = []
+    for entry in entries:
+        name = entry.row.label
+        if sized:
+            name = entry.row.name
+        names.append(_name(name, bars.detail(entry)))
     rows = sum(1 + _MORE * text.count("\n") for text in names)
     draw = partial(draw_bars, entries=entries, names=names, encoding=encoding, bars=bars)
     tall = (0.65 + 0.4 * rows) / HEIGHT
@@ -156,7 +174,7 @@ def _name(name: str, detail: str) -> str:
 
 def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding: Encoding, bars: Bars) -> None:
     """Draw a bar for each row, its runs' spread as an error bar, the published figure as a line across it."""
-    found = [value for entry in entries if (value := bars.value(entry))]
+    found = list(filter(None, map(bars.value, entries)))
     highest = max(value.number + value.spread for value in found)
     lowest = 0.0
     if not bars.zero:
@@ -179,13 +197,16 @@ def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding:
             ax.plot(value.number, at, "o", color=colour)
         if value.spread:
             ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
-        figure = bars.published(entry.published) if entry.published else None
+        text = bars.text(entry, value)
         end = value.number + value.spread
+        figure = None
+        if entry.published:
+            figure = bars.published(entry.published)
         if figure:
             ax.plot([figure] * 2, [at - 0.28, at + 0.28], color=INK, linewidth=1.6, linestyle=":")
             end = max(end, figure)
             highest = max(highest, end)
-        text = bars.text(entry, value) + (f"  (published {figure:,.0f})" if figure else "")
+            text += f"  (published {figure:,.0f})"
         ax.annotate(text, (end, at), (5, 0), va="center", **place)
     ax.set_yticks([])
     ax.spines["left"].set_visible(bars.zero)
@@ -195,14 +216,8 @@ def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding:
     ax.set_xlabel(bars.unit)
     ax.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
     ax.grid(visible=False, axis="y")
-    ax.xaxis.set_major_locator(few_ticks() if bars.zero else _few())
+    ax.xaxis.set_major_locator(few_ticks(integer=bars.zero))
     ax.xaxis.set_major_formatter(thousands())
-
-
-def _few() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4)
 
 
 # --- Lines over a size ----------------------------------------------------------------------------------------------
@@ -224,7 +239,9 @@ def _efficiency(entry: Entry) -> Value | None:
     if entry.efficiency is None or not entry.efficiency.ratio.value:
         return None
     interval = entry.efficiency.ratio.interval
-    spread = 50 * (interval.high - interval.low) if interval else 0.0
+    spread = 0.0
+    if interval:
+        spread = 50 * (interval.high - interval.low)
     return Value(100 * entry.efficiency.ratio.value, spread)
 
 
@@ -240,12 +257,14 @@ _MEMORY_OVER_LENGTH = Quantity("memory", "Peak memory", "GiB on the fullest GPU"
 
 def sequence_pictures(entries: Sequence[Entry], encoding: Encoding, memory: bool) -> list[Picture]:
     """Return quantities over the sequence length, for the lines that have several; `memory` where bars lack room."""
-    several = any((world(entry) or 1) > 1 for entry in entries)
+    quantities = list(_OVER_LENGTH)
+    if not any((world(entry) or 1) > 1 for entry in entries):
+        quantities.remove(_TOTAL)
+    if memory:
+        quantities.append(_MEMORY_OVER_LENGTH)
+    over = _Over("sequence", "sequence length", "sequence length (tokens, log scale)", length, world)
     found = []
-    for quantity in (*_OVER_LENGTH, *([_MEMORY_OVER_LENGTH] if memory else [])):
-        if quantity is _TOTAL and not several:
-            continue
-        over = _Over("sequence", "sequence length", "sequence length (tokens, log scale)", length, world)
+    for quantity in quantities:
         found += _line_picture(entries, encoding, quantity, over)
     return found
 
@@ -256,9 +275,10 @@ def scaling_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Pictu
     modes = {entry.efficiency.mode for entry in entries if entry.efficiency}
     unit = f"speed per GPU, % of the fewest GPUs\n({', '.join(sorted(modes))} scaling)"
     efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
-    one_length = len({length(entry) for entry in entries}) < 2
-    quantities = (_TOTAL, efficiency) if one_length else (efficiency,)
-    return [picture for quantity in quantities for picture in _line_picture(entries, encoding, quantity, over)]
+    found = []
+    if len({length(entry) for entry in entries}) < 2:
+        found += _line_picture(entries, encoding, _TOTAL, over)
+    return found + _line_picture(entries, encoding, efficiency, over)
 
 
 @dataclass(frozen=True)
@@ -287,7 +307,9 @@ def _line_picture(entries: Sequence[Entry], encoding: Encoding, quantity: Quanti
     drawn_names = {entry.row.name for entry in drawn}
     shown = [entry for entry in entries if entry.row.name in drawn_names]
     dashes = lines_of(shown, over.other)
-    top = max(_top(entry, quantity) for entry in shown) if quantity.shared else None
+    top = None
+    if quantity.shared:
+        top = max(_top(entry, quantity) for entry in shown)
     panels = []
     for title, same in grouped(shown, encoding.panel).items():
         draw = partial(
@@ -310,8 +332,11 @@ def _lines(entries: Sequence[Entry], encoding: Encoding, over: _Over) -> dict[st
 
 
 def _top(entry: Entry, quantity: Quantity) -> float:
+    top = quantity.full or 0.0
     value = quantity.value(entry)
-    return max(value.number + value.spread if value else 0.0, quantity.full or 0.0)
+    if value:
+        top = max(top, value.number + value.spread)
+    return top
 
 
 def _draw_lines(
@@ -324,21 +349,30 @@ def _draw_lines(
     top: float | None,
 ) -> None:
     """Draw one line for each colour and dash, with an error bar where the table has ±."""
+    with_ideal = quantity is _TOTAL and over.size is world
     for same in _lines(entries, encoding, over).values():
-        points = sorted((over.size(e) or 0, v.number, v.spread) for e in same if (v := quantity.value(e)))
-        sizes, numbers, spreads = zip(*points, strict=True)
+        points = []
+        for entry in same:
+            if value := quantity.value(entry):
+                points.append((over.size(entry) or 0, value.number, value.spread))
+        sizes, numbers, spreads = zip(*sorted(points), strict=True)
         dash, marker = dashes.style(same[0])
         if len(dashes.values) < 2:
             dash, marker = "-", "o"
-        style = {"color": encoding.colour(same[0]), "linestyle": dash, "marker": marker, "markersize": 5}
-        bars = spreads if any(spreads) else None
-        ax.errorbar(sizes, numbers, yerr=bars, linewidth=1.4, elinewidth=0.9, capsize=2.5, **style)
-        if quantity is _TOTAL and over.size is world:
+        style: dict[str, Any] = {"color": encoding.colour(same[0]), "linestyle": dash, "marker": marker}
+        style["markersize"] = 5
+        if any(spreads):
+            style["yerr"] = spreads
+        ax.errorbar(sizes, numbers, linewidth=1.4, elinewidth=0.9, capsize=2.5, **style)
+        if with_ideal:
             ideal = [numbers[0] * size / sizes[0] for size in sizes]
             ax.plot(sizes, ideal, color=style["color"], linewidth=0.8, linestyle=":", alpha=0.8)
     if quantity.full is not None:
         ax.axhline(quantity.full, color=INK, linewidth=0.8, linestyle=":")
-    doubling_axis(ax, [size for entry in entries if (size := over.size(entry))], over.label)
+    doubling_axis(ax, list(filter(None, map(over.size, entries))), over.label)
     ax.set_ylim(0, 1.08 * (top or max(_top(entry, quantity) for entry in entries)))
-    ax.set_ylabel(quantity.unit + ("\n(dotted: ideal)" if quantity is _TOTAL and over.size is world else ""))
+    unit = quantity.unit
+    if with_ideal:
+        unit += "\n(dotted: ideal)"
+    ax.set_ylabel(unit)
     ax.yaxis.set_major_formatter(thousands())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import printable
+from fp8launch.wording import and_more
 
 # Okabe and Ito's palette without yellow and black; the last two stand in for what a dark page would swallow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
@@ -75,8 +76,7 @@ def left_out(names: Sequence[str], why: str) -> str:
     """Name what a picture does not show."""
     if not names:
         return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"not shown, {why}: {'; '.join(map(plain, names[:3]))}{more}"
+    return f"not shown, {why}: {and_more([plain(name) for name in names], 3, '; ')}"
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:
@@ -85,10 +85,12 @@ def thinned(points: Sequence[Any]) -> list[Any]:
     return list(points[::-1][::step])[::-1]
 
 
-def few_ticks() -> Any:
+def few_ticks(integer: bool = True) -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(5, integer=True)
+    if integer:
+        return MaxNLocator(5, integer=True)
+    return MaxNLocator(4)
 
 
 def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
@@ -104,4 +106,10 @@ def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
 def thousands() -> Any:
     from matplotlib.ticker import FuncFormatter
 
-    return FuncFormatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")
+    return FuncFormatter(_with_thousands)
+
+
+def _with_thousands(value: float, _: object) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:g}"

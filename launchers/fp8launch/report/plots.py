@@ -62,9 +62,9 @@ def pictures(comparison: Comparison) -> list[Picture]:
         if any(entry.step_time and not entry.tokens for entry in entries):
             speed += bar_picture(entries, encoding, STEP_TIME)
     speed += [*lines, *scaling_pictures(entries, encoding), *step_time_pictures(every, encoding)]
-    memory = (
-        [] if any(picture.name == "sequence_memory" for picture in lines) else bar_picture(entries, encoding, MEMORY)
-    )
+    memory = []
+    if not any(picture.name == "sequence_memory" for picture in lines):
+        memory = bar_picture(entries, encoding, MEMORY)
     if comparison.about_loss:
         return [*bar_picture(entries, encoding, LOSS), *learning, *speed, *memory]
     return [*speed, *learning, *memory]
@@ -85,7 +85,10 @@ def write_plots(comparison: Comparison, target: Path) -> list[Path]:
     Raises UserError without matplotlib, for a suffix that is none of FORMATS, or with nothing to draw.
     """
     single = bool(target.suffix) and not target.is_dir()
-    require_drawable(target if single else None, "--plot")
+    if single:
+        require_drawable(target, "--plot")
+    else:
+        require_drawable(None, "--plot")
     found = pictures(comparison)
     if not found:
         raise error("nothing-to-plot", "no run has a number to draw", "--plot")
@@ -258,7 +261,10 @@ def _handle(key: Key) -> Any:
     from matplotlib.patches import Patch
 
     # matplotlib hides entries whose name begins with an underscore.
-    label = f" {key.text}" if key.text.startswith("_") else key.text
+    label = key.text
+    if label.startswith("_"):
+        label = f" {label}"
     if key.shape == "line":
         return Line2D([], [], color=key.colour, linestyle=key.dash, marker=key.marker, markersize=5, label=label)
-    return Patch(color=key.colour, alpha=1 if key.shape == "bar" else 0.18, linewidth=0, label=label)
+    opacity = 1 if key.shape == "bar" else 0.18
+    return Patch(color=key.colour, alpha=opacity, linewidth=0, label=label)

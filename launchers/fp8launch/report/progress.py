@@ -15,6 +15,7 @@ from fp8launch.report.run_facts import stated_arguments
 from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
+from fp8launch.untyped import as_int
 
 # What is read of a log: all that happens before the first iterations, and the newest iterations.
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 19
@@ -62,56 +63,71 @@ class Progress:
         """The iteration, or the stage of a run that has none yet."""
         if self.iteration is None:
             return self.stage or ""
-        return f"{self.iteration}/{self.planned}" if self.planned else str(self.iteration)
+        if self.planned:
+            return f"{self.iteration}/{self.planned}"
+        return str(self.iteration)
 
 
 def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) -> Progress:
     """Return how far a run is, from its manifest, its state and its newest log."""
     attempts = run.attempts()
+    running = state.status == "running"
+    if not attempts and state.status == "pending":
+        return Progress(QUEUED)
+    if not attempts and running:
+        return Progress(STARTING)
     if not attempts:
-        if state.status == "pending":
-            return Progress(QUEUED)
-        return Progress(STARTING if state.status == "running" else None)
+        return Progress()
     head, tail = _ends(attempts[-1].log)
     scan = _scanned(head, tail)
-    if not len(scan.table):
-        return Progress(_stage(head, manifest) if state.status == "running" else None)
-    return _of_iterations(scan, manifest, running=state.status == "running")
+    if len(scan.table):
+        return _of_iterations(scan, manifest, running)
+    if running:
+        return Progress(_stage(head, manifest))
+    return Progress()
 
 
 def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Progress:
-    table = scan.table
-    last = table[-1]
-    recent = [table[row] for row in range(max(0, len(table) - RECENT), len(table))]
+    every = list(scan.table)
+    recent = every[-RECENT:]
+    last = recent[-1]
     step = _median(one.step_time_ms for one in recent)
     arguments = stated_arguments(manifest)
-    planned = last.planned or arguments.get("train_iters")
-    total = planned if isinstance(planned, int) and _count(planned) else None
-    left = max(total - last.number, 0) if total else None
-    finite = [one.loss for one in recent if one.loss is not None and math.isfinite(one.loss)]
+    total = as_int(last.planned or arguments.get("train_iters"))
+    if not _count(total):
+        total = None
+    eta = None
+    if running and step and total:
+        eta = max(total - last.number, 0) * step / 1000
+    losses = [one.loss for one in every if one.loss is not None]
+    recent_losses = [one.loss for one in recent if one.loss is not None and math.isfinite(one.loss)]
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=finite[-1] if finite else None,
+        loss=next(reversed(recent_losses), None),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=_median(one.values.get("tflops_per_gpu") for one in recent),
         peak_memory_mib=scan.peak_memory.get("max allocated") or None,
-        eta_s=left * step / 1000 if running and step and left is not None else None,
-        step_times_ms=_shortened([ms for row in range(len(table)) if (ms := table[row].step_time_ms)]),
-        losses=tuple(loss for row in range(len(table)) if (loss := table[row].loss) is not None),
+        eta_s=eta,
+        step_times_ms=_shortened([one.step_time_ms for one in every if one.step_time_ms]),
+        losses=tuple(losses),
     )
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     """The median of those that are known and finite; a 0 is a value too small to be printed."""
     known = [value for value in values if value and math.isfinite(value)]
-    return statistics.median(known) if known else None
+    if not known:
+        return None
+    return statistics.median(known)
 
 
 def _shortened(times: Sequence[float]) -> tuple[float, ...]:
     finite = [ms for ms in times if math.isfinite(ms)]
-    longest = 2 * statistics.median(finite) if finite else 0.0
+    if not finite:
+        return ()
+    longest = 2 * statistics.median(finite)
     return tuple(min(ms, longest) for ms in finite)
 
 
@@ -129,8 +145,9 @@ def _tokens(
 
 def _count(number: object) -> float | None:
     """Return a size that a run can have, None for anything else: a manifest may hold anything."""
-    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < 1e12
-    return float(str(number)) if valid else None
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < 1e12:
+        return float(number)
+    return None
 
 
 def _ends(log: Path) -> tuple[bytes, bytes]:
@@ -159,9 +176,11 @@ def _scanned(head: bytes, tail: bytes) -> Scan:
 
 def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
     """The newest stage that a log without iterations shows."""
-    if not head.strip():
-        return IMAGE if manifest.get("runtime") not in (None, "none") else STARTING
-    return [name for name, mark in STAGES if mark in head][-1]
+    if head.strip():
+        return [name for name, mark in STAGES if mark in head][-1]
+    if manifest.get("runtime") in (None, "none"):
+        return STARTING
+    return IMAGE
 
 
 def duration(seconds: float | None) -> str:
@@ -190,5 +209,7 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
     cuts = [len(finite) * i // count for i in range(count + 1)]
     means = [statistics.fmean(finite[begin:end]) for begin, end in pairwise(cuts)]
     low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    if low == high:
+        return _BARS[0] * count
+    scale = (len(_BARS) - 1) / (high - low)
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fp8launch.report.columns import Entry, Table
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.differences import shortened
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_data import UNITS
 
@@ -24,7 +25,6 @@ MEANING = {
     "neutral": "changes the loss only",
 }
 COMPARED = "what is compared"
-_LONGEST_VALUE = 40
 # More rows than this are no columns.
 _MOST_COLUMNS = 6
 
@@ -41,9 +41,13 @@ def differences_table(comparison: Comparison) -> Table:
     for one in comparison.differences:
         if names and all(str(one.values.get(name)) == label for name, label in labels.items()):
             continue
-        meaning = COMPARED if one.axis else MEANING[one.kind]
+        meaning = MEANING[one.kind]
+        if one.axis:
+            meaning = COMPARED
         values = [_short(one.values.get(name, "?")) for name in names]
-        rows.append((one.name, meaning, *([_by_value(values, names)] if many else values)))
+        if many:
+            values = [_by_value(values, names)]
+        rows.append((one.name, meaning, *values))
     if many:
         return Table(("fact", "meaning", "values"), tuple(rows), (False,) * 3)
     return Table(("fact", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
@@ -56,14 +60,16 @@ def _by_value(values: Sequence[str], names: Sequence[str]) -> str:
         found.setdefault(value, []).append(name)
     texts = []
     for value, rows in found.items():
-        texts.append(f"{value} ({rows[0] if len(rows) == 1 else f'{len(rows)} rows'})")
+        which = f"{len(rows)} rows"
+        if len(rows) == 1:
+            which = rows[0]
+        texts.append(f"{value} ({which})")
     return "; ".join(texts)
 
 
 def _short(value: object) -> str:
     words = {"None": "off", "False": "off", "True": "on"}
-    text = words.get(str(value), str(value))
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:18]}…{text[-18:]}"
+    return shortened(words.get(str(value), str(value)))
 
 
 def phases_table(comparison: Comparison) -> Table | None:
@@ -117,13 +123,17 @@ def _row_remarks(comparison: Comparison) -> list[str]:
     every = len(comparison.entries)
     lines = []
     for note, names in rows.items():
-        of_all = len(names) == every and every > 1
-        lines.append(f"{'all rows' if of_all else '; '.join(names)}: {note}")
+        which = "; ".join(names)
+        if len(names) == every and every > 1:
+            which = "all rows"
+        lines.append(f"{which}: {note}")
     return lines
 
 
 def _notes_of(entry: Entry) -> tuple[str, ...]:
-    return (*entry.notes, *(entry.published.notes if entry.published else ()))
+    if entry.published is None:
+        return entry.notes
+    return (*entry.notes, *entry.published.notes)
 
 
 def _ratio_remarks(comparison: Comparison) -> list[str]:
@@ -137,6 +147,8 @@ def _ratio_remarks(comparison: Comparison) -> list[str]:
         if ratio.value is not None and ratio.unit != UNITS[0]:
             lines.append(f"{name} of {own} is of {ratio.unit}: its log or the baseline's does not say {UNITS[0]}")
         if ratio.comparability.noted:
-            what = own if name == "speed-up" else f"scaling of {own}"
-            lines.append(f"* {what} over {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
+            which = own
+            if name != "speed-up":
+                which = f"scaling of {own}"
+            lines.append(f"* {which} over {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
     return lines

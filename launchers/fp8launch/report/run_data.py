@@ -20,6 +20,7 @@ from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.secrets import HIDDEN, is_secret, redacted
+from fp8launch.untyped import as_mapping
 
 NOT_SUBMITTED = "not submitted"
 
@@ -91,11 +92,13 @@ class RunData:
         return [length * samples for samples in self._samples_per_s(lines)]
 
     def _samples_per_s(self, lines: Sequence[Line]) -> list[float]:
+        """Samples/s/GPU at each line, NaN where the log does not determine it."""
         found = []
         for line in lines:
-            known = self.world and line.step_time_ms > 0
-            per_gpu = line.global_batch_size / self.world if known and self.world else math.nan
-            found.append(per_gpu / (line.step_time_ms / 1e3) if known else math.nan)
+            speed = math.nan
+            if self.world and line.step_time_ms > 0:
+                speed = line.global_batch_size / self.world / (line.step_time_ms / 1e3)
+            found.append(speed)
         return found
 
     def status_text(self) -> str:
@@ -127,12 +130,12 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
         run.run_id,
         read_logs(logs),
         gpu or str(manifest.get("gpu") or "") or None,
-        _mapping(manifest.get("layout")).get("world"),
+        as_mapping(manifest.get("layout")).get("world"),
         stated_arguments(manifest),
         spans=spans_of(manifest),
         more=manifest_facts(manifest, run.path),
-        study=_study_point(_mapping(manifest.get("study"))),
-        reference=_mapping(_mapping(manifest.get("recipe")).get("reference")) or None,
+        study=_study_point(as_mapping(manifest.get("study"))),
+        reference=as_mapping(as_mapping(manifest.get("recipe")).get("reference")) or None,
         command=redacted(" ".join(["fp8launch", *map(str, manifest.get("command") or [])])),
         sources=(str(run.path),),
     )
@@ -142,7 +145,7 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
 def _study_point(study: Mapping[str, Any]) -> StudyPoint | None:
     if not study.get("name"):
         return None
-    return _point_of(str(study["name"]), _mapping(study.get("point")), study.get("repeat"))
+    return _point_of(str(study["name"]), as_mapping(study.get("point")), study.get("repeat"))
 
 
 def _point_of(name: str, values: Mapping[str, object], repeat: Any) -> StudyPoint:
@@ -187,13 +190,16 @@ def _planned(
         str(point["run"]),
         summarise([]),
         {name: value for name, value in facts.items() if value is not None},
-        study=_point_of(study, _mapping(point.get("values")), point.get("repeat")),
+        study=_point_of(study, as_mapping(point.get("values")), point.get("repeat")),
         absent=str(point.get("why") or NOT_SUBMITTED),
     )
 
 
 def _recipe_name(runs: Sequence[RunData]) -> object:
-    return next((run.facts["recipe"] for run in runs if "recipe" in run.facts), None)
+    for run in runs:
+        if "recipe" in run.facts:
+            return run.facts["recipe"]
+    return None
 
 
 def _gpus_per_node(runs: Sequence[RunData]) -> int | None:
@@ -232,7 +238,9 @@ def _run_data(
 
 def _without_secret(name: str, value: object) -> object:
     """Hide a secret value: reports and trackers publish logs and manifests that other programs wrote."""
-    return HIDDEN if value is not None and is_secret(name, value) else value
+    if value is not None and is_secret(name, value):
+        return HIDDEN
+    return value
 
 
 def _precision_in_phases(report: RunReport) -> str | None:
@@ -242,17 +250,17 @@ def _precision_in_phases(report: RunReport) -> str | None:
         name = precision_of(phase.report.argument_dump) or phase.name
         if not names or names[-1] != name:
             names.append(name)
-    return " then ".join(names) if len(names) > 1 else None
+    if len(names) < 2:
+        return None
+    return " then ".join(names)
 
 
 def with_unset(runs: Sequence[RunData]) -> list[RunData]:
     """Return the runs with `unset` for every variable that only others set, where a run states its environment."""
-    names = {name for run in runs for name in run.facts if name.startswith(SETTINGS)}
-    return [
-        replace(run, facts={**dict.fromkeys(names, UNSET), **run.facts}) if "script" in run.facts else run
-        for run in runs
-    ]
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    settings = dict.fromkeys((name for run in runs for name in run.facts if name.startswith(SETTINGS)), UNSET)
+    found = []
+    for run in runs:
+        if "script" in run.facts:
+            run = replace(run, facts={**settings, **run.facts})
+        found.append(run)
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from fp8launch.engines.base import OWN_ENTRY_TITLE
 from fp8launch.hardware.quantization import QUANTIZATION, requested
+from fp8launch.untyped import as_mapping
 
 # Facts of these kinds are all known of a run that has a manifest.
 SETTINGS = ("env ", "config ")
@@ -26,8 +27,8 @@ def precision_of(arguments: Mapping[str, object]) -> str | None:
     recipe = requested(arguments)
     parts = [recipe]
     quantization = QUANTIZATION.get(recipe)
-    usual = quantization.usual_format if quantization else None
-    if kind == "e4m3" and usual != "e4m3":
+    usually_e4m3 = quantization is not None and quantization.usual_format == "e4m3"
+    if kind == "e4m3" and not usually_e4m3:
         parts.append("e4m3")
     history = arguments.get("fp8_amax_history_len", 1)
     if recipe == "delayed" and not fp4 and history != 1024:
@@ -35,7 +36,8 @@ def precision_of(arguments: Mapping[str, object]) -> str | None:
     if arguments.get("fp8_param_gather") or arguments.get("fp4_param_gather"):
         parts.append("param gather")
     if arguments.get("first_last_layers_bf16"):
-        start, end = (arguments.get(f"num_layers_at_{side}_in_bf16", 1) for side in ("start", "end"))
+        start = arguments.get("num_layers_at_start_in_bf16", 1)
+        end = arguments.get("num_layers_at_end_in_bf16", 1)
         parts.append(f"bf16 {start}+{end}")
     return " ".join(parts)
 
@@ -44,7 +46,9 @@ def _high_precision(arguments: Mapping[str, object]) -> str | None:
     for name in ("bf16", "fp16"):
         if arguments.get(name):
             return name
-    return "fp32" if "fp8" in arguments else None
+    if "fp8" in arguments:
+        return "fp32"
+    return None
 
 
 def stated_arguments(manifest: Mapping[str, Any]) -> dict[str, object]:
@@ -56,7 +60,7 @@ def stated_arguments(manifest: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(stated, Mapping):
         # A dump states the absence of both, too.
         return {"fp8": None, "fp4": None, **stated}
-    return arguments_of(_mapping(manifest.get("megatron")).get("argv") or [])
+    return arguments_of(as_mapping(manifest.get("megatron")).get("argv") or [])
 
 
 def arguments_of(argv: Sequence[object]) -> dict[str, object]:
@@ -68,15 +72,22 @@ def arguments_of(argv: Sequence[object]) -> dict[str, object]:
             flag, equals, value = word[2:].partition("=")
             name = flag.replace("-", "_")
             name = _DUMP_NAMES.get(name, name)
-            found[name] = _value(value) if equals else True
+            found[name] = True
+            if equals:
+                found[name] = _value(value)
         elif name:
-            before = found[name]
-            found[name] = _value(word) if before is True else [*_listed(before), _value(word)]
+            found[name] = _with_word(found[name], word)
     return found
 
 
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else [value]
+def _with_word(before: object, word: str) -> object:
+    """The value of a flag after one more word; before its first word it is True."""
+    value = _value(word)
+    if before is True:
+        return value
+    if isinstance(before, list):
+        return [*before, value]
+    return [before, value]
 
 
 def _value(word: str) -> object:
@@ -89,40 +100,42 @@ def _value(word: str) -> object:
 
 
 def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
-    recipe, image, git = (_mapping(manifest.get(name)) for name in ("recipe", "image", "git"))
+    recipe, image, git = (as_mapping(manifest.get(name)) for name in ("recipe", "image", "git"))
     facts: dict[str, object] = {
-        "nodes": _mapping(recipe.get("resources")).get("nodes"),
+        "nodes": as_mapping(recipe.get("resources")).get("nodes"),
         "image": image.get("digest") or image.get("image"),
         "commit": git.get("commit"),
         "uncommitted changes": git.get("dirty"),
         "cluster": manifest.get("cluster"),
-        "fp8launch": _mapping(manifest.get("versions")).get("fp8launch"),
+        "fp8launch": as_mapping(manifest.get("versions")).get("fp8launch"),
         "recipe": manifest.get("name"),
         "script": _entry_title(manifest),
     }
-    environment = dict(_mapping(manifest.get("environment")))
+    environment = dict(as_mapping(manifest.get("environment")))
     with contextlib.suppress(ValueError):
-        settings = _mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
+        settings = as_mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
         facts |= {f"config {name}": value for name, value in settings.items()}
         del environment["FP8LAUNCH_CONFIG"]
     # Paths into the run's own folder differ by nature.
-    facts |= {f"env {name}": value for name, value in environment.items() if str(folder) not in str(value)}
-    # What somebody wrote into a manifest by hand may be anything.
-    return {
-        name: value if isinstance(value, str | int | float) else str(value)
-        for name, value in facts.items()
-        if value is not None
-    }
+    for name, value in environment.items():
+        if str(folder) not in str(value):
+            facts[f"env {name}"] = value
+    known: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, str | int | float):
+            known[name] = value
+        elif value is not None:
+            # What somebody wrote into a manifest by hand may be anything.
+            known[name] = str(value)
+    return known
 
 
 def _entry_title(manifest: Mapping[str, Any]) -> str:
     """The settings that the run trained with. Manifests of older versions have them in their recipe only."""
-    title = _mapping(manifest.get("engine")).get("entry")
+    title = as_mapping(manifest.get("engine")).get("entry")
     if isinstance(title, str):
         return title
-    script = _mapping(_mapping(manifest.get("recipe")).get("launch")).get("script")
-    return PurePath(script).name if isinstance(script, str) else OWN_ENTRY_TITLE
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    script = as_mapping(as_mapping(manifest.get("recipe")).get("launch")).get("script")
+    if isinstance(script, str):
+        return PurePath(script).name
+    return OWN_ENTRY_TITLE

@@ -55,12 +55,15 @@ class AttemptReport:
     failure: Failure | None
 
     def as_json(self) -> dict[str, object]:
+        failure = None
+        if self.failure:
+            failure = self.failure.as_json()
         return {
             "log": self.log,
             "iterations": self.iterations,
             "finished": self.finished,
             "exit": self.exit_line,
-            "failure": self.failure.as_json() if self.failure else None,
+            "failure": failure,
         }
 
 
@@ -170,12 +173,12 @@ class PhaseReport:
 
 def _json_value(value: object) -> object:
     """Replace what JSON does not know: NaN and infinity become None, anything else its text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
         return {str(k): _json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
         return [_json_value(v) for v in value]
-    if value is None or isinstance(value, str | int):
-        return value
     return str(value)

@@ -94,7 +94,9 @@ def _diverged(lines: Sequence[Line]) -> Failure | None:
 
 def _not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
     finding = found.strongest
-    text = f"{found.recipe} was requested but did not run: {finding.text if finding else ''}"
+    text = f"{found.recipe} was requested but did not run: "
+    if finding:
+        text += finding.text
     advice = "the speed is that of bf16; see `fp8launch verify`. Only Transformer Engine's layers run in FP8"
     for log in logs:
         for evidence in log.evidence:

@@ -48,5 +48,7 @@ def peak_memory_mib(logs: Sequence[ParsedLog], kept: Sequence[Line]) -> float | 
 
 def parameters_of(attempts: Attempts) -> int | None:
     """Parameters as printed, summed over model-parallel ranks (experts of other ranks are not printed)."""
-    printed = next((p.head.parameters for _, p in reversed(attempts) if p.head.parameters), None)
-    return sum(printed.values()) if printed else None
+    for _, process in reversed(attempts):
+        if process.head.parameters:
+            return sum(process.head.parameters.values())
+    return None

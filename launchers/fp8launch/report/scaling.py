@@ -14,7 +14,7 @@ from typing import Literal
 
 from fp8launch.report.differences import Comparability, speed_comparability
 from fp8launch.report.grouping import ComparisonRow
-from fp8launch.report.intervals import Interval, ratio_interval
+from fp8launch.report.intervals import Interval, interval_json, ratio_interval
 from fp8launch.report.run_data import UNITS, Unit
 
 ScalingMode = Literal["weak", "strong", "neither"]
@@ -38,7 +38,7 @@ class Ratio:
         return {
             "value": self.value,
             "unit": self.unit,
-            "ci95": self.interval.as_json() if self.interval else None,
+            "ci95": interval_json(self.interval),
             "against": self.against,
             "comparable": self.comparability.comparable,
             "reasons": list(self.comparability.unlike),
@@ -58,14 +58,19 @@ def ratio(row: ComparisonRow, base: ComparisonRow, comparability: Comparability,
     if not (comparability.comparable or force):
         return Ratio(None, None, base.name, comparability, unit=unit)
     mine, theirs = row.speeds(unit), base.speeds(unit)
-    interval = None if row is base else ratio_interval(mine, theirs)
+    interval = None
+    if row is not base:
+        interval = ratio_interval(mine, theirs)
     return Ratio(_median_of_medians(mine) / _median_of_medians(theirs), interval, base.name, comparability, unit=unit)
 
 
 def _common_unit(row: ComparisonRow, base: ComparisonRow) -> Unit | None:
     """The first unit in which every run on both sides has a speed: only like units make a ratio."""
     runs = (*row.good, *base.good)
-    return next((unit for unit in UNITS if all(run.speeds(unit) for run in runs)), None)
+    for unit in UNITS:
+        if all(run.speeds(unit) for run in runs):
+            return unit
+    return None
 
 
 def _median_of_medians(speeds: Sequence[Sequence[float]]) -> float:
@@ -98,12 +103,17 @@ def efficiencies(rows: Sequence[ComparisonRow], force: bool = False) -> dict[str
 
 
 def _mode(rows: Sequence[ComparisonRow]) -> ScalingMode:
-    batches = [(row.facts.get("global_batch_size"), row.world) for row in rows]
-    per_gpu = {b / w for b, w in batches if isinstance(b, int | float) and w}
-    totals = {b for b, _ in batches}
+    totals, per_gpu = set(), set()
+    for row in rows:
+        batch = row.facts.get("global_batch_size")
+        totals.add(batch)
+        if isinstance(batch, int | float) and row.world:
+            per_gpu.add(batch / row.world)
     if len(per_gpu) == 1:
         return "weak"
-    return "strong" if len(totals) == 1 and None not in totals else "neither"
+    if len(totals) == 1 and None not in totals:
+        return "strong"
+    return "neither"
 
 
 def _comparability(row: ComparisonRow, base: ComparisonRow, mode: ScalingMode) -> Comparability:

@@ -95,10 +95,11 @@ def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> Steady
     kept, left_out = _separate(chosen, reasons)
     notes = []
     if len(kept) < FEWEST:
-        disturbed = [line for reason, lines in left_out.items() if reason.startswith("after ") for line in lines]
+        disturbed = [reason for reason in left_out if reason.startswith("after ")]
+        for reason in disturbed:
+            kept += left_out.pop(reason)
         if disturbed:
-            kept = sorted([*kept, *disturbed], key=attrgetter("number"))
-            left_out = {reason: lines for reason, lines in left_out.items() if not reason.startswith("after ")}
+            kept.sort(key=attrgetter("number"))
             notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
     if chosen and len(kept) < FEWEST:
         notes.append(f"{len(kept)} lines left after warm-up: train longer for a reliable number")
@@ -112,9 +113,11 @@ def _separate(
     chosen: Sequence[Line], reasons: Mapping[tuple[int, int], str]
 ) -> tuple[list[Line], dict[str, list[Line]]]:
     """Split into the lines that count and, by reason, those that do not."""
-    final_batch = chosen[-1].global_batch_size if chosen else math.nan
     kept: list[Line] = []
     left_out: dict[str, list[Line]] = {}
+    if not chosen:
+        return kept, left_out
+    final_batch = chosen[-1].global_batch_size
     for line in chosen:
         reason = reasons.get((line.attempt, line.row))
         if reason is None and line.global_batch_size != final_batch and not math.isnan(final_batch):
@@ -134,6 +137,14 @@ def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], lis
     last = {line.number: line for lines in by_attempt for line in lines}
     superseded = [x.number for lines in by_attempt for x in lines if last[x.number] is not x]
     return tuple(last[n] for n in sorted(last)), superseded
+
+
+def field_names(lines: Sequence[Line], prefix: str) -> list[str]:
+    """Return the fields whose names begin with `prefix` in the logs of these lines, sorted."""
+    names: set[str] = set()
+    for log in {id(log): log for log in map(_LOG, lines)}.values():
+        names.update(name for name in log.iterations.names if name.startswith(prefix))
+    return sorted(names)
 
 
 def values(lines: Sequence[Line], name: str) -> list[float]:

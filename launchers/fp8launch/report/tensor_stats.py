@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fp8launch.logs import ParsedLog
 from fp8launch.report.steady_state import ranges
+from fp8launch.untyped import as_mapping
 
 # Transformer Engine's names for the three operands of a linear's GEMMs.
 _NAMES = {"activation": "input", "gradient": "gradient of the output", "weight": "weight"}
@@ -41,9 +42,9 @@ def tensor_stats_of(logs: Sequence[ParsedLog]) -> dict[str, object] | None:
 
 def _values(stats: object) -> Iterable[tuple[str, str, float, str]]:
     """(tensor, statistic, worst value, layer) of one line; whatever is not of this shape is passed over."""
-    for tensor, by_stat in stats.items() if isinstance(stats, Mapping) else ():
-        for stat, entry in by_stat.items() if isinstance(by_stat, Mapping) else ():
-            value = entry.get("worst") if isinstance(entry, Mapping) else None
+    for tensor, by_stat in as_mapping(stats).items():
+        for stat, entry in as_mapping(by_stat).items():
+            value = as_mapping(entry).get("worst")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield str(tensor), str(stat), float(value), str(entry.get("layer"))
 
@@ -53,7 +54,9 @@ def _worse(stat: str, value: float, than: object) -> bool:
     # A NaN is worse than anything, and stays.
     if value != value or than != than:
         return than == than
-    return value < than if stat in _LEAST_IS_WORST else value > than
+    if stat in _LEAST_IS_WORST:
+        return value < than
+    return value > than
 
 
 def tensor_lines(stats: Mapping[str, object] | None) -> list[str]:
@@ -64,12 +67,16 @@ def tensor_lines(stats: Mapping[str, object] | None) -> list[str]:
     assert isinstance(tensors, Mapping) and isinstance(numbers, list)
     lines = []
     for stat, words in (("underflow_pct", "turned to zero"), ("overflow_pct", "clipped"), ("amax", "largest value")):
-        worst = sorted(
-            ((by_stat[stat], _NAMES.get(name, name)) for name, by_stat in tensors.items() if stat in by_stat),
-            key=lambda pair: -pair[0]["worst"],
-        )
-        if worst:
-            unit = " %" if stat.endswith("_pct") else ""
-            told = (f"{name} {e['worst']:.4g}{unit} ({e['layer']}, iteration {e['iteration']})" for e, name in worst)
-            lines.append(f"FP8 tensors, {words} at worst: {', '.join(told)}")
-    return [*lines, f"FP8 tensors were measured in iteration {ranges(numbers)}, which took longer"] if lines else []
+        worst = [(by_stat[stat], _NAMES.get(name, name)) for name, by_stat in tensors.items() if stat in by_stat]
+        worst.sort(key=lambda pair: -pair[0]["worst"])
+        values = []
+        for entry, name in worst:
+            value = f"{entry['worst']:.4g}"
+            if stat.endswith("_pct"):
+                value += " %"
+            values.append(f"{name} {value} ({entry['layer']}, iteration {entry['iteration']})")
+        if values:
+            lines.append(f"FP8 tensors, {words} at worst: {', '.join(values)}")
+    if lines:
+        lines.append(f"FP8 tensors were measured in iteration {ranges(numbers)}, which took longer")
+    return lines

@@ -18,6 +18,7 @@ from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.logs import Ending, Head, Iteration, IterationTable, ParsedLog, Process, Validation
 from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.logs.lines import argument_value
+from fp8launch.untyped import as_int
 
 MARK = "tfevents"
 # Our field and the factor to its unit.
@@ -36,10 +37,12 @@ _TEXT = "/text_summary"
 
 def event_files(path: Path) -> list[Path]:
     """Return the event files of a folder, oldest first, or the one that `path` is; none for anything else."""
-    if path.is_file():
-        return [path] if MARK in path.name else []
-    # The name holds the second of the start.
-    return sorted(path.glob(f"*{MARK}*")) if path.is_dir() else []
+    if path.is_dir():
+        # The name holds the second of the start.
+        return sorted(path.glob(f"*{MARK}*"))
+    if path.is_file() and MARK in path.name:
+        return [path]
+    return []
 
 
 def read_events(files: Sequence[Path]) -> list[ParsedLog]:
@@ -56,19 +59,24 @@ def _read(file: Path) -> ParsedLog:
     # 0 keeps every value: by default the reader thins them out.
     events = reader.EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    scalars = {}
+    for tag in events.Tags()["scalars"]:
+        scalars[tag] = {event.step: event.value for event in events.Scalars(tag)}
     arguments = _arguments(events)
     validations = _validations(scalars)
     table = _table(scalars, arguments)
     head = Head(arguments=arguments, world_size=_world_size(scalars, arguments))
     rows = tuple(range(len(table)))
     peak = max(scalars.get(_MEMORY, {}).values(), default=0.0)
+    peak_memory = {}
+    if peak:
+        peak_memory["max allocated"] = peak / 2**20
     return ParsedLog(
         path=file,
         size=file.stat().st_size,
         iterations=table,
         processes=(Process(0, file.stat().st_size, rows, head, Ending()),),
-        peak_memory={"max allocated": peak / 2**20} if peak else {},
+        peak_memory=peak_memory,
         validations=tuple(validations),
         saves=(),
         disturbed_rows=_disturbed(table, validations),
@@ -79,8 +87,7 @@ def _world_size(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[s
     logged = scalars.get("world-size")
     if logged:
         return int(next(iter(logged.values())))
-    stated = arguments.get("world_size")
-    return stated if isinstance(stated, int) else None
+    return as_int(arguments.get("world_size"))
 
 
 def _arguments(events: Any) -> dict[str, object]:
@@ -102,11 +109,11 @@ def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, o
             columns[name] = {step: factor * value for step, value in values.items()}
         elif _is_loss(tag):
             columns[LOSS_PREFIX + tag] = values
-    steps = sorted({step for values in columns.values() for step in values})
-    planned = arguments.get("train_iters")
-    if not isinstance(planned, int):
+    steps = sorted(set().union(*columns.values()))
+    planned = as_int(arguments.get("train_iters"))
+    if planned is None:
         # Where nobody says how many iterations were planned, nobody can say that they were done.
-        planned = steps[-1] + 1 if steps else 0
+        planned = max(steps, default=-1) + 1
     table = IterationTable()
     for step in steps:
         row = {name: column[step] for name, column in columns.items() if step in column}
@@ -138,7 +145,8 @@ def _disturbed(table: IterationTable, validations: Sequence[Validation]) -> dict
     numbers = table.column("number")
     found = {}
     for validation in validations:
-        after = [row for row in range(len(table)) if numbers[row] > (validation.iteration or 0)]
-        if after:
-            found[after[0]] = "after evaluation"
+        for row, number in enumerate(numbers):
+            if number > (validation.iteration or 0):
+                found[row] = "after evaluation"
+                break
     return found

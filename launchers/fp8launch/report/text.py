@@ -23,8 +23,10 @@ def render_text(report: RunReport) -> RenderableType:
     """Render units, spread, the peak that MFU divides by and the lines that were left out, on one screen."""
     parts: list[RenderableType] = [_headline(report)]
     if report.failure and report.status == "failed":
-        place = f", line {report.failure.line}" if report.failure.line else ""
-        parts.append(Text(f"{report.failure.code}{place}: {report.failure.message}", style="red"))
+        place = report.failure.code
+        if report.failure.line:
+            place += f", line {report.failure.line}"
+        parts.append(Text(f"{place}: {report.failure.message}", style="red"))
         parts.append(Text(f"advice: {report.failure.advice}"))
     if report.step_time_ms:
         parts.append(_table(report))
@@ -40,11 +42,13 @@ def render_text(report: RunReport) -> RenderableType:
 
 
 def _headline(report: RunReport) -> Text:
-    of = f" of {report.iterations_planned}" if report.iterations_planned else ""
-    last = report.iteration_last if report.iteration_last is not None else 0
-    attempts = f", {len(report.attempts)} attempts" if len(report.attempts) > 1 else ""
+    where = f"iteration {report.iteration_last or 0}"
+    if report.iterations_planned:
+        where += f" of {report.iterations_planned}"
+    if len(report.attempts) > 1:
+        where += f", {len(report.attempts)} attempts"
     text = Text(report.status.replace("_", " "), style=_STYLE[report.status])
-    return text.append(f"  iteration {last}{of}{attempts}", style="default")
+    return text.append(f"  {where}", style="default")
 
 
 def _table(report: RunReport) -> Table:
@@ -54,10 +58,14 @@ def _table(report: RunReport) -> Table:
         table.add_column(name, justify="right")
     _row(table, "step time, ms", report.step_time_ms, 1)
     _row(table, "tokens/s/GPU", report.tokens_per_s_per_gpu, 1)
-    source = "" if report.tflops_source == "logged" else " (recomputed)"
-    _row(table, f"model TFLOP/s/GPU{source}", report.tflops_per_gpu, 4 if _small(report.tflops_per_gpu) else 1)
+    digits = 1
+    if report.tflops_per_gpu is not None and report.tflops_per_gpu.median < 1:
+        digits = 4
     if report.tflops_source == "logged":
+        _row(table, "model TFLOP/s/GPU", report.tflops_per_gpu, digits)
         _row(table, "  recomputed", report.tflops_per_gpu_recomputed, 1)
+    else:
+        _row(table, "model TFLOP/s/GPU (recomputed)", report.tflops_per_gpu, digits)
     if report.mfu and report.mfu_denominator:
         peak = report.mfu_denominator
         label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
@@ -79,14 +87,18 @@ def _step_table(parts: Sequence[StepPart]) -> Table:
 def _phases(report: RunReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, number in PHASE_COLUMNS.items():
-        table.add_column(name, justify="right" if number else "left")
+        add_column(table, name, number)
     for row in phase_cells(report):
         table.add_row(*map(Text, row))
     return table
 
 
-def _small(value: Statistic | None) -> bool:
-    return value is not None and value.median < 1
+def add_column(table: Table, header: str, number: bool, **options: Any) -> None:
+    """Add a column to a table, right-aligned if it holds numbers."""
+    if number:
+        table.add_column(header, justify="right", **options)
+    else:
+        table.add_column(header, **options)
 
 
 def _row(table: Table, label: str, value: Statistic | None, digits: int, scale: float = 1) -> None:
@@ -113,9 +125,16 @@ def _facts(report: RunReport) -> list[str]:
 
 
 def _loss(report: RunReport) -> str:
-    loss = " to ".join("missing" if v is None else f"{v:.4f}" for v in (report.loss_first, report.loss_last))
-    norm = "" if report.grad_norm_last is None else f", last grad norm {report.grad_norm_last:.3f}"
-    return f"loss {loss}{norm}; {report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
+    text = f"loss {_loss_value(report.loss_first)} to {_loss_value(report.loss_last)}"
+    if report.grad_norm_last is not None:
+        text += f", last grad norm {report.grad_norm_last:.3f}"
+    return f"{text}; {report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
+
+
+def _loss_value(loss: float | None) -> str:
+    if loss is None:
+        return "missing"
+    return f"{loss:.4f}"
 
 
 def _sizes_and_versions(report: RunReport) -> str:
@@ -144,14 +163,21 @@ def _machines(report: RunReport) -> str:
 
 def _fp8(fp8: Mapping[str, Any]) -> list[str]:
     """The requested precision, whether it ran, and the strongest evidence."""
-    asked = f"{fp8['recipe']}, {fp8['format']}" if fp8["requested"] else "not asked for"
-    if fp8["requested"] and fp8["verdict"] in ("requested only", "no evidence"):
-        return [f"FP8: {asked}; {fp8['verdict']}: the log contains no proof that it ran"]
-    text = f"FP8: {asked}"
+    requested = bool(fp8["requested"])
+    text = "FP8: not asked for"
+    if requested:
+        text = f"FP8: {fp8['recipe']}, {fp8['format']}"
+        if fp8["verdict"] in ("requested only", "no evidence"):
+            return [f"{text}; {fp8['verdict']}: the log contains no proof that it ran"]
     if fp8["evidence"] != "arguments":
         proof = next((one["text"] for one in fp8["findings"] if one["kind"] == fp8["evidence"]), "")
-        ran = "none ran"
-        if fp8["requested"]:
-            ran = "verified" if fp8["verified"] else "did not run"
-        text += f"; {ran}: {proof}"
+        text += f"; {_whether_it_ran(requested, fp8['verified'])}: {proof}"
     return [text, *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]
+
+
+def _whether_it_ran(requested: bool, verified: bool) -> str:
+    if not requested:
+        return "none ran"
+    if verified:
+        return "verified"
+    return "did not run"

@@ -22,7 +22,7 @@ from fp8launch.report.phases import PhaseSpan, by_phase
 from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
 from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
 from fp8launch.report.run_totals import count_of, parameters_of, peak_memory_mib, validations_of
-from fp8launch.report.steady_state import Line, SteadyState, select_steady_state, values
+from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
 from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import precision_asked_for, verify
 
@@ -46,10 +46,12 @@ _FROM_LONGEST_PHASE = (
 
 def _timers(lines: Sequence[Line]) -> dict[str, Statistic]:
     """Megatron's timers over the iterations that count, by Megatron's names."""
-    logs = {id(line.log): line.log for line in lines}.values()
-    names = sorted({name for log in logs for name in log.iterations.names if name.startswith(TIMER_PREFIX)})
-    found = {name: statistic(values(lines, name)) for name in names}
-    return {name.removeprefix(TIMER_PREFIX): value for name, value in found.items() if value}
+    found = {}
+    for name in field_names(lines, TIMER_PREFIX):
+        value = statistic(values(lines, name))
+        if value:
+            found[name.removeprefix(TIMER_PREFIX)] = value
+    return found
 
 
 def read_logs(paths: Sequence[Path]) -> list[ParsedLog]:
@@ -97,7 +99,9 @@ def summarise_run(
     if len(reports) > 1:
         note = f"speed is that of phase {longest.name}, iterations {longest.span}; each phase has its own"
         numbers["notes"] = (note, *longest.report.notes)
-    planned = spans[-1].name if spans else None
+    planned = None
+    if spans:
+        planned = spans[-1].name
     status, failure = status_of_phases(_attempts(logs), whole.steady_state, reports, planned)
     steady = replace(whole.steady_state, kept=longest.report.steady_state.kept)
     return replace(whole, status=status, failure=failure, phases=tuple(reports), steady_state=steady, **numbers)
@@ -115,7 +119,8 @@ def summarise(
     `gpu` names a GPU of `hardware.gpus`; without it, the one that the nodes reported counts. `world_size` and
     `arguments` (Megatron's names) say what the run was started with, where the log does not.
     """
-    logs = [logs] if isinstance(logs, ParsedLog) else list(logs)
+    if isinstance(logs, ParsedLog):
+        logs = [logs]
     attempts = _attempts(logs)
     steady = select_steady_state(attempts)
     machines = machines_of(logs)
@@ -135,10 +140,10 @@ def summarise(
         lines=len(steady.lines),
         step_time_ms=statistic(line.step_time_ms for line in steady.kept),
         tflops_per_gpu=speed.tflops,
-        tflops_source=speed.tflops_source,
+        tflops_source=speed.tflops_source if speed.tflops else None,
         tflops_per_gpu_recomputed=speed.tflops_recomputed,
         tokens_per_s_per_gpu=speed.tokens,
-        tokens_source=speed.tokens_source,
+        tokens_source=speed.tokens_source if speed.tokens else None,
         mfu=speed.mfu,
         mfu_denominator=setup.mfu_denominator(),
         peak_memory_mib=peak_memory_mib(logs, steady.kept),
@@ -185,11 +190,15 @@ class _Setup:
 
     @property
     def peak_tflops(self) -> float | None:
-        return find_gpu(self.gpu).peak(self.dtype) if self.gpu else None
+        if self.gpu is None:
+            return None
+        return find_gpu(self.gpu).peak(self.dtype)
 
     def mfu_denominator(self) -> dict[str, object] | None:
         peak = self.peak_tflops
-        return {"gpu": self.gpu, "dtype": self.dtype, "peak_tflops": peak} if peak else None
+        if not peak:
+            return None
+        return {"gpu": self.gpu, "dtype": self.dtype, "peak_tflops": peak}
 
 
 def _setup(
@@ -202,7 +211,9 @@ def _setup(
     dump: Mapping[str, object] = _last(process.head.arguments or None for _, process in attempts) or {}
     arguments = {**(stated or {}), **dump}
     padded = _last(process.head.padded_vocab_size for _, process in attempts)
-    counted = {**arguments, "padded_vocab_size": padded} if padded else arguments
+    counted = dict(arguments)
+    if padded:
+        counted["padded_vocab_size"] = padded
     seq_length = _positive(arguments.get("seq_length"))
     if seq_length is None and steady.lines:
         seq_length = _positive(steady.lines[-1].value("seq_length"))
@@ -238,7 +249,8 @@ class _Ends:
 
 def _ends(steady: SteadyState, setup: _Setup) -> _Ends:
     if not steady.lines:
-        planned, batch = (_positive(setup.arguments.get(name)) for name in ("train_iters", "global_batch_size"))
+        planned = _positive(setup.arguments.get("train_iters"))
+        batch = _positive(setup.arguments.get("global_batch_size"))
         return _Ends(None, planned, None, None, None, batch)
     last = steady.lines[-1]
     record = last.record()
@@ -254,10 +266,12 @@ def _ends(steady: SteadyState, setup: _Setup) -> _Ends:
 
 @dataclass(frozen=True)
 class _Speed:
+    """The speed of a run. A source belongs to its statistic: without that it means nothing."""
+
     tokens: Statistic | None
-    tokens_source: Literal["step time", "logged"] | None
+    tokens_source: Literal["step time", "logged"]
     tflops: Statistic | None
-    tflops_source: Literal["logged", "recomputed"] | None
+    tflops_source: Literal["logged", "recomputed"]
     tflops_recomputed: Statistic | None
     mfu: Statistic | None
 
@@ -270,7 +284,9 @@ def _speed(kept: Sequence[Line], setup: _Setup) -> _Speed:
         tokens = values(kept, "tokens_per_s_per_gpu")
         tokens_source = "logged"
     per_token = setup.flops_per_token
-    recomputed = [t * per_token / 1e12 for t in tokens] if per_token else []
+    recomputed: list[float] = []
+    if per_token:
+        recomputed = [t * per_token / 1e12 for t in tokens]
     # A CPU run prints 0.0 for a throughput too small to show.
     logged = [v for v in values(kept, "tflops_per_gpu") if v > 0]
     tflops_source: Literal["logged", "recomputed"] = "recomputed"
@@ -278,13 +294,16 @@ def _speed(kept: Sequence[Line], setup: _Setup) -> _Speed:
     if any(map(math.isfinite, logged)):
         tflops_source, tflops = "logged", logged
     peak = setup.peak_tflops
+    mfu = None
+    if peak:
+        mfu = statistic(t / peak for t in tflops)
     return _Speed(
-        tokens=(counted := statistic(tokens)),
-        tokens_source=tokens_source if counted else None,
-        tflops=(shown := statistic(tflops)),
-        tflops_source=tflops_source if shown else None,
+        tokens=statistic(tokens),
+        tokens_source=tokens_source,
+        tflops=statistic(tflops),
+        tflops_source=tflops_source,
         tflops_recomputed=statistic(recomputed),
-        mfu=statistic(t / peak for t in tflops) if peak else None,
+        mfu=mfu,
     )
 
 
@@ -309,7 +328,8 @@ def _notes(
     notes = list(steady.notes)
     if setup.gpu and not setup.peak_tflops:
         notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
-    missing = [n for n, v in (("world size", setup.world_size), ("sequence length", setup.seq_length)) if not v]
+    sizes_known = {"world size": setup.world_size, "sequence length": setup.seq_length}
+    missing = [name for name, size in sizes_known.items() if not size]
     if steady.lines and missing:
         notes.append(f"the log does not contain the {' and '.join(missing)}")
     sizes = {process.head.world_size for _, process in attempts if process.head.world_size}
@@ -330,8 +350,12 @@ def _last(items: Iterable[T | None]) -> T | None:
 
 
 def _positive(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        return int(value)
+    return None
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None

@@ -47,20 +47,44 @@ class Tracked:
     history: tuple[tuple[int, Mapping[str, float]], ...]
     summary: Mapping[str, float]
 
+    @property
+    def last_step(self) -> int:
+        if not self.history:
+            return 0
+        return self.history[-1][0]
+
 
 def tracked(run: RunData) -> Tracked:
     report = run.report
-    medians = {name: getattr(report, name) for name in _MEDIANS}
-    summary = {f"{name}_median": s.median for name, s in medians.items() if isinstance(s, Statistic)}
-    summary |= {name: float(v) for name in _NUMBERS if (v := getattr(report, name)) is not None}
-    point = {f"axis {key}": value for key, value in run.study.point.items()} if run.study else {}
-    config = {_text(name): _scalar(value) for name, value in {**run.facts, **point}.items() if value is not None}
+    summary = {}
+    for name in _MEDIANS:
+        value = getattr(report, name)
+        if isinstance(value, Statistic):
+            summary[f"{name}_median"] = value.median
+    for name in _NUMBERS:
+        value = getattr(report, name)
+        if value is not None:
+            summary[name] = float(value)
+    return Tracked(
+        name=_text(run.name),
+        group=_text(run.study.name) if run.study else None,
+        status=report.status,
+        config=_config(run),
+        history=_history(run),
+        summary=summary,
+    )
+
+
+def _config(run: RunData) -> dict[str, Scalar]:
+    facts = dict(run.facts)
+    if run.study:
+        facts |= {f"axis {key}": value for key, value in run.study.point.items()}
+    config = {_text(name): _scalar(value) for name, value in facts.items() if value is not None}
     if run.study:
         config["repeat"] = _scalar(run.study.repeat)
     if run.command:
         config["command"] = _text(run.command)
-    group = _text(run.study.name) if run.study else None
-    return Tracked(_text(run.name), group, report.status, config, _history(run), summary)
+    return config
 
 
 def _history(run: RunData) -> tuple[tuple[int, Mapping[str, float]], ...]:
@@ -76,8 +100,9 @@ def _history(run: RunData) -> tuple[tuple[int, Mapping[str, float]], ...]:
         "counted": [float(line.number in kept) for line in lines],
     }
     rows = []
-    for i, line in enumerate(lines):
-        rows.append((line.number, {name: column[i] for name, column in columns.items() if math.isfinite(column[i])}))
+    for line, *row in zip(lines, *columns.values(), strict=True):
+        known = {name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)}
+        rows.append((line.number, known))
     return tuple(rows)
 
 
@@ -120,8 +145,7 @@ def _to_tensorboard(runs: Sequence[Tracked], project: str, folder: Path, offline
             old.unlink()
         out = writer.EventFileWriter(str(place), filename_suffix=_SUFFIX)
         out.add_event(event.Event(step=0, summary=hparams.hparams_pb(dict(run.config), trial_id=run.name)))
-        last = run.history[-1][0] if run.history else 0
-        summary = (last, {f"summary/{name}": value for name, value in run.summary.items()})
+        summary = (run.last_step, {f"summary/{name}": value for name, value in run.summary.items()})
         for step, row in (*run.history, summary):
             scalars = [proto.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
             out.add_event(event.Event(step=step, summary=proto.Summary(value=scalars)))
@@ -137,6 +161,9 @@ def _to_wandb(runs: Sequence[Tracked], project: str, folder: Path, offline: bool
     """One W&B run each, by the name of ours: a second export adds what is new."""
     wandb: Any = importlib.import_module("wandb")
     quiet = {"silent": True, "console": "off", "disable_git": True, "save_code": False, "init_timeout": 60}
+    where = {"resume": "allow"}
+    if offline:
+        where = {"mode": "offline"}
     places = []
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
@@ -149,14 +176,15 @@ def _to_wandb(runs: Sequence[Tracked], project: str, folder: Path, offline: bool
                 tags=["fp8launch", run.status],
                 config=dict(run.config),
                 dir=str(folder),
-                mode="offline" if offline else None,
-                resume=None if offline else "allow",
                 settings=wandb.Settings(**quiet),
+                **where,
             )
             for step, row in run.history:
                 out.log(dict(row), step=step)
             out.summary.update({**run.summary, "status": run.status})
-            place = str(Path(out.dir).parent) if out.offline else out.url
+            place = out.url
+            if out.offline:
+                place = Path(out.dir).parent
             out.finish(exit_code=int(run.status == "failed"))
         places.append(str(place))
     return places
@@ -186,17 +214,20 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
             for old in client.search_runs([experiment], f"tags.`fp8launch.run` = '{file_name(run.name)}'"):
                 client.delete_run(old.info.run_id)
             tags = {"fp8launch.run": file_name(run.name), "status": run.status}
-            tags |= {"study": run.group} if run.group else {}
+            if run.group:
+                tags["study"] = run.group
             made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
             params = [entities.Param(_key(k), str(v)[:_LONGEST_PARAM]) for k, v in run.config.items()]
             for some in _pieces(params, _PARAMS_AT_ONCE):
                 client.log_batch(made, params=some)
-            last = run.history[-1][0] if run.history else 0
-            rows = (*run.history, (last, run.summary))
+            rows = (*run.history, (run.last_step, run.summary))
             metrics = [entities.Metric(_key(n), v, 0, step) for step, row in rows for n, v in row.items()]
             for some in _pieces(metrics, _METRICS_AT_ONCE):
                 client.log_batch(made, metrics=some)
-            client.set_terminated(made, "FAILED" if run.status == "failed" else "FINISHED")
+            state = "FINISHED"
+            if run.status == "failed":
+                state = "FAILED"
+            client.set_terminated(made, state)
             places.append(f"{_without_login(uri)}, experiment {project}, run {made}")
     return places
 
@@ -219,7 +250,9 @@ def _told(to: str, fix: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def _artifacts(folder: Path, offline: bool) -> str | None:
-    return (folder.absolute() / "artifacts").as_uri() if offline else None
+    if not offline:
+        return None
+    return (folder.absolute() / "artifacts").as_uri()
 
 
 def _without_login(uri: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import PurePath
 
 from fp8launch.engines.base import OWN_ENTRY_TITLE
 from fp8launch.report.differences import differing, facts_of_axis, kind_of
-from fp8launch.report.run_data import RunData
+from fp8launch.report.run_data import RunData, StudyPoint
 from fp8launch.report.run_facts import SETTINGS, UNSET
 
 # Facts that do not make a variant: repeats may be of another day, place or state of the checkout.
@@ -44,18 +45,25 @@ Key = tuple[tuple[str, str], ...]
 
 def variant_labels(runs: Sequence[RunData]) -> list[str]:
     """Return the label of each run; runs of the same label are of one variant."""
-    keys = _by_point(runs) if all(run.study for run in runs) else _by_facts(runs)
-    return _labels(keys, runs)
+    studies = [run.study for run in runs if run.study]
+    if len(studies) == len(runs):
+        return _labels(_by_point(runs, studies), runs)
+    return _labels(_by_facts(runs), runs)
 
 
-def _by_point(runs: Sequence[RunData]) -> list[Key]:
-    points = [{**(run.study.point if run.study else {}), "recipe": run.facts.get("recipe")} for run in runs]
-    varied = [name for name in _ordered(points) if len({repr(p.get(name)) for p in points}) > 1]
-    return [tuple((n, str(p[n])) for n in varied if n not in _SIZE_KEYS and p.get(n) is not None) for p in points]
+def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Key]:
+    """In a study, the axes that are no sizes and vary make a variant."""
+    points = [{**study.point, "recipe": run.facts.get("recipe")} for study, run in zip(studies, runs, strict=True)]
+    axes = [name for name in dict.fromkeys(chain.from_iterable(points)) if name not in _SIZE_KEYS]
+    varied = [name for name in axes if _varies(name, points)]
+    keys = []
+    for point in points:
+        keys.append(tuple((name, str(point[name])) for name in varied if point.get(name) is not None))
+    return keys
 
 
-def _ordered(points: Sequence[Mapping[str, object]]) -> list[str]:
-    return list(dict.fromkeys(name for point in points for name in point))
+def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
+    return len({repr(point.get(name)) for point in points}) > 1
 
 
 def _by_facts(runs: Sequence[RunData]) -> list[Key]:
@@ -67,8 +75,8 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
         names.remove("global_batch_size")
     if "gpu" in names and "GPU" in names:
         names.remove("GPU")
-    known = ["precision", "script", *_SHORT]
-    names.sort(key=lambda n: (known.index(n) if n in known else len(known), n))
+    order = {name: i for i, name in enumerate(("precision", "script", *_SHORT))}
+    names.sort(key=lambda name: (order.get(name, len(order)), name))
     keys = []
     for run in runs:
         key = [(name, str(run.facts[name])) for name in names if name in run.facts]
@@ -87,7 +95,9 @@ def _makes_variant(name: str) -> bool:
 
 def _batch_per_gpu(run: RunData) -> float | None:
     batch, world = run.facts.get("global_batch_size"), run.world
-    return batch / world if isinstance(batch, int | float) and world else None
+    if isinstance(batch, int | float) and world:
+        return batch / world
+    return None
 
 
 def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
@@ -98,24 +108,29 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
     labels = {}
     for key, label in short.items():
         alike = [other for other in first if short[other] == label]
-        labels[key] = label if len(alike) == 1 else ", ".join([*parts[key], *_own_settings(key, alike)])
+        if len(alike) > 1:
+            label = ", ".join([*parts[key], *_own_settings(key, alike)])
+        labels[key] = label
     count = Counter(labels.values())
-    return [labels[key] if count[labels[key]] == 1 else f"{labels[key]} ({first[key].name})" for key in keys]
+    for key, label in labels.items():
+        if count[label] > 1:
+            labels[key] = f"{label} ({first[key].name})"
+    return [labels[key] for key in keys]
 
 
 def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
     """Settings of a variant's environment and Megatron configuration that others with the same name lack."""
-    own = (fact for fact in key if fact not in set(key).intersection(*alike))
-    return [f"{name.partition(' ')[2]}={value}" for name, value in own if name.startswith(SETTINGS) and value != UNSET]
+    shared = set(key).intersection(*alike)
+    settings = []
+    for name, value in key:
+        if (name, value) not in shared and name.startswith(SETTINGS) and value != UNSET:
+            settings.append(f"{name.partition(' ')[2]}={value}")
+    return settings
 
 
 def _parts(key: Key, run: RunData) -> list[str]:
-    parts = []
-    for name, value in key:
-        part = _part(name, value, in_study=run.study is not None)
-        if part:
-            parts.append(part)
-    return parts or [str(run.facts.get("precision") or run.name)]
+    words = (_part(name, value, in_study=run.study is not None) for name, value in key)
+    return list(filter(None, words)) or [str(run.facts.get("precision") or run.name)]
 
 
 def _part(name: str, value: str, in_study: bool) -> str:
@@ -127,9 +142,13 @@ def _part(name: str, value: str, in_study: bool) -> str:
     if name in _SHORT:
         if value in _SILENT and name not in ("micro_batch_size", "global_batch_size"):
             return ""
-        return f"{_SHORT[name]} {'' if value == 'True' else value}".strip()
+        if value == "True":
+            return _SHORT[name]
+        return f"{_SHORT[name]} {value}".strip()
     if name in ("precision", "precision.recipe", "recipe", "run"):
         return value
     if name == "script" and value != OWN_ENTRY_TITLE:
         return PurePath(value).stem
-    return f"{field} {value}" if in_study else ""
+    if in_study:
+        return f"{field} {value}"
+    return ""

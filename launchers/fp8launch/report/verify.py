@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fp8launch.hardware.quantization import QUANTIZATION
 from fp8launch.logs import Evidence, ParsedLog, Process
+from fp8launch.untyped import as_mapping
 
 Fp8Verdict = Literal["verified", "requested only", "not FP8", "no evidence"]
 FindingKind = Literal["kernels", "modules", "arguments"]
@@ -60,7 +61,8 @@ class Verification:
     @property
     def strongest(self) -> Fp8Finding | None:
         """The evidence for the verdict."""
-        return next((f for f in self.findings if f.shows is not None), self.findings[0] if self.findings else None)
+        telling = [finding for finding in self.findings if finding.shows is not None]
+        return next(iter((*telling, *self.findings)), None)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -85,17 +87,21 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
     """
     if not attempts:
         return judge({}, ())
-    by_process = [(process.head.arguments, log.evidence_of(process)) for log, process in attempts]
-    probed = [each for each in by_process if _of_kind("probe", each[1])] or by_process
-    arguments, evidence = probed[-1]
-    if not arguments:
-        logged = [each for each, _ in by_process if each]
-        arguments = logged[-1] if logged else {}
-    probes = _of_kind("probe", evidence)
+    logged: Mapping[str, object] = {}
+    profiles: list[Evidence] = []
+    deciding = attempts[-1]
+    for log, process in attempts:
+        evidence = log.evidence_of(process)
+        profiles += _of_kind("kernels", evidence)
+        logged = process.head.arguments or logged
+        if _of_kind("probe", evidence):
+            deciding = log, process
+    log, process = deciding
+    evidence = log.evidence_of(process)
+    arguments = process.head.arguments or logged
     if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
-    profiles = _of_kind("kernels", [one for _, each in by_process for one in each])
-    return judge(arguments, probes, profiles[-1:])
+    return judge(arguments, _of_kind("probe", evidence), profiles[-1:])
 
 
 def _of_kind(kind: str, evidence: Iterable[Evidence]) -> list[Evidence]:
@@ -108,7 +114,7 @@ def judge(
     """Judge by Megatron's argument dump, the probe lines of one process, and the kernel profile if there is one."""
     asked_for: Mapping[str, Any] = arguments
     if not _states_precision(arguments) and probes:
-        asked_for = _mapping(probes[0].data.get("asked"))
+        asked_for = as_mapping(probes[0].data.get("asked"))
     kind = asked_for.get("fp8", asked_for.get("fp8_format"))
     fp4 = asked_for.get("fp4")
     recipe = None
@@ -123,9 +129,11 @@ def judge(
     if probes:
         findings.append(_modules(probes, recipe, asked, bool(asked_for.get("fp8_param_gather")), warnings))
     if asked_for:
-        text = f"{recipe}, {fp4 or kind} is requested" if asked else "FP8 is not requested"
+        text = "FP8 is not requested"
+        if asked:
+            text = f"{recipe}, {fp4 or kind} is requested"
         findings.append(Fp8Finding("arguments", None, text))
-    verdict: Fp8Verdict = _verdict(findings, asked, warnings) if findings else "no evidence"
+    verdict = _verdict(findings, asked, warnings)
     return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings))
 
 
@@ -148,6 +156,9 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
     if args.get("first_last_layers_bf16"):
         bf16_layers = {"start": args.get("num_layers_at_start_in_bf16"), "end": args.get("num_layers_at_end_in_bf16")}
     gathers = args.get("fp8_param_gather") or args.get("fp4_param_gather")
+    evidence: FindingKind = "arguments"
+    if found.strongest:
+        evidence = found.strongest.kind
     return {
         "requested": found.asked or bool(kind or fp4),
         "recipe": recipe,
@@ -156,35 +167,44 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
         "bf16_layers": bf16_layers,
         "verified": found.verdict == "verified",
         "verdict": found.verdict,
-        "evidence": found.strongest.kind if found.strongest else "arguments",
+        "evidence": evidence,
         "findings": [finding.as_json() for finding in found.findings],
         "warnings": list(found.warnings),
     }
 
 
 def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -> Fp8Verdict:
-    shown = [f.shows for f in findings if f.shows is not None]
-    if not shown:
-        return "requested only" if asked else "not FP8"
-    if True in shown and False in shown:
-        warnings.append(
-            "the evidence contradicts itself: " + "; ".join(f.text for f in findings if f.shows is not None)
-        )
-        # FP8 kernels can only come from FP8; the kernels of modules that report FP8 may match none of our patterns.
-        return "verified" if shown[0] else "requested only"
-    return "verified" if shown[0] else "not FP8"
+    if not findings:
+        return "no evidence"
+    telling = [finding for finding in findings if finding.shows is not None]
+    if not telling and asked:
+        return "requested only"
+    if not telling:
+        return "not FP8"
+    contradicting = len({finding.shows for finding in telling}) > 1
+    if contradicting:
+        warnings.append("the evidence contradicts itself: " + "; ".join(finding.text for finding in telling))
+    if telling[0].shows:
+        # FP8 kernels can only come from FP8, whatever the modules report.
+        return "verified"
+    if contradicting:
+        # The kernels of modules that report FP8 may match none of our patterns.
+        return "requested only"
+    return "not FP8"
 
 
 def _kernels(profile: Evidence) -> Fp8Finding:
     data = profile.data
-    families = _mapping(data.get("families"))
-    counts = {name: _number(_mapping(families.get(name)).get("count")) for name in ("fp8_gemm", "fp4_gemm", "gemm")}
-    time = {name: _number(_mapping(families.get(name)).get("ms")) for name in counts}
+    families = as_mapping(data.get("families"))
+    counts = {name: _number(as_mapping(families.get(name)).get("count")) for name in ("fp8_gemm", "fp4_gemm", "gemm")}
+    time = {name: _number(as_mapping(families.get(name)).get("ms")) for name in counts}
     low = counts["fp8_gemm"] + counts["fp4_gemm"]
     where = f"in iteration {data.get('iteration')} on rank {data.get('rank')}"
     if not any(counts.values()):
         return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
-    kind = "FP4" if counts["fp4_gemm"] else "FP8"
+    kind = "FP8"
+    if counts["fp4_gemm"]:
+        kind = "FP4"
     share = (time["fp8_gemm"] + time["fp4_gemm"]) / max(sum(time.values()), 1e-9)
     text = f"{low:.0f} {kind} GEMM kernels of {sum(counts.values()):.0f} {where}, {share:.0%} of GEMM time"
     return Fp8Finding("kernels", low > 0, text, profile.offset)
@@ -236,12 +256,12 @@ def _module_counts(probes: Sequence[Evidence]) -> _ModuleCounts:
     names = ("linears", "fp8", "explained", "unexplained", "weights", "fp8_weights")
     found = _ModuleCounts(dict.fromkeys(names, 0.0), set(), Counter(), [])
     for probe in probes:
-        totals = _mapping(probe.data.get("totals"))
+        totals = as_mapping(probe.data.get("totals"))
         for name in names:
             found.sums[name] += _number(totals.get(name))
         if _number(totals.get("fp8")) == 0 and _number(totals.get("unexplained")) > 0:
             found.stage_without_fp8 = True
-        for group in _list(probe.data.get("groups")):
+        for group in _mappings(probe.data.get("groups")):
             _count_group(group, found)
     return found
 
@@ -255,10 +275,10 @@ def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
     elif group.get("why"):
         found.reasons[str(group["why"])] += int(_number(group.get("n"))) or 1
     else:
-        layers = f" (layers {group['layers']})" if group.get("layers") else ""
-        found.unexplained.append(
-            f"{group.get('modules')}{layers}, {group.get('class')}: not in FP8, for no known reason"
-        )
+        modules = str(group.get("modules"))
+        if group.get("layers"):
+            modules += f" (layers {group['layers']})"
+        found.unexplained.append(f"{modules}, {group.get('class')}: not in FP8, for no known reason")
 
 
 def _stated(reasons: Counter[str]) -> str:
@@ -270,13 +290,15 @@ def _stated(reasons: Counter[str]) -> str:
     return "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[Mapping[str, Any]]:
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    """The mappings in a list; none where the value is not a list."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, Mapping)]
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value == value else 0.0
+    """A number as it is; 0 for NaN and for anything else."""
+    if isinstance(value, int | float) and value == value:
+        return float(value)
+    return 0.0

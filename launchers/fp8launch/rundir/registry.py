@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, did_you_mean, error
 from fp8launch.recipe.yaml_source import is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
 from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
@@ -121,11 +121,10 @@ def find_run(name: str) -> RunFolder:
     if matches:
         message = f"'{name}' matches {len(matches)} runs: {', '.join(run.run_id for run in matches[-5:])}"
         raise error("ambiguous-run", message, fix="use the full run id, or `latest`")
-    near = nearest(name, [run.run_id for run in runs])
     raise error(
         "unknown-run",
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
-        fix=f"did you mean '{near}'?" if near else "`fp8launch runs` lists them",
+        fix=did_you_mean(name, [run.run_id for run in runs], "`fp8launch runs` lists them"),
     )
 
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import Severity, error, nearest
+from fp8launch.diagnostics import Severity, did_you_mean, error
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
 
@@ -38,8 +38,7 @@ def by_name(name: str) -> Scheduler:
     if name in _registered:
         return _registered[name]()
     if name not in _BUILT_IN:
-        near = nearest(name, names())
-        fix = f"did you mean '{near}'?" if near else f"use one of {', '.join(names())}"
+        fix = did_you_mean(name, names(), f"use one of {', '.join(names())}")
         raise error("unknown-backend", f"'{name}' is not a backend", "--backend", fix)
     module, class_name = _BUILT_IN[name]
     found: Scheduler = getattr(importlib.import_module(module), class_name)()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.attempt_log import PLAN
 from fp8launch.injob.supervisor.retry_policy import RULES, with_overrides
@@ -99,6 +99,5 @@ def _number(args: EngineArguments, name: str, default: int) -> int:
 def _refuse_unknown_causes(rules: Mapping[str, str], where: str) -> None:
     for cause in rules:
         if cause not in RULES:
-            near = nearest(cause, RULES)
-            hint = f"did you mean '{near}'?" if near else f"valid causes: {', '.join(RULES)}"
+            hint = did_you_mean(cause, RULES, f"valid causes: {', '.join(RULES)}")
             raise error("unknown-cause", f"'{cause}' is not a known cause for the end of an attempt", where, hint)

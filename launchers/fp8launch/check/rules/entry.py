@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
-from fp8launch.diagnostics import nearest
+from fp8launch.diagnostics import did_you_mean
 from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import Release
 
@@ -100,8 +100,7 @@ def config_fields_exist(run: ResolvedRun) -> Iterator[Finding]:
         if schema.find(name):
             yield Finding(f"{name} is a flag of Megatron-Core {schema.minor}", place, "set it under `megatron:`")
         elif kind is None:
-            near = nearest(name, schema.config_only)
-            hint = f"did you mean '{near}'?" if near else f"valid fields: {', '.join(schema.config_only)}"
+            hint = did_you_mean(name, schema.config_only, f"valid fields: {', '.join(schema.config_only)}")
             yield Finding(
                 f"TransformerConfig of Megatron-Core {schema.minor} has no field {name} that can be set here",
                 place,

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fp8launch.diagnostics import Problem, Severity, nearest
+from fp8launch.diagnostics import Problem, Severity, did_you_mean, nearest
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
@@ -114,9 +114,8 @@ def _against(site: Site, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _no_partition(name: str, site: Site) -> Problem:
-    near = nearest(name, site.partitions)
     message = f"this cluster has no partition '{name}'; partitions: {', '.join(site.partitions)}"
-    fix = f"did you mean '{near}'?" if near else "set `partition:` in the cluster profile to one of them"
+    fix = did_you_mean(name, site.partitions, "set `partition:` in the cluster profile to one of them")
     return Problem("error", "slurm-partition", message, f"{PROFILE}: partition", fix)
 
 
@@ -182,9 +181,8 @@ def _constraint(partition: Partition, job: Job) -> Iterator[Problem]:
     features = _features(dict(job.slurm).get("constraint") or "")
     known = frozenset[str]().union(*(node.features for node in partition.nodes))
     for feature in sorted(features - known):
-        near = nearest(feature, known)
         message = f"no node of partition {partition.name} has the feature '{feature}'; features: {_list(known)}"
-        fix = f"did you mean '{near}'?" if near else "correct `constraint:` in the cluster profile"
+        fix = did_you_mean(feature, known, "correct `constraint:` in the cluster profile")
         yield Problem("error", "slurm-constraint", message, f"{PROFILE}: constraint", fix)
 
 
@@ -287,19 +285,20 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
     account, qos = options.get("account"), options.get("qos")
     if "account" in low and "combination" in low:
         accounts = account_names()
-        said = (
-            f"you cannot use account '{account}'" if account else "no account is set, and you have no default account"
-        )
-        have = f"; your accounts: {_list(accounts)}" if accounts else ""
-        near = nearest(account, accounts) if account else None
-        fix = f"did you mean '{near}'?" if near else "set `account:` in the cluster profile"
-        return Problem("error", "slurm-account", f"{said}{have}", f"{PROFILE}: account", fix)
+        message = "no account is set, and you have no default account"
+        if account:
+            message = f"you cannot use account '{account}'"
+        if accounts:
+            message += f"; your accounts: {_list(accounts)}"
+        fix = did_you_mean(account or "", accounts, "set `account:` in the cluster profile")
+        return Problem("error", "slurm-account", message, f"{PROFILE}: account", fix)
     if "qos" in low and "invalid" in low:
         allowed = qos_names()
-        have = f"; you may use: {_list(allowed)}" if allowed else ""
-        near = nearest(qos, allowed) if qos else None
-        fix = f"did you mean '{near}'?" if near else "set `qos:` in the cluster profile to one that you may use"
-        return Problem("error", "slurm-qos", f"Slurm does not let you use QOS '{qos}'{have}", f"{PROFILE}: qos", fix)
+        message = f"Slurm does not let you use QOS '{qos}'"
+        if allowed:
+            message += f"; you may use: {_list(allowed)}"
+        fix = did_you_mean(qos or "", allowed, "set `qos:` in the cluster profile to one that you may use")
+        return Problem("error", "slurm-qos", message, f"{PROFILE}: qos", fix)
     fixes = {
         "policy": "lower resources.time or nodes, or choose another `qos:`; `sacctmgr show qos` shows the limits",
         "reservation": "correct `reservation:` in the cluster profile; `scontrol show reservation` lists them",

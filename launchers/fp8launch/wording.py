@@ -1,0 +1,28 @@
+"""Phrases that messages have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 run`, `3 runs`, `2 processes`."""
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
+
+
+def joined(words: Sequence[str], conjunction: str = "and") -> str:
+    """Return words as a sentence lists them: `a`, `a and b`, `a, b and c`."""
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
+
+
+def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first `most` names, and how many more there are."""
+    text = separator.join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
