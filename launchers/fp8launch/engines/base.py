@@ -7,7 +7,7 @@ engine's `EngineDescription`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -251,6 +251,10 @@ class Engine(ABC):
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         """The engine's values for what `args.attributes` do not state, by Megatron's attribute names."""
         return {}
+
+    def compared(self, args: EngineArguments) -> Collection[str] | None:
+        """The attributes that a run of another engine can be compared by; None for all."""
+        return None
 
     def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Overrides for a recipe of Megatron-LM as recipes of this engine say them; None where they cannot."""

@@ -76,7 +76,7 @@ class Megatron:
             factory._get_field_docstrings = lambda self, config: {}
 
     def stages(self, argv: list[str], made: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Name and action of each stage; what they make lands in `made` as `args` and `config`."""
+        """Name and action of each stage; what they make lands in `made`: args, config, ddp and optimizer."""
 
         def parse() -> None:
             sys.argv = ["pretrain_gpt.py", *argv]
@@ -93,29 +93,36 @@ class Megatron:
                 setattr(made["args"], name, value)
             made["config"] = self.arguments.core_transformer_config_from_args(made["args"])
 
+        def ddp_config() -> None:
+            made["ddp"] = self._ddp_config(made["args"])
+
+        def optimizer_config() -> None:
+            # With the overrides for parameters of some names, since 0.18 also an object of its own.
+            config = self.training.get_megatron_optimizer_config(made["args"])
+            made["optimizer"] = config[0] if isinstance(config, tuple) else config
+
         yield "parse_args", parse
         yield "validate_args", validate
         yield "TransformerConfig", transformer_config
-        yield "DistributedDataParallelConfig", lambda: self._ddp_config(made["args"])
-        yield "OptimizerConfig", lambda: self.training.get_megatron_optimizer_config(made["args"])
+        yield "DistributedDataParallelConfig", ddp_config
+        yield "OptimizerConfig", optimizer_config
         yield "num_microbatches", lambda: self._num_microbatches(made["args"])
 
-    def _ddp_config(self, args: Any) -> None:
+    def _ddp_config(self, args: Any) -> Any:
         if hasattr(self.training, "get_megatron_ddp_config"):
-            self.training.get_megatron_ddp_config(args)
-            return
+            return self.training.get_megatron_ddp_config(args)
         # 0.17 builds it in the middle of building the model; its arguments are these.
         if args.ddp_num_buckets is not None and args.ddp_bucket_size is not None:
             raise AssertionError("Cannot specify both --ddp-num-buckets and --ddp-bucket-size")
         if getattr(args, "use_torch_fsdp2", False):
-            return
+            return None
         cls = self.distributed.DistributedDataParallelConfig
         values = {f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)}
         prefixed = ((f.name, f"ddp_{f.name}") for f in dataclasses.fields(cls))
         values |= {name: getattr(args, flag) for name, flag in prefixed if hasattr(args, flag)}
         values["grad_reduce_in_fp32"] = args.accumulate_allreduce_grads_in_fp32
         values["check_for_nan_in_grad"] = args.check_for_nan_in_loss_and_grad
-        cls(**values)
+        return cls(**values)
 
     def _num_microbatches(self, args: Any) -> None:
         build = self.microbatches._build_num_microbatches_calculator

@@ -93,7 +93,8 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
     found += [Difference("topology", name, x, y, _of_size(name)) for name, x, y in _unequal(_sizes(a), _sizes(b))]
     env_a, env_b = a.loaded.recipe.environment, b.loaded.recipe.environment
     found += [Difference("environment", name, x, y, _of_variable(name)) for name, x, y in _unequal(env_a, env_b)]
-    launch_a, launch_b = _launch(a), _launch(b)
+    with_config = a.engine is b.engine  # else its fields are among the arguments
+    launch_a, launch_b = _launch(a, with_config), _launch(b, with_config)
     found += [Difference("launch", name, x, y, _of_launch(name)) for name, x, y in _unequal(launch_a, launch_b)]
     image_a, image_b = a.loaded.recipe.container.image, b.loaded.recipe.container.image
     if image_a != image_b:
@@ -108,13 +109,18 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
 def _arguments(a: Prepared, b: Prepared) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The stated values by flag; for two engines, which name flags differently, everything by Megatron's names.
 
-    A default that only one of the engines has says nothing about the other.
+    A default that only one of the engines has says nothing about the other, nor does an argument that one of them has
+    no record of.
     """
     if a.engine is b.engine:
         return {**a.args.values, **a.args.own_values}, {**b.args.values, **b.args.own_values}
     defaults = [one.engine.defaults(one.args) for one in (a, b)]
-    resolved = [{**known, **one.args.recorded} for known, one in zip(defaults, (a, b), strict=True)]
-    comparable = resolved[0].keys() & resolved[1].keys() | a.args.recorded.keys() | b.args.recorded.keys()
+    stated = [{**one.args.recorded, **one.loaded.recipe.launch.config} for one in (a, b)]
+    resolved = [{**known, **own} for known, own in zip(defaults, stated, strict=True)]
+    comparable = resolved[0].keys() & resolved[1].keys() | stated[0].keys() | stated[1].keys()
+    for one in (a, b):
+        names = one.engine.compared(one.args)
+        comparable &= comparable if names is None else set(names)
     first, second = ({name: value for name, value in one.items() if name in comparable} for one in resolved)
     return first, second
 
@@ -151,9 +157,11 @@ def _sizes(one: Prepared) -> dict[str, Any]:
     return {**asdict(one.layout), "nodes": need.nodes, "gpus_per_node": need.gpus_per_node, "gpu": need.gpu}
 
 
-def _launch(one: Prepared) -> dict[str, Any]:
+def _launch(one: Prepared, with_config: bool) -> dict[str, Any]:
     """What the processes run: the script's own arguments are among the arguments, the mode is among Slurm's options."""
     stated = one.loaded.recipe.launch.model_dump(exclude={"arguments", "mode", "config"})
+    if not with_config:
+        return stated
     return {**stated, **{f"config.{name}": value for name, value in one.loaded.recipe.launch.config.items()}}
 
 

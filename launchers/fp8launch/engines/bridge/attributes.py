@@ -29,6 +29,19 @@ PARTS = {
     "openai/gpt-oss-20b": "gpt_oss_20b",
     "openai/gpt-oss-120b": "gpt_oss_120b",
 }
+_LLAMA: Mapping[str, Any] = {"init_method_std": 0.02, "bias_dropout_fusion": True}
+_QWEN3: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss"}
+# What Bridge makes of a model where the pack's part has another value (megatron/bridge/models, *_bridge.py of 0.6.0).
+_OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
+    "llama3_8b": _LLAMA,
+    "llama3_70b": _LLAMA,
+    "llama3_1_405b": _LLAMA,
+    "deepseek_v3": {"moe_aux_loss_coeff": 1e-3, "bias_dropout_fusion": True, "moe_router_dtype": "fp32"},
+    "qwen3_30b_a3b": _QWEN3,
+    "qwen3_235b_a22b": _QWEN3,
+}
+# Bridge overlaps the data parallel traffic of more than one replica in buckets of so many elements (comm_overlap.py).
+_BUCKET = 128 * 1024 * 1024
 # Megatron's attribute for a key of a Hugging Face configuration: the sizes that a model of the same kind may change.
 _SIZES = {
     "num_hidden_layers": "num_layers",
@@ -58,13 +71,15 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
     found: dict[str, Any] = {}
     for hub in recipe.hub:
         if hub in PARTS:
-            found |= _model(PARTS[hub], MEGATRON[recipe.release])
+            found |= {**_model(PARTS[hub], MEGATRON[recipe.release]), **_OF_BRIDGE.get(PARTS[hub], {})}
     if found and folder is not None:
         found |= _sizes(Path(folder))
     for field, value in _fields(recipe):
         name = attribute_of(field)
         if name is not None:
             found[name] = attribute_value(value)
+    if recipe.sections.get("comm_overlap"):
+        found.setdefault("ddp_bucket_size", _BUCKET)
     # Megatron-LM states the gradients' type the other way round.
     found["grad_reduce_in_bf16"] = not found.get("accumulate_allreduce_grads_in_fp32", True)
     for operands, defaults in _PRECISION_DEFAULTS.items():
@@ -80,6 +95,8 @@ def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> 
         name = attribute_of(field)
         if name is not None:
             result[name] = attribute_value(setting.value)
+    if (result.get("tensor_model_parallel_size") or 1) < 2:
+        result["tp_comm_overlap"] = False  # as Bridge does when it sets a run up
     return {name: value for name, value in result.items() if value is not None}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from fp8launch.engines.base import (
     RecipeCatalog,
 )
 from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.fields import attribute_of, fields_of, hydra
+from fp8launch.engines.bridge.fields import DERIVED, attribute_of, fields_of, hydra
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings
 from fp8launch.engines.bridge.spelling import spelled
@@ -130,11 +130,17 @@ class Bridge(Engine):
         return spelled(overrides)
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
-        # Megatron-LM's parser has the defaults of TransformerConfig, as Bridge's models do; nothing else is shared.
-        own = fields_of(TRAINED_RELEASES[-1])["model"]
+        # Megatron-LM's parser has the defaults of TransformerConfig and OptimizerConfig, as Bridge does.
+        own = {field.partition(".")[2] for field in _fields("model", "optimizer")}
         found = {name: value for name, value in parser_defaults(args.version).items() if name in own}
         # TransformerConfig's own default, which Megatron-LM's parser reverses.
         return {**found, "bias_dropout_fusion": False}
+
+    def compared(self, args: EngineArguments) -> Collection[str]:
+        """The fields of Megatron's classes for model, data parallelism and optimizer, and the batch."""
+        sections = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap")
+        known = {attribute_of(field) for field in _fields(*sections)}
+        return {name for name in known if name} - DERIVED | {"global_batch_size", "micro_batch_size", "train_iters"}
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)
@@ -166,6 +172,13 @@ class Bridge(Engine):
             first_start=tuple(argument for argument in args.arguments if argument.flag in _FIRST_START),
             resume=(Argument("resume", (f"--resume={save}",)),),
         )
+
+
+def _fields(*sections: str) -> Iterator[str]:
+    """The fields of these sections of the newest release."""
+    known = fields_of(TRAINED_RELEASES[-1])
+    for section in sections:
+        yield from (f"{section}.{name}" for name in known[section])
 
 
 def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:

@@ -57,6 +57,8 @@ ATTRIBUTES: Mapping[str, str] = {
     "model.num_moe_experts": "num_experts",
     "model.gated_linear_unit": "swiglu",
     "model.layernorm_epsilon": "norm_epsilon",
+    "model.bias_activation_fusion": "bias_swiglu_fusion",
+    "model.use_te_rng_tracker": "te_rng_tracker",
     "mixed_precision.grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32",
     "ddp.grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32",
     "ddp.bucket_size": "ddp_bucket_size",
@@ -68,6 +70,11 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 # Sections whose other fields have Megatron's own names.
 SAME_NAMES = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap", "train", "checkpoint", "dataset")
+# What Bridge states and Megatron-LM derives from other arguments, or names otherwise, or has no use for in a model.
+DERIVED = frozenset((
+    "cuda_graph_scope", "expert_tensor_parallel_size", "fp4_param", "fp8_param", "num_virtual_stages_per_pipeline_rank",
+    "params_dtype", "pipeline_dtype", "pipeline_model_parallel_layout", "should_pad_vocab", "tokenizer_type",
+))  # fmt: skip
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 # What Hydra reads as another value than the text.

@@ -1,0 +1,310 @@
+"""Build the configurations of recipes of Megatron-Bridge, and of the pack's recipes for the same runs.
+
+    python tools/bridge_configuration.py CHECKOUT [--write]     those of Bridge, to the file of the tests with --write
+    python tools/bridge_configuration.py                        those of the pack
+
+A CHECKOUT is a folder with Bridge's source of RELEASE (`src/`). Recipes of Bridge are built as a run builds them: by
+the in-job program's `configuration` with the arguments that `fp8launch render bridge:NAME` shows, then by Bridge's own
+`runtime_config_update` for the GPUs of the recipe. Recipes of the pack are built by Megatron-LM's parser, validators
+and `core_transformer_config_from_args`. The result has the fields of TransformerConfig, DistributedDataParallelConfig
+and OptimizerConfig that differ from Megatron-Core's defaults, as far as JSON can hold them. The models' published
+configurations (MODELS) stand in for the Hugging Face hub. Needs torch and megatron-core, for Bridge also transformers,
+omegaconf and hydra-core; nothing is trained and no network is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import logging
+import lzma
+import os
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "tests" / "engines" / "bridge_configurations.json.xz"
+RELEASE = "0.6.0"
+# Both are built with the same Megatron-Core, which is 0.6.0's.
+MEGATRON = ("software.megatron='0.19'",)
+Built: TypeAlias = "dict[str, dict[str, dict[str, Any]]]"
+# Recipe of Bridge to its twin in the pack.
+TWINS = {
+    "llama3_8b_pretrain_8gpu_h100_fp8cs_config": "llama8b_fp8",
+    "llama31_405b_pretrain_1024gpu_h100_fp8cs_config": "llama405b_tensorwise_h100",
+    "qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config": "qwen3_30b_a3b_mxfp8_gb200",
+    "deepseek_v3_pretrain_256gpu_gb300_fp8mx_config": "deepseek_v3_mxfp8_gb300",
+    "gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config": "gpt_oss_120b_mxfp8_gb200",
+}
+TE_VERSION = "2.20.2"
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# config.json of the models on the hub, as far as Bridge reads it.
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "meta-llama/Meta-Llama-3-8B": {
+        **_LLAMA,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+    },
+    "meta-llama/Meta-Llama-3.1-405B": {
+        **_LLAMA,
+        "num_hidden_layers": 126,
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "Qwen/Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "router_aux_loss_coef": 0.001,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": False,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    "deepseek-ai/DeepSeek-V3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "aux_loss_alpha": 0.001,
+        "num_nextn_predict_layers": 1,
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "vocab_size": 129280,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    "openai/gpt-oss-120b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 36,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.9,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "swiglu_limit": 7.0,
+        "initial_context_length": 4096,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "vocab_size": 201088,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+}
+
+
+def of_bridge(checkout: Path) -> Built:
+    """Build each recipe of TWINS by Bridge."""
+    sys.path.insert(0, str(checkout / "src"))
+    stubs = importlib.import_module("bridge_stubs")
+    stubs.install()
+    from fp8launch.engines.bridge.index import find
+    from fp8launch.injob.rank import bridge
+    from fp8launch.job.prepared import prepare
+
+    built: Built = {}
+    with tempfile.TemporaryDirectory() as folder:
+        hub = {model: Path(folder) / str(number) for number, model in enumerate(MODELS)}
+        for model, stated in MODELS.items():
+            hub[model].mkdir()
+            (hub[model] / "config.json").write_text(json.dumps(stated))
+        for name in TWINS:
+            recipe = find(name, RELEASE)
+            ours = bridge.arguments(prepare(f"bridge:{name}").args.argv)
+            if not built:
+                os.environ["RANK"] = "0"
+                bridge.import_bridge(ours)
+                read_from(hub)
+                megatron = validate_worker().Megatron(None)
+            # Its kernels are looked for where tokens are permuted.
+            with megatron.target(machine(recipe.gpu, recipe.gpus, ["--moe-permute-fusion"], dict(os.environ))):
+                stubs.answer_as(recipe.gpu)
+                config = bridge.configuration(ours.recipe, ours.overrides)
+                importlib.import_module("megatron.bridge.training.config").runtime_config_update(config)
+            built[name] = {section: stated_fields(getattr(config, section), cls) for section, cls in classes().items()}
+    return built
+
+
+def of_the_pack() -> Built:
+    """Build the twins by Megatron-LM: its parser, `validate_args` and `core_transformer_config_from_args`."""
+    from fp8launch.injob.rank.compat import python311, triton_stub
+
+    python311.install()
+    triton_stub.install(("megatron.",), launches_do_nothing=True)
+    from fp8launch.job.prepared import prepare
+
+    megatron = validate_worker().Megatron(None)
+    built: Built = {}
+    for name in TWINS.values():
+        one = prepare(name, MEGATRON)
+        recipe = one.loaded.recipe
+        argv = list(one.args.argv)
+        made: dict[str, Any] = {}
+        environment = {**recipe.environment, "FP8LAUNCH_CONFIG": json.dumps(recipe.launch.config)}
+        with megatron.target(machine(recipe.resources.gpu, recipe.resources.world_size, argv, environment)):
+            for _, run in megatron.stages(argv, made):
+                run()
+        made["model"] = made["config"]
+        built[name] = {section: stated_fields(made[section], cls) for section, cls in classes().items()}
+    return built
+
+
+def validate_worker() -> Any:
+    """The module that lets Megatron see another machine; it is not imported by its package."""
+    sys.path.append(str(ROOT / "launchers" / "fp8launch" / "megatron"))
+    return importlib.import_module("validate_worker")
+
+
+def machine(gpu: str, gpus: int, argv: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """So many GPUs of a kind, with Transformer Engine."""
+    from fp8launch.hardware.gpus import GPUS
+
+    return {
+        "compute_capability": GPUS[gpu].capability,
+        "te_version": TE_VERSION,
+        "argv": argv,
+        "world_size": gpus,
+        "env": environment,
+    }
+
+
+def classes() -> dict[str, type]:
+    """Megatron-Core's class of each section."""
+    core: Any = importlib.import_module("megatron.core.transformer.transformer_config")
+    return {
+        "model": core.MLATransformerConfig,
+        "ddp": importlib.import_module("megatron.core.distributed").DistributedDataParallelConfig,
+        "optimizer": importlib.import_module("megatron.core.optimizer").OptimizerConfig,
+    }
+
+
+def read_from(hub: Mapping[str, Path]) -> None:
+    """Let Bridge read models of the hub from folders."""
+    bridge: Any = importlib.import_module("megatron.bridge.models.conversion.auto_bridge").AutoBridge
+    read = bridge.from_hf_pretrained.__func__
+    bridge.from_hf_pretrained = classmethod(lambda cls, path, **kwargs: read(cls, str(hub.get(path, path)), **kwargs))
+
+
+def stated_fields(section: Any, cls: type) -> dict[str, Any]:
+    """The fields of Megatron's class that differ from its defaults, as far as JSON can hold them."""
+    plain = validate_worker()._plain_attributes
+    defaults = types.SimpleNamespace(
+        **{
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(cls)
+        }
+    )
+    stated, default = plain(section), plain(defaults)
+    return {name: stated[name] for name in stated if name in vars(defaults) and stated[name] != default.get(name)}
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--write"]
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers")]
+    os.environ |= {"HF_HUB_OFFLINE": "1", "NO_VCS_VERSION": "1", "TORCHDYNAMO_DISABLE": "1"}
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    with contextlib.redirect_stdout(sys.stderr):
+        built = of_bridge(Path(words[0]).resolve()) if words else of_the_pack()
+    text = json.dumps(built, sort_keys=True)
+    if "--write" not in sys.argv:
+        print(text)
+        return
+    OUT.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    print(f"{OUT.relative_to(ROOT)}: {OUT.stat().st_size} bytes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
