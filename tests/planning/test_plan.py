@@ -59,7 +59,15 @@ def test_layouts_are_best_first_fit_and_have_every_term(words: tuple[str, ...], 
     memory = {"gb200": 185.0, "h100": 79.6}["gb200" if "gb200" in " ".join(words) else "h100"]
     for one in found:
         assert one["predicted"]["peak_memory_gib"] < memory
+        assert len(set(one["overrides"])) == len(one["overrides"])
         assert sum(term["ms"] for term in one["terms"]) == pytest.approx(one["predicted"]["step_time_ms"])
+
+
+def test_layouts_that_differ_in_virtual_stages_alone_are_shown_once(ask: Ask) -> None:
+    sizes = ("parallel.tp", "parallel.pp", "parallel.cp", "batch.micro", "parallel.fsdp")
+    found = [dict(word.split("=", 1) for word in one["overrides"]) for one in ask("plan", "llama3_8b", "--gpus", "8")]
+    kinds = [tuple(one.get(size) for size in sizes) for one in found]
+    assert len(set(kinds)) == len(kinds) == 5
 
 
 @pytest.mark.parametrize("recipe", ["llama8b_fp8", "llama70b_tensorwise_h100"])

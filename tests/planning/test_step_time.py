@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fp8launch.check.resolved_run import resolve_run
@@ -64,6 +64,25 @@ def test_a_group_beyond_the_nvlink_domain_uses_the_network() -> None:
     assert term(near, "EP communication (NVLink)") > 0 and term(near, "EP communication (network)") == 0
     assert term(far, "EP communication (network)") > 2 * term(near, "EP communication (NVLink)")
     assert far.ms > near.ms
+
+
+def test_packed_tokens_cross_the_network_once_for_each_domain() -> None:
+    """Each of 4096 tokens has 8 experts on two nodes of 8: nearly all cross once, as an all-to-all four times."""
+    sizes = {"expert_model_parallel_size": 16, "moe_router_topk": 8, "cuda_graph_impl": "full_iteration"}
+    slow = Links(450, 5, 8)  # the network alone decides
+    packed, each = (
+        term(predicted("qwen3_30b_a3b_tensorwise_h100", slow, moe_token_dispatcher_type=kind, **sizes), "EP")
+        for kind in ("flex", "alltoall")
+    )
+    assert each / packed == pytest.approx(4, rel=0.01)
+
+
+def test_a_router_that_chooses_groups_of_experts_stays_within_their_nodes() -> None:
+    slow = Links(450, 5, 8)
+    free, limited = (
+        term(predicted("deepseek_v3_tensorwise_h100", slow, moe_router_group_topk=groups), "EP") for groups in (None, 2)
+    )
+    assert limited < 0.5 * free
 
 
 def test_a_slower_network_lengthens_only_what_crosses_it() -> None:
@@ -146,6 +165,7 @@ HOSTILE = st.dictionaries(
 # A loaded machine may take long for an example.
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=HOSTILE, world=st.integers(1, 4096), batch=st.integers(1, 10**6))
+@example({"num_experts": 1, "expert_model_parallel_size": 2}, 2, 1)  # ranks without an expert
 def test_any_arguments_give_a_prediction_or_none(changes: dict[str, Any], world: int, batch: int) -> None:
     """Nonsense is for the check to name; `estimate` must not fall over it."""
     found = step_time({**_arguments(), **changes}, world, batch, gpu("gb200"))

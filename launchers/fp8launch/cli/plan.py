@@ -150,8 +150,8 @@ def _as_json(one: Planned) -> dict[str, Any]:
 def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Sequence[str]) -> None:
     sequence = planned[0].step.tokens // target.global_batch
     echo(
-        f"{target.gpus} {target.gpu.name}, {target.global_batch} sequences of {sequence} tokens a step, "
-        f"± {planned[0].step.uncertainty:.0%}; {found.legal:,} layouts divide"
+        f"{target.gpus} {target.gpu.name}, global batch {target.global_batch}, sequence {sequence}, "
+        f"± {planned[0].step.uncertainty:.0%}; {found.legal:,} legal divisions"
     )
     echo()
     rows = []

@@ -58,7 +58,7 @@ def _shown(one: Planned) -> Shown:
 
 def _judged_front(plan: Drawn) -> tuple[list[Layout], list[Layout]]:
     """Every layout that fits, and the Pareto front of those that the rules accept."""
-    every = list(search(plan.bases, plan.target, EVERY).layouts)
+    every = list(search(plan.bases, plan.target, EVERY, every_split=True).layouts)
     good: set[int] = set()
     while True:
         front = pareto(every)

@@ -46,7 +46,7 @@ def accepted(
 
 def judged(layout: Layout, source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | str | None:
     """A layout as the recipe says it, or why the rules refuse it; None for one whose time is not predicted."""
-    words = (*asked, *layout.overrides, f"batch.global={target.global_batch}")
+    words = tuple(dict.fromkeys((*asked, *layout.overrides, f"batch.global={target.global_batch}")))
     run = _legal(source, words)
     if isinstance(run, str):
         return run

@@ -8,7 +8,7 @@ stated allowance. docs/memory.md compares with real runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -138,7 +138,7 @@ class _Run:
 
 def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     """The terms of one pipeline stage at its fullest moment."""
-    weights = stage_weights(run.model, run.split, chunks)
+    weights = _weights(run, chunks)
     states = [*_states(run, weights), *_workspaces(run, weights)]
     passes = _passes(run, rank, chunks)
     # Gradients in fp32 exist only during the optimizer step, when activations do not.
@@ -152,6 +152,20 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
         Term("fragmentation", peak * FRAGMENTATION, "reserve", f"{FRAGMENTATION:.1%} of what is allocated"),
     ]
     return tuple(allocated + [term for term in reserve if term.bytes > 0])
+
+
+def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
+    """The weights of a pipeline stage. Layers that hold the same, in the same formats, are counted once."""
+    alike: dict[tuple[bool, bool], list[int]] = {}
+    for chunk in chunks:
+        for number in chunk.layers:
+            kind = run.model.moe[number], run.precision.covers(number, run.model.layers)
+            alike.setdefault(kind, []).append(number)
+    weights = stage_weights(run.model, run.split, [replace(chunk, layers=()) for chunk in chunks])
+    for (moe, _), numbers in alike.items():
+        for weight in layer_weights(run.model, run.split, moe, numbers[0]):
+            weights.append(replace(weight, copies=weight.copies * len(numbers)))
+    return weights
 
 
 def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from fp8launch.megatron.architecture import Experts
 from fp8launch.megatron.dtype_sizes import recomputed_modules
-from fp8launch.megatron.model_arithmetic import Arguments
+from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.planning.collectives import Group, exchange, gather, send
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
@@ -253,13 +253,25 @@ def _add_communication(run: Workload, time: LayerTime, experts: Experts | None) 
 def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
     """Seconds to send the tokens of a micro batch to their experts, or back.
 
-    An all-to-all sends a token to each of its experts; a dispatcher that packs tokens once to each rank that has some.
+    An all-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain and there
+    once to each rank that has some of them (https://github.com/deepseek-ai/DeepEP, "asymmetric-domain bandwidth
+    forwarding").
     """
-    copies = float(experts.top_k)
-    if run.packs_tokens:
-        copies = group.size * (1 - (1 - 1 / group.size) ** experts.top_k)
-    size = run.own_tokens * copies * (experts.latent or run.model.hidden) * BF16
-    return exchange(size, group, run.speeds)
+    token = run.own_tokens * (experts.latent or run.model.hidden) * BF16
+    if not run.packs_tokens:
+        return exchange(experts.top_k * token, group, run.speeds)
+    inside = group.inside(run.speeds.device.links.domain)
+    domains = group.size / inside
+    near = _distinct(group.size, experts.top_k) * token * (inside - 1) / inside
+    # A router that chooses groups of experts first keeps a token within as many domains.
+    most = whole(run.args, "moe_router_group_topk") or experts.top_k
+    far = min(_distinct(domains, experts.top_k), most) * token * (domains - 1) / domains
+    return max(near / run.speeds.nvlink, far / run.speeds.network)
+
+
+def _distinct(places: float, drawn: int) -> float:
+    """The expected number of different places among so many drawn at random."""
+    return places * (1 - (1 - 1 / places) ** drawn)
 
 
 def _overlap(into: Seconds, name: str, link: float, window: float, contention: float) -> None:

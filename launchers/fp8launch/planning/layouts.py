@@ -7,7 +7,7 @@ that order each is given the cheapest saving with which it fits, until no other 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from fp8launch.megatron.architecture import architecture
@@ -47,6 +47,19 @@ class Layout:
         return tuple(f"{key}={value}" for key, value in self.change.overrides.items())
 
     @property
+    def family(self) -> Hashable:
+        """What layouts have in common that differ in virtual stages and memory savings alone."""
+        names = (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "use_megatron_fsdp",
+            "micro_batch_size",
+        )
+        return (*(self.change.args.get(name) for name in names), self.change.overrides.get("precision.recipe"))
+
+    @property
     def short(self) -> str:
         """The layout in a few words, without sizes that are 1."""
         args, keys = self.change.args, self.change.overrides
@@ -75,17 +88,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class Search:
-    """Layouts that fit, best first; the fastest that do not fit, with the most that they save; how many were legal."""
+    """Layouts that fit, best first; those that miss by least, with the most that they save; how many were legal."""
 
     layouts: tuple[Layout, ...]
     misses: tuple[Layout, ...]
     legal: int
 
 
-def search(bases: Sequence[Change], target: Target, top: int, by_memory: bool = False) -> Search:
+def search(
+    bases: Sequence[Change], target: Target, top: int, by_memory: bool = False, every_split: bool = False
+) -> Search:
     """Find the `top` best layouts of the runs `bases`, which have all their arguments and differ in precision.
 
-    `by_memory` ranks by peak memory instead of time.
+    `by_memory` ranks by peak memory instead of time. Of layouts that differ in virtual stages alone the best is kept,
+    with `every_split` all.
     """
     bounds: list[tuple[float, Change]] = []
     legal = 0
@@ -100,21 +116,28 @@ def search(bases: Sequence[Change], target: Target, top: int, by_memory: bool = 
             if step is not None:
                 bounds.append((step.ms, change))
     bounds.sort(key=lambda one: one[0])
-    found: list[Layout] = []
-    misses: list[Layout] = []
+    found: dict[Hashable, Layout] = {}
+    misses: dict[Hashable, Layout] = {}
+    times: list[float] = []
     for least, change in bounds:
-        if not by_memory and len(found) >= top and least >= sorted(one.step.ms for one in found)[top - 1]:
+        if not by_memory and len(times) >= top and least >= times[top - 1]:
             break
         layout, small = _fitted(change, target)
         if layout is None:
             continue
-        if small:
-            found.append(layout)
-        else:
-            misses.append(layout)
-    found.sort(key=lambda one: one.memory.peak if by_memory else one.step.ms)
-    misses.sort(key=lambda one: one.memory.total)
-    return Search(tuple(found[:top]), tuple(misses[:MISSES]), legal)
+        kept = found if small else misses
+        key = layout.overrides if every_split else layout.family
+        other = kept.get(key)
+        if other is None or _rank(layout, by_memory or not small) < _rank(other, by_memory or not small):
+            kept[key] = layout
+            times = sorted(one.step.ms for one in found.values())
+    best = sorted(found.values(), key=lambda one: _rank(one, by_memory))
+    nearest = sorted(misses.values(), key=lambda one: _rank(one, True))
+    return Search(tuple(best[:top]), tuple(nearest[:MISSES]), legal)
+
+
+def _rank(layout: Layout, by_memory: bool) -> float:
+    return layout.memory.total if by_memory else layout.step.ms
 
 
 def _parameters(args: Arguments) -> tuple[int, int]:

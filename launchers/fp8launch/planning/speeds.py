@@ -69,16 +69,16 @@ class Software:
     on top of it with experts, `launch_expert` for each local expert (`launch_expert_quantized` in FP8 or FP4).
     """
 
-    permutation: float = 4.0
+    permutation: float = 5.0
     ring: float = 25.0
     biased_activation: float = 72.0
     load_spread: float = 2.5
     tp_overlapped: float = 0.3
-    launch: float = 1.0e-3
+    launch: float = 2.0e-3
     launch_quantized: float = 0.8e-3
-    launch_routing: float = 2.4e-3
+    launch_routing: float = 3.0e-3
     launch_expert: float = 0.19e-3
-    launch_expert_quantized: float = 0.45e-3
+    launch_expert_quantized: float = 0.40e-3
 
 
 DEVICES: Mapping[str, Device] = {

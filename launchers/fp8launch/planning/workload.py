@@ -93,7 +93,7 @@ def linears(run: Workload, experts: Experts | None) -> Iterator[Linear]:
         yield Linear("fc1", tokens, gate * ffn, model.hidden)
         yield Linear("fc2", tokens, model.hidden, ffn)
         return
-    width, local, ffn = experts.latent or model.hidden, experts.count // split.ep, experts.ffn // split.etp
+    width, local, ffn = experts.latent or model.hidden, max(experts.count // split.ep, 1), experts.ffn // split.etp
     rows = run.own_tokens * split.etp * experts.top_k
     yield Linear("router", run.own_tokens, experts.count, model.hidden, quantized=False)
     if experts.latent:
