@@ -55,15 +55,19 @@ class LayerMemory:
 def layer_memory(model: Architecture, split: Division, micro_batch: int, moe: bool, saving: Saving) -> LayerMemory:
     """One transformer layer, recomputed only where `saving.recompute` names its parts."""
     tokens = micro_batch * model.seq_length / split.cp
-    own = tokens / split.tp if split.sequence_parallel else tokens
-    attend = _latent_attention if model.latent else _attention
+    own = split.own_tokens(tokens)
+    attend, feed = _attention, _mlp
+    if model.latent:
+        attend = _latent_attention
+    if moe and model.experts:
+        feed = _moe
     attention, attention_rebuilt, attention_work = attend(model, split, tokens, own, micro_batch, saving)
-    feed = _moe if moe and model.experts else _mlp
     mlp, mlp_rebuilt, mlp_work = feed(model, split, tokens, own, saving)
-    residuals = 2 * own * model.hidden * saving.element
-    dropout = 2 * own * model.hidden if saving.hidden_dropout else 0
+    kept = 2 * own * model.hidden * saving.element + attention + mlp
+    if saving.hidden_dropout:
+        kept += 2 * own * model.hidden
     work = own * model.hidden * saving.element + max(attention_work, mlp_work)
-    return LayerMemory(residuals + dropout + attention + mlp, max(attention_rebuilt, mlp_rebuilt), work)
+    return LayerMemory(kept, max(attention_rebuilt, mlp_rebuilt), work)
 
 
 def _attention(
@@ -94,7 +98,9 @@ def _core(model: Architecture, split: Division, tokens: float, micro_batch: int,
     if saving.fused_attention:
         return tokens * model.heads / split.tp * FP32
     scores = micro_batch * model.heads / split.tp * (model.seq_length / split.cp) * model.seq_length
-    return scores * (saving.element + (1 + saving.element if saving.attention_dropout else 0))
+    if saving.attention_dropout:
+        return scores * (2 * saving.element + 1)
+    return scores * saving.element
 
 
 def _latent_attention(
@@ -107,7 +113,9 @@ def _latent_attention(
     value = tokens * heads * latent.value * saving.element
     compressed = own * ((latent.query_rank or 0) + latent.kv_rank)
     # Both down projections quantize the norm's output for themselves; in bf16 they share it.
-    norm_out = own * model.hidden * (2 * saving.linear_input if saving.quantized else saving.element)
+    norm_out = own * model.hidden * saving.element
+    if saving.quantized:
+        norm_out = own * model.hidden * 2 * saving.linear_input
     up_inputs = compressed * saving.linear_input
     kept = norm_out + compressed * saving.element + up_inputs + query_key + value + value
     if not saving.shares_attention_output:
@@ -128,7 +136,7 @@ def _latent_attention(
 
 
 def _mlp(model: Architecture, split: Division, tokens: float, own: float, saving: Saving) -> tuple[float, float, float]:
-    first = tokens * model.ffn * (2 if model.gated else 1) / split.tp * saving.element
+    first = tokens * model.ffn * model.first_outputs / split.tp * saving.element
     kept = (
         _linear_input(tokens, own, model.hidden, split, saving)
         + first
@@ -137,8 +145,10 @@ def _mlp(model: Architecture, split: Division, tokens: float, own: float, saving
     if model.gated and not saving.fused_activation:
         kept += first
     # The gradient of the first product, and its quantized copy.
-    work = first * (1.5 if saving.quantized else 1)
-    return (0.0, kept, work) if "mlp" in saving.recompute else (kept, 0.0, work)
+    work = first * 1.5 if saving.quantized else first
+    if "mlp" in saving.recompute:
+        return 0.0, kept, work
+    return kept, 0.0, work
 
 
 def _moe(model: Architecture, split: Division, tokens: float, own: float, saving: Saving) -> tuple[float, float, float]:
@@ -150,11 +160,12 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
     norm_out = own * model.hidden * saving.element
     router = own * experts.count * saving.element
     activation = permuted * own_ffn * saving.linear_input
-    routed = permuted * width * saving.linear_input + permuted * own_ffn * (2 if model.gated else 1) * saving.element
+    routed = permuted * width * saving.linear_input + permuted * own_ffn * model.first_outputs * saving.element
     shared = _shared(model, experts, split, tokens, saving)
-    work = permuted * width * saving.element * (EXPERT_WORK_QUANTIZED if saving.quantized else EXPERT_WORK)
+    times = EXPERT_WORK_QUANTIZED if saving.quantized else EXPERT_WORK
     if split.etp > 1:
-        work += permuted * width * saving.element * EXPERT_WORK_GATHERED
+        times += EXPERT_WORK_GATHERED
+    work = permuted * width * saving.element * times
     if "moe" in saving.recompute:
         return norm_out + router, routed + activation + shared, work
     kept, rebuilt = norm_out + router + routed + activation + shared, 0.0
@@ -166,14 +177,15 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
 
 
 def _shared(model: Architecture, experts: Experts, split: Division, tokens: float, saving: Saving) -> float:
-    first = tokens * experts.shared * (2 if model.gated else 1) / split.tp * saving.element
+    first = tokens * experts.shared * model.first_outputs / split.tp * saving.element
     return first + tokens * experts.shared / split.tp * saving.linear_input
 
 
 def _linear_input(tokens: float, own: float, hidden: int, split: Division, saving: Saving) -> float:
     """A norm's output as the linear layer behind it keeps it."""
-    gathered = saving.keeps_gathered_input and split.sequence_parallel
-    return (tokens if gathered else own) * hidden * saving.linear_input
+    if saving.keeps_gathered_input and split.sequence_parallel:
+        return tokens * hidden * saving.linear_input
+    return own * hidden * saving.linear_input
 
 
 def in_flight(
@@ -191,12 +203,10 @@ def in_flight(
     group = group or pp
     # The schedule repeats itself: what is in flight does not grow after the first rounds.
     microbatches = min(microbatches, 4 * max(group, pp))
-    order = [
-        chunk
-        for start in range(0, microbatches, group)
-        for chunk in range(chunks)
-        for _ in range(min(group, microbatches - start))
-    ]
+    order: list[int] = []
+    for start in range(0, microbatches, group):
+        for chunk in range(chunks):
+            order += [chunk] * min(group, microbatches - start)
     backward = [chunks - 1 - chunk for chunk in order]
     warmup = min((pp - rank - 1) * 2 + (chunks - 1) * group + extra, len(order))
     now = most = 0.0

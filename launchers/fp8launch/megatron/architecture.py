@@ -69,6 +69,11 @@ class Architecture:
     latent: Latent | None = None
     experts: Experts | None = None
 
+    @property
+    def first_outputs(self) -> int:
+        """Outputs of an MLP's first matrix for each channel of its width: with a gated activation two."""
+        return 2 if self.gated else 1
+
 
 @dataclass(frozen=True)
 class Division:
@@ -83,6 +88,12 @@ class Division:
     data: int = 1
     expert_data: int = 1
     sequence_parallel: bool = False
+
+    def own_tokens(self, tokens: float) -> float:
+        """Those of `tokens` that one rank holds where sequence parallelism divides them."""
+        if self.sequence_parallel:
+            return tokens / self.tp
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,9 @@ def divided_model(args: Arguments, world: int) -> DividedModel | None:
         return None
     split = division(args, world)
     pipeline = stages(args, model, split)
-    return None if pipeline is None else DividedModel(model, split, pipeline)
+    if pipeline is None:
+        return None
+    return DividedModel(model, split, pipeline)
 
 
 def architecture(args: Arguments) -> Architecture | None:
@@ -127,7 +140,9 @@ def architecture(args: Arguments) -> Architecture | None:
     swiglu = bool(args.get("swiglu"))
     linear_bias = bool(args.get("add_bias_linear", True))
     learned = args.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    learned = learned and not args.get("use_rotary_position_embeddings")
+    positions = 0
+    if learned and not args.get("use_rotary_position_embeddings"):
+        positions = whole(args, "max_position_embeddings") or 0
     return Architecture(
         layers=layers,
         hidden=hidden,
@@ -145,7 +160,7 @@ def architecture(args: Arguments) -> Architecture | None:
         output_gate=bool(args.get("attention_output_gate")),
         softmax_offset=args.get("softmax_type") == "learnable",
         tied=not args.get("untie_embeddings_and_output_weights"),
-        positions=(whole(args, "max_position_embeddings") or 0) if learned else 0,
+        positions=positions,
         mtp=mtp,
         moe=pattern,
         latent=latent_attention(args),
@@ -204,15 +219,17 @@ def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple
         numbers = tuple(range(at, at + layers))
         at += layers
         # With MTP layers the decoder's norm comes before them, else before the output.
-        norm = (at == model.layers and layers > 0) if model.mtp else i == last
+        norm = i == last
+        if model.mtp:
+            norm = at == model.layers and layers > 0
         chunks.append(Chunk(numbers, mtp, i == 0, i == last, norm))
     return tuple(tuple(chunks[rank :: split.pp]) for rank in range(split.pp))
 
 
 def _even_counts(args: Arguments, model: Architecture, split: Division) -> list[tuple[int, int]] | None:
     """Layers and MTP layers of each chunk, in the order of the pipeline, without a stated layout."""
-    first, last = (whole(args, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
-    embedding, loss = (bool(args.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    first = whole(args, "decoder_first_pipeline_num_layers")
+    last = whole(args, "decoder_last_pipeline_num_layers")
     if split.pp * split.vp > LONGEST_LAYOUT:
         return None
     per_rank = [accounted_layers(args) // split.pp] * split.pp
@@ -220,12 +237,16 @@ def _even_counts(args: Arguments, model: Architecture, split: Division) -> list[
         ends = (first is not None) + (last is not None)
         middle = model.layers - (first or 0) - (last or 0)
         per_rank = [middle // max(split.pp - ends, 1)] * split.pp
-        per_rank[0] = first if first is not None else per_rank[0]
-        per_rank[-1] = last if last is not None else per_rank[-1]
-    if any(n % split.vp for n in per_rank):
+        if first is not None:
+            per_rank[0] = first
+        if last is not None:
+            per_rank[-1] = last
+    if any(layers % split.vp for layers in per_rank):
         return None
-    counts = [[n // split.vp, 0] for _ in range(split.vp) for n in per_rank]
-    counts[0][0] -= embedding
-    counts[-1][0] -= loss
-    counts[-1][1] = model.mtp
-    return None if any(n < 0 for n, _ in counts) else [(n, mtp) for n, mtp in counts]
+    layers = [count // split.vp for count in per_rank] * split.vp
+    layers[0] -= bool(args.get("account_for_embedding_in_pipeline_split"))
+    layers[-1] -= bool(args.get("account_for_loss_in_pipeline_split"))
+    if min(layers) < 0:
+        return None
+    mtp = [0] * (len(layers) - 1) + [model.mtp]
+    return list(zip(layers, mtp, strict=True))

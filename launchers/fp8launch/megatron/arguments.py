@@ -57,9 +57,10 @@ def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, 
         flag, stored = _setting(name, value, schema)
         if flag.takes_value:
             converted = [convert(flag, text_of(flag, item)) for item in items_of(flag, value)]
-            found[flag.name] = converted[0] if flag.nargs is None else cast("list[Scalar]", converted)
-        else:
-            found[flag.name] = stored
+            stored = cast("list[Scalar]", converted)
+            if flag.nargs is None:
+                stored = converted[0]
+        found[flag.name] = stored
     return found
 
 
@@ -72,7 +73,9 @@ def attributes(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str,
     for name, value in values.items():
         flag = schema.find(name)
         assert flag is not None, name
-        found[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
+        found[flag.dest] = flag.const
+        if flag.takes_value or flag.action == "boolean":
+            found[flag.dest] = value
     return found
 
 
@@ -96,7 +99,9 @@ def _words(name: str, value: Scalar | list[Scalar], schema: FlagSchema) -> list[
     flag = schema.find(name)
     assert flag is not None, name
     if not flag.takes_value:
-        return [spelling_of(flag, name) if value else cast(str, schema.negative(flag))]
+        if value:
+            return [spelling_of(flag, name)]
+        return [cast(str, schema.negative(flag))]
     texts = [text_of(flag, item) for item in items_of(flag, value)]
     if len(texts) == 1 and looks_like_option(texts[0]):
         return [f"{flag.options[0]}={texts[0]}"]
@@ -178,7 +183,8 @@ _CONVERT: Mapping[str, Callable[[str], FlagValue]] = {
 
 def spelling_of(flag: Flag, name: str) -> str:
     """The positive spelling; a name given with its `no_` prefix keeps it."""
-    return next((option for option in flag.options if normalize(option) == normalize(name)), flag.options[0])
+    key = normalize(name)
+    return next((option for option in flag.options if normalize(option) == key), flag.options[0])
 
 
 def takes_words(flag: Flag) -> bool:
@@ -192,16 +198,21 @@ def items_of(flag: Flag, value: Scalar | list[Scalar]) -> list[Scalar | list[Sca
         return [value]
     if isinstance(value, list):
         return list(value)
-    return list(value.split()) if takes_words(flag) else [value]
+    if takes_words(flag):
+        return list(value.split())
+    return [value]
 
 
 def text_of(flag: Flag, value: Scalar | list[Scalar]) -> str:
     """The word that Megatron reads back as this value."""
     if isinstance(value, list):
-        return ",".join(map(str, value)) if flag.type == "ints" else f"[{','.join(map(str, value))}]"
-    if isinstance(value, bool):
-        return str(value) if value else ""
-    return _float_text(value) if isinstance(value, float) else str(value)
+        joined = ",".join(map(str, value))
+        return joined if flag.type == "ints" else f"[{joined}]"
+    if value is False:
+        return ""
+    if isinstance(value, float):
+        return _float_text(value)
+    return str(value)
 
 
 def _float_text(value: float) -> str:

@@ -38,7 +38,7 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
     at = 0
     while at < len(argv):
         word, at = argv[at], at + 1
-        option, equals, attached = word.partition("=")
+        option, _, attached = word.partition("=")
         if word == "--help" or word.startswith("-h"):
             problems.append(Problem("error", "flag-help", f"{word} makes Megatron print its help and exit"))
             continue
@@ -46,9 +46,12 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
             problems.append(stray_word(word))
             continue
         exact = _spelt(word, schema)
-        flag = exact or (_spelt(option, schema) if equals else None)
-        words = [attached] if flag and not exact else []
-        if not words:
+        flag, spelling = exact, word
+        if exact is None:
+            flag, spelling = _spelt(option, schema), option
+        if flag and not exact:
+            words = [attached]
+        else:
             following = at + _count_values(argv, at, flag, schema)
             words, at = list(argv[at:following]), following
         if flag is None:
@@ -56,7 +59,6 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
             if unknown <= MOST_UNKNOWN:
                 problems.append(unknown_flag(option, schema, None))
             continue
-        spelling = word if exact else option
         try:
             value = _read(flag, spelling, words, attached=not exact)
         except InvalidValue as refusal:
@@ -76,11 +78,15 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], l
     at = 0
     while at < len(argv):
         word = argv[at]
-        flag = _spelt(word, schema) or _spelt(word.partition("=")[0], schema)
+        exact = _spelt(word, schema)
+        flag = exact or _spelt(word.partition("=")[0], schema)
         end = at + 1
-        if flag is None or _spelt(word, schema) is not None:
+        if flag is None or exact:
             end += _count_values(argv, end, flag, schema)
-        (known if flag is not None else unknown).extend(argv[at:end])
+        if flag is None:
+            unknown += argv[at:end]
+        else:
+            known += argv[at:end]
         at = end
     return known, unknown
 
@@ -88,7 +94,9 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], l
 def _spelt(word: str, schema: FlagSchema) -> Flag | None:
     """The flag with exactly this spelling; argparse takes no underscores for dashes."""
     flag = schema.find(word)
-    return flag if flag and word in flag.options else None
+    if flag is None or word not in flag.options:
+        return None
+    return flag
 
 
 def _count_values(argv: Sequence[str], at: int, flag: Flag | None, schema: FlagSchema) -> int:
@@ -101,8 +109,11 @@ def _count_values(argv: Sequence[str], at: int, flag: Flag | None, schema: FlagS
         available += 1
     if flag is None or flag.nargs in ("+", "*"):
         return available
-    wanted = flag.nargs if isinstance(flag.nargs, int) else 1
-    return min(available, wanted if flag.takes_value else 0)
+    if not flag.takes_value:
+        return 0
+    if isinstance(flag.nargs, int):
+        return min(available, flag.nargs)
+    return min(available, 1)
 
 
 def _is_value(word: str, schema: FlagSchema) -> bool:
@@ -119,7 +130,7 @@ def _read(flag: Flag, spelling: str, words: Sequence[str], attached: bool) -> Fl
     if not flag.takes_value:
         if attached:
             raise InvalidValue("is a bare flag and takes no value")
-        return not spelling.startswith("--no-") if flag.action == "boolean" else True
+        return flag.action != "boolean" or not spelling.startswith("--no-")
     if flag.nargs is None:
         if not words:
             raise InvalidValue("needs a value")

@@ -29,7 +29,9 @@ class Cost:
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.tokens_per_step
+        if self.steps is None:
+            return None
+        return self.steps * self.tokens_per_step
 
     @property
     def step_time_s(self) -> float | None:

@@ -43,7 +43,9 @@ class PrecisionSizes:
 
     @property
     def copies(self) -> str:
-        return self.recipe.operands.upper() if self.recipe else "FP8"
+        if self.recipe is None:
+            return "FP8"
+        return self.recipe.operands.upper()
 
     @property
     def weights_note(self) -> str:
@@ -53,11 +55,15 @@ class PrecisionSizes:
 
     @property
     def gradients_note(self) -> str:
-        return "buffer in fp32" if self.gradient == FP32 else f"buffer in {self.dtype}"
+        if self.gradient == FP32:
+            return "buffer in fp32"
+        return f"buffer in {self.dtype}"
 
     @property
     def copies_note(self) -> str:
-        return f"{self.copy:.4g} B a parameter of a linear layer: {self.recipe.name}" if self.recipe else ""
+        if self.recipe is None:
+            return ""
+        return f"{self.copy:.4g} B a parameter of a linear layer: {self.recipe.name}"
 
     def optimizer_note(self, data: int) -> str:
         return f"{self.master:g} B master and {self.moments:g} B moments a parameter, over {data} ranks"
@@ -78,19 +84,27 @@ class PrecisionSizes:
         """Bytes per element of the parameter itself, and of copies beside it."""
         if not self._quantizes(weight, layers):
             return self.weight, 0.0
-        return (self.copy, self.extra_gather) if self.param_gather else (self.weight, self.copy)
+        if self.param_gather:
+            return self.copy, self.extra_gather
+        return self.weight, self.copy
 
     def optimizer_bytes(self, weight: Weight) -> float:
-        in_fp8 = self.param_gather and weight.kind in ("linear", "expert")
-        return (self.master_of_quantized if in_fp8 else self.master) + self.moments
+        if self.param_gather and weight.kind in ("linear", "expert"):
+            return self.master_of_quantized + self.moments
+        return self.master + self.moments
 
 
 def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
     """The sizes of weights, gradients and optimizer states under `args` (by attribute name) on this GPU."""
     name = requested(args)
-    recipe = None if name in UNQUANTIZED else QUANTIZATION.get(name, QUANTIZATION["custom"])
+    recipe, copy, gather, extra_gather = None, 0.0, False, 0.0
+    if name not in UNQUANTIZED:
+        recipe = QUANTIZATION.get(name, QUANTIZATION["custom"])
+        copy = recipe.weight_bytes * recipe.copies_of_weights(gpu.capability)
+        gather = bool(args.get(recipe.gather_flag))
+        if gather:
+            extra_gather = _gather_buffer(args, recipe)
     half = bool(args.get("bf16") or args.get("fp16"))
-    gather = recipe is not None and bool(args.get(recipe.gather_flag))
     aware = bool(args.get("use_precision_aware_optimizer"))
     main_params = str(args.get("main_params_dtype") or "fp32")
     # Transformer Engine's optimizer then reads gradients as they are and keeps the master weights: of a bf16 weight
@@ -107,11 +121,11 @@ def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
     start, end = _bf16_layers(args)
     return PrecisionSizes(
         recipe=recipe,
-        dtype="bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32",
+        dtype=_unquantized_dtype(args),
         weight=BF16 if half else FP32,
-        copy=recipe.weight_bytes * recipe.copies_of_weights(gpu.capability) if recipe else 0.0,
+        copy=copy,
         param_gather=gather,
-        extra_gather=_gather_buffer(args, recipe) if gather and recipe else 0.0,
+        extra_gather=extra_gather,
         gradient=gradient,
         master=master,
         master_of_quantized=full,
@@ -123,9 +137,18 @@ def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
     )
 
 
+def _unquantized_dtype(args: Arguments) -> str:
+    for dtype in ("bf16", "fp16"):
+        if args.get(dtype):
+            return dtype
+    return "fp32"
+
+
 def _gather_buffer(args: Arguments, recipe: QuantizationRecipe) -> float:
     """Bytes per element of a buffer of their own that gathered weights pass through in bf16, unless it is shared."""
-    return 0.0 if all(args.get(flag) for flag in recipe.gather_flags) else BF16
+    if all(args.get(flag) for flag in recipe.gather_flags):
+        return 0.0
+    return BF16
 
 
 def _gradient(args: Arguments, half: bool) -> float:
@@ -134,10 +157,11 @@ def _gradient(args: Arguments, half: bool) -> float:
         return FP32
     if args.get("grad_reduce_in_bf16"):
         return BF16
-    if args.get("fp16"):
-        return FP32 if args.get("accumulate_allreduce_grads_in_fp32") else BF16
-    stays = not args.get("accumulate_allreduce_grads_in_fp32") and args.get("main_grads_dtype") == "bf16"
-    return BF16 if stays else FP32
+    if args.get("accumulate_allreduce_grads_in_fp32"):
+        return FP32
+    if args.get("fp16") or args.get("main_grads_dtype") == "bf16":
+        return BF16
+    return FP32
 
 
 def _moments(args: Arguments, aware: bool) -> float:
@@ -146,34 +170,41 @@ def _moments(args: Arguments, aware: bool) -> float:
         return FP32
     if not aware:
         return 2 * FP32
-    names = (str(args.get(name) or "fp32") for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
-    return sum(_BYTES.get(name, 4.0) for name in names)
+    dtypes = [str(args.get(name) or "fp32") for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    return sum(_BYTES.get(dtype, 4.0) for dtype in dtypes)
 
 
 def _bf16_layers(args: Arguments) -> tuple[int, int]:
     """How many layers at the start and at the end stay in bf16."""
     if not args.get("first_last_layers_bf16"):
         return 0, 0
-    counts = (whole(args, f"num_layers_at_{end}_in_bf16") for end in ("start", "end"))
-    start, end = (1 if n is None else n for n in counts)
+    start, end = whole(args, "num_layers_at_start_in_bf16"), whole(args, "num_layers_at_end_in_bf16")
+    if start is None:
+        start = 1
+    if end is None:
+        end = 1
     return start, end
 
 
 def recomputed_modules(args: Arguments) -> frozenset[str]:
     """The modules that selective recompute covers, core attention by default."""
-    granularity = "selective" if args.get("recompute_activations") else args.get("recompute_granularity")
-    if granularity != "selective":
+    if not args.get("recompute_activations") and args.get("recompute_granularity") != "selective":
         return frozenset()
     modules = args.get("recompute_modules")
-    return frozenset(map(str, modules)) if isinstance(modules, (list, tuple)) else frozenset(("core_attn",))
+    if isinstance(modules, (list, tuple)):
+        return frozenset(map(str, modules))
+    return frozenset(("core_attn",))
 
 
 def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
     """How a layer saves its tensors; `quantized` is false for the layers that stay in bf16."""
     recipe = formats.recipe if quantized else None
+    linear_input = formats.weight
+    if recipe:
+        linear_input = recipe.saved_bytes
     return Saving(
         element=formats.weight,
-        linear_input=recipe.saved_bytes if recipe else formats.weight,
+        linear_input=linear_input,
         quantized=quantized,
         shares_attention_output=not (recipe and recipe.copies_attention_output),
         keeps_gathered_input=bool(recipe and recipe.keeps_gathered_input),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from fp8launch.diagnostics import Problem, nearest
 from fp8launch.megatron.arguments import (
@@ -16,6 +16,7 @@ from fp8launch.megatron.arguments import (
     text_of,
 )
 from fp8launch.megatron.schema import Flag, FlagSchema, normalize, other_names, supported_versions, versions_with
+from fp8launch.wording import joined
 
 # Finding the nearest name takes milliseconds, and nobody reads more of these.
 MOST_UNKNOWN = 50
@@ -44,9 +45,8 @@ def check_values(
             message = f"is given twice, as {used[flag.name]} and as {name}"
             problems.append(wrong_value(flag, message, where(name), "remove one"))
         used[flag.name] = name
-        problems += [
-            wrong_value(flag, refusal, where(name), fix) for refusal, fix in _refusals(flag, name, value, schema)
-        ]
+        for refusal, fix in _refusals(flag, name, value, schema):
+            problems.append(wrong_value(flag, refusal, where(name), fix))
     if len(unknown) > MOST_UNKNOWN:
         problems.append(more_unknown_flags(len(unknown) - MOST_UNKNOWN, schema, where(unknown[MOST_UNKNOWN])))
     return problems
@@ -79,21 +79,28 @@ def _refusals(
 
 
 def _item_refusals(flag: Flag, item: Scalar | list[Scalar]) -> Iterator[tuple[str, str | None]]:
-    choices = f"choices are {', '.join(map(str, flag.choices))}" if flag.choices is not None else None
     if isinstance(item, bool) and flag.type != "bool":
-        yield f"needs a value, got {str(item).lower()}", choices or "write the value, or null to remove the flag"
+        fix = "write the value, or null to remove the flag"
+        if flag.choices is not None:
+            fix = f"choices are {', '.join(map(str, flag.choices))}"
+        yield f"needs a value, got {str(item).lower()}", fix
     elif isinstance(item, list) and not (flag.nargs is None and all(type(part) is int for part in item)):
         yield f"takes whole numbers, got {item!r}", None
     elif isinstance(item, float) and flag.type in ("int", "ints", "pattern"):
-        yield f"needs a whole number, got {item!r}", f"write {int(item)}" if item.is_integer() else None
+        fix = None
+        if item.is_integer():
+            fix = f"write {int(item)}"
+        yield f"needs a whole number, got {item!r}", fix
     elif isinstance(item, str) and "\0" in item:
         yield "contains a NUL character, which argument lists cannot contain", None
     else:
         try:
             convert(flag, text_of(flag, item))
         except InvalidValue as refusal:
-            guess = nearest(str(item), map(str, flag.choices)) if flag.choices is not None else None
-            yield str(refusal), f"write {guess}" if guess else None
+            fix = None
+            if guess := nearest(str(item), map(str, flag.choices or ())):
+                fix = f"write {guess}"
+            yield str(refusal), fix
 
 
 def wrong_value(flag: Flag, message: str, where: str | None, fix: str | None = None) -> Problem:
@@ -117,15 +124,16 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
     message = f"Megatron-Core {schema.minor} has no flag {option}"
     elsewhere = versions_with(key)
     if elsewhere:
-        message += f"; {_joined(elsewhere)} of the supported {_joined(supported_versions())} {_have(elsewhere)} it"
+        have = "has" if len(elsewhere) == 1 else "have"
+        message += f"; {joined(elsewhere)} of the supported {joined(supported_versions())} {have} it"
     renamed = other_names(key, schema)
     setting = schema.setting(key)
     guess = nearest(key, (flag.name for flag in schema.flags() if not flag.deprecated))
     fix = None
     if renamed:
-        fix = f"use {_joined([flag.options[0] for flag in renamed], 'or')}, its name in {schema.minor}"
+        fix = f"use {joined([flag.options[0] for flag in renamed], 'or')}, its name in {schema.minor}"
     elif setting:
-        fix = f"{key} is what {_joined([flag.options[0] for flag in setting], 'and')} sets; use the flag's own name"
+        fix = f"{key} is what {joined([flag.options[0] for flag in setting])} sets; use the flag's own name"
     elif guess and not elsewhere:
         fix = f"did you mean {guess}?"
     return Problem("error", "flag-unknown", message, where, fix)
@@ -135,11 +143,3 @@ def more_unknown_flags(count: int, schema: FlagSchema, where: str | None) -> Pro
     """The unknown flags beyond MOST_UNKNOWN, in one problem."""
     message = f"{count} more names are no flags of Megatron-Core {schema.minor}"
     return Problem("error", "flag-unknown", message, where, "pass only Megatron's arguments")
-
-
-def _have(versions: Sequence[str]) -> str:
-    return "has" if len(versions) == 1 else "have"
-
-
-def _joined(words: Sequence[str], conjunction: str = "and") -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"

@@ -87,16 +87,20 @@ def _attention(args: Arguments) -> tuple[float, float] | None:
         return _latent_attention(latent, hidden, heads)
     channels = head_width(args)
     query, key = heads * channels, query_groups(args) * channels
-    gate = query if args.get("attention_output_gate") else 0
+    outputs = 2 * query + 2 * key
+    if args.get("attention_output_gate"):
+        outputs += query
     # Scores and weighted values each take `query` per key, over half of the keys.
-    return hidden * (2 * query + 2 * key + gate), query
+    return hidden * outputs, query
 
 
 def _latent_attention(latent: Latent, hidden: int, heads: int) -> tuple[float, float]:
     """Multi-latent attention. The +1 are the norms of the latents."""
     query = heads * (latent.head + latent.rope)
     rank = latent.query_rank
-    q_projection = hidden * query if rank is None else rank * (hidden + query + 1)
+    q_projection = hidden * query
+    if rank is not None:
+        q_projection = rank * (hidden + query + 1)
     kv_projection = latent.kv_rank * (hidden + heads * (latent.head + latent.value) + 1) + hidden * latent.rope
     return q_projection + kv_projection + heads * latent.value * hidden, (query + heads * latent.value) / 2
 
@@ -117,6 +121,8 @@ def _mlp(args: Arguments) -> float | None:
     dense_layers = layers + mtp - moe_layers
     experts = (whole(args, "moe_router_topk") or 2) * expert_width(args) * matrices
     latent = whole(args, "moe_latent_size")
-    routed = hidden * experts if latent is None else latent * experts + 2 * latent * hidden
+    routed = hidden * experts
+    if latent is not None:
+        routed = latent * experts + 2 * latent * hidden
     shared = hidden * (whole(args, "moe_shared_expert_intermediate_size") or 0) * matrices
     return dense_layers * hidden * ffn_width(args) * matrices + moe_layers * (routed + shared)

@@ -88,27 +88,27 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
         return None
     model, split, pipeline = divided
     run = _Run(args, model, split, microbatches, precision(args, gpu))
-    measured = split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding
-    uncertainty = MEASURED_UNCERTAINTY if measured else DERIVED_UNCERTAINTY
-    # Of stages that hold the same, the first one has the most micro batches in flight.
-    different = {_content(run, own): rank for rank, own in reversed(list(enumerate(pipeline)))}
-    found = (
-        MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, pipeline[rank]))
-        for rank in sorted(different.values())
-    )
-    return max(found, key=lambda estimate: estimate.total)
+    uncertainty = DERIVED_UNCERTAINTY
+    if split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding:
+        uncertainty = MEASURED_UNCERTAINTY
+    found: dict[tuple[object, ...], MemoryEstimate] = {}
+    for rank, own in enumerate(pipeline):
+        content = tuple(_content(run, chunk) for chunk in own)
+        # Of stages that hold the same, the first one has the most micro batches in flight.
+        if content not in found:
+            found[content] = MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, own))
+    return max(found.values(), key=lambda estimate: estimate.total)
 
 
-def _content(run: _Run, chunks: Sequence[Chunk]) -> tuple[object, ...]:
-    """What stages of the same memory have in common: kinds of layers, and what comes before and after them."""
-    depth = run.model.layers
-    return tuple(
-        (
-            tuple((run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers),
-            (chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm),
-        )
-        for chunk in chunks
-    )
+def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
+    """What chunks of the same memory have in common: kinds of layers, and what comes before and after them."""
+    kinds = tuple(_kind(run, number) for number in chunk.layers)
+    return kinds, chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
+
+
+def _kind(run: _Run, layer: int) -> tuple[bool, bool]:
+    """Whether a decoder layer is one of experts, and whether it is quantized."""
+    return run.model.moe[layer], run.precision.covers(layer, run.model.layers)
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,17 @@ class _Run:
             return str(self.args.get("data_parallel_sharding_strategy") or "optim_grads_params")
         return ""
 
+    @property
+    def divides_optimizer(self) -> bool:
+        return self.on("use_distributed_optimizer") or "optim" in self.sharding
+
+
+def _data_ranks(run: _Run, weight: Weight) -> int:
+    """The data parallel ranks that hold the same weight."""
+    if weight.kind == "expert":
+        return run.split.expert_data
+    return run.split.data
+
 
 def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     """The terms of one pipeline stage at its fullest moment."""
@@ -146,12 +157,11 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     largest = max(passes, [update], key=lambda terms: sum(term.bytes for term in terms))
     allocated = [term for term in (*states, *largest) if term.bytes > 0]
     peak = sum(term.bytes for term in allocated)
-    reserve = [
-        Term("CUDA context", CONTEXT, "reserve", "driver context and kernels of the libraries"),
-        Term("NCCL", NCCL if run.split.data * run.split.tp * run.split.pp > 1 else 0, "reserve", "channels"),
-        Term("fragmentation", peak * FRAGMENTATION, "reserve", f"{FRAGMENTATION:.1%} of what is allocated"),
-    ]
-    return tuple(allocated + [term for term in reserve if term.bytes > 0])
+    reserve = [Term("CUDA context", CONTEXT, "reserve", "driver context and kernels of the libraries")]
+    if run.split.data * run.split.tp * run.split.pp > 1:
+        reserve.append(Term("NCCL", NCCL, "reserve", "channels"))
+    reserve.append(Term("fragmentation", peak * FRAGMENTATION, "reserve", f"{FRAGMENTATION:.1%} of what is allocated"))
+    return (*allocated, *reserve)
 
 
 def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
@@ -173,21 +183,24 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     formats = run.precision
     held = copied = gradients = optimizer = 0.0
     for weight in weights:
-        data = run.split.expert_data if weight.kind == "expert" else run.split.data
+        data = _data_ranks(run, weight)
         parameter, copy = formats.weight_bytes(weight, run.model.layers)
         shard = data if run.sharding == "optim_grads_params" else 1
-        kept_copy = copy
         if run.sharding and not run.on("keep_fp8_transpose_cache"):
-            kept_copy = copy * (1 / shard)
+            copy *= 1 / shard
         held += weight.count * parameter / shard
-        copied += weight.count * kept_copy
-        gradients += weight.count * formats.gradient / (data if "grads" in run.sharding else 1)
-        divided = run.on("use_distributed_optimizer") or "optim" in run.sharding
-        instances = whole(run.args, "num_distributed_optimizer_instances") or 1
-        optimizer += weight.count * formats.optimizer_bytes(weight) / (max(data // instances, 1) if divided else 1)
+        copied += weight.count * copy
+        gradient_shard = data if "grads" in run.sharding else 1
+        gradients += weight.count * formats.gradient / gradient_shard
+        optimizer_shard = 1
+        if run.divides_optimizer:
+            instances = whole(run.args, "num_distributed_optimizer_instances") or 1
+            optimizer_shard = max(data // instances, 1)
+        optimizer += weight.count * formats.optimizer_bytes(weight) / optimizer_shard
     if run.on("optimizer_cpu_offload"):
         fraction = run.args.get("optimizer_offload_fraction")
-        optimizer *= 1 - (float(fraction) if isinstance(fraction, (int, float)) else 1.0)
+        offloaded = float(fraction) if isinstance(fraction, (int, float)) else 1.0
+        optimizer *= 1 - offloaded
     terms = [
         Term("weights", held, "exact", formats.weights_note),
         Term(f"{formats.copies} copies of weights", copied, "exact", formats.copies_note),
@@ -213,19 +226,19 @@ def _update(run: _Run, weights: Sequence[Weight]) -> Term:
     total = 0.0
     if run.precision.copies_gradients:
         for weight in weights:
-            data = run.split.expert_data if weight.kind == "expert" else run.split.data
-            divided = run.on("use_distributed_optimizer") or "optim" in run.sharding
-            total += weight.count * FP32 / (data if divided else 1)
+            shard = _data_ranks(run, weight) if run.divides_optimizer else 1
+            total += weight.count * FP32 / shard
     return Term("fp32 gradients", total, "exact", "during the optimizer step, in place of activations")
 
 
 def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight."""
     shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in ("linear", "expert", "output")}
-    placeholders = sum(rows * columns for rows, columns in shapes) * run.precision.weight
-    fused = run.args.get("gradient_accumulation_fusion", True) and not run.sharding
+    placeholders = 0.0
+    if run.args.get("gradient_accumulation_fusion", True) and not run.sharding:
+        placeholders = sum(rows * columns for rows, columns in shapes) * run.precision.weight
     return [
-        Term("gradient placeholders", placeholders if fused else 0, "exact", "one for each shape of a weight"),
+        Term("gradient placeholders", placeholders, "exact", "one for each shape of a weight"),
         Term("workspaces", WORKSPACE, "calibrated", "cuBLAS and Transformer Engine"),
     ]
 
@@ -233,14 +246,18 @@ def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
     """Activations at the moment when forward and backward passes need the most."""
     kept, work = zip(*(_chunk(run, chunk) for chunk in chunks), strict=True)
-    group = whole(run.args, "microbatch_group_size_per_vp_stage") if len(chunks) > 1 else None
+    group = whole(run.args, "microbatch_group_size_per_vp_stage")
     extra = int(run.on("overlap_moe_expert_parallel_comm"))
     counts = in_flight(kept, run.split.pp, rank, run.microbatches, group, extra)
     activations = sum(count * size for count, size in zip(counts, kept, strict=True))
-    note = f"{max(counts)} micro batches in flight" if max(counts) > 1 else "one micro batch"
+    note = "one micro batch"
     if run.split.pp > 1 and len(chunks) > 1:
         note = f"{'+'.join(map(str, counts))} micro batches of the virtual stages in flight"
-    head = _loss(run) if any(chunk.output for chunk in chunks) else 0.0
+    elif max(counts) > 1:
+        note = f"{max(counts)} micro batches in flight"
+    head = 0.0
+    if any(chunk.output for chunk in chunks):
+        head = _loss(run)
     busy = max(work)
     terms = [Term("activations", activations, "exact", f"{note}, {_recompute_note(run)}")]
     if head >= busy:
@@ -252,16 +269,14 @@ def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
 
 def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     """Kept bytes of a virtual stage and micro batch, and the most that running one of its layers takes."""
-    model, split = run.model, run.split
-    tokens = run.micro_batch * model.seq_length / split.cp
-    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * model.hidden * run.precision.weight
+    hidden = _hidden_state(run)
     layers = _layers(run, chunk)
     kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
-    full = run.args.get("recompute_granularity") == "full"
-    recomputed = _recomputed(run, len(layers)) if full else 0
-    if full and recomputed:
-        block = run.args.get("recompute_method") == "block"
-        size = 1 if block else whole(run.args, "recompute_num_layers") or 1
+    recomputed = _recomputed(run, len(layers))
+    if recomputed:
+        size = 1
+        if run.args.get("recompute_method") != "block":
+            size = whole(run.args, "recompute_num_layers") or 1
         kept += -(-recomputed // size) * hidden
         work += size * max(layer.kept for layer in layers)
     offloaded = whole(run.args, "cpu_offloading_num_layers") or 0
@@ -270,12 +285,14 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
         # Norms of embedding and hidden state, and their concatenation.
         kept += chunk.mtp * 4 * hidden
     if run.args.get("create_attention_mask_in_dataloader", True):
-        kept += run.micro_batch * model.seq_length**2
+        kept += run.micro_batch * run.model.seq_length**2
     return kept, work
 
 
 def _recomputed(run: _Run, layers: int) -> int:
     """Layers of a chunk that full recompute covers."""
+    if run.args.get("recompute_granularity") != "full":
+        return 0
     if run.args.get("recompute_method") == "block":
         return min(whole(run.args, "recompute_num_layers") or 1, layers)
     return layers
@@ -284,13 +301,19 @@ def _recomputed(run: _Run, layers: int) -> int:
 def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:
     """Each layer of a chunk, MTP layers last."""
     depth, formats = run.model.layers, run.precision
-    kinds = [(run.model.moe[number], formats.covers(number, depth)) for number in chunk.layers]
+    kinds = [_kind(run, number) for number in chunk.layers]
     kinds += [(run.model.moe[-1], formats.covers(None, depth))] * chunk.mtp
-    memory = {
-        (moe, quantized): layer_memory(run.model, run.split, run.micro_batch, moe, saving(run.args, formats, quantized))
-        for moe, quantized in set(kinds)
-    }
+    memory = {}
+    for moe, quantized in set(kinds):
+        how = saving(run.args, formats, quantized)
+        memory[moe, quantized] = layer_memory(run.model, run.split, run.micro_batch, moe, how)
     return [memory[kind] for kind in kinds]
+
+
+def _hidden_state(run: _Run) -> float:
+    """Bytes of the hidden state of a micro batch that one rank holds between layers."""
+    tokens = run.split.own_tokens(run.micro_batch * run.model.seq_length / run.split.cp)
+    return tokens * run.model.hidden * run.precision.weight
 
 
 def _logits(run: _Run) -> float:
@@ -303,16 +326,13 @@ def _loss(run: _Run) -> float:
 
     Measured: the unfused loss works in place on one fp32 copy of bf16 logits; the native fusion holds two.
     """
-    split = run.split
-    tokens = run.micro_batch * run.model.seq_length / split.cp
-    hidden = (tokens / split.tp if split.sequence_parallel else tokens) * run.model.hidden * run.precision.weight
     softmax, work = float(FP32), run.precision.weight
     if run.on("cross_entropy_loss_fusion"):
         if run.args.get("cross_entropy_fusion_impl") == "te":
             softmax = run.precision.weight
         else:
             work += FP32
-    return 2 * hidden + _logits(run) * (softmax * (1 + run.model.mtp) + work)
+    return 2 * _hidden_state(run) + _logits(run) * (softmax * (1 + run.model.mtp) + work)
 
 
 def _loss_note(run: _Run) -> str:
@@ -324,4 +344,6 @@ def _loss_note(run: _Run) -> str:
 def _recompute_note(run: _Run) -> str:
     if modules := recomputed_modules(run.args):
         return f"recomputing {', '.join(sorted(modules))}"
-    return "full recompute" if run.args.get("recompute_granularity") == "full" else "no recompute"
+    if run.args.get("recompute_granularity") == "full":
+        return "full recompute"
+    return "no recompute"

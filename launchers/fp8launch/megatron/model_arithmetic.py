@@ -48,7 +48,9 @@ def whole(args: Arguments, name: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     # A log may hold any number, and a size beyond this would overflow floating point.
-    return value if 0 <= value < 10**15 else None
+    if 0 <= value < 10**15:
+        return value
+    return None
 
 
 # --- widths ----------------------------------------------------------------------------------------------------------
@@ -56,9 +58,13 @@ def whole(args: Arguments, name: str) -> int | None:
 
 def ffn_width(args: Arguments) -> int:
     """Width of dense layers. Default (arguments.py:1262): 4 h, with SwiGLU two thirds of that in steps of 64."""
+    stated = whole(args, "ffn_hidden_size")
+    if stated:
+        return stated
     hidden = whole(args, "hidden_size") or 0
-    default = int(4 * hidden * 2 / 3) // 64 * 64 if args.get("swiglu") else 4 * hidden
-    return whole(args, "ffn_hidden_size") or default
+    if args.get("swiglu"):
+        return int(4 * hidden * 2 / 3) // 64 * 64
+    return 4 * hidden
 
 
 def expert_width(args: Arguments) -> int:
@@ -68,14 +74,17 @@ def expert_width(args: Arguments) -> int:
 
 def query_groups(args: Arguments) -> int:
     """Heads of keys and values: Megatron reads `num_query_groups` only with grouped-query attention."""
-    grouped = args.get("group_query_attention", "num_query_groups" in args)
-    return (whole(args, "num_query_groups") or 1) if grouped else whole(args, "num_attention_heads") or 0
+    if args.get("group_query_attention", "num_query_groups" in args):
+        return whole(args, "num_query_groups") or 1
+    return whole(args, "num_attention_heads") or 0
 
 
 def head_width(args: Arguments) -> int:
     """Channels of one attention head, 0 if they cannot be determined."""
-    heads = whole(args, "num_attention_heads")
-    return whole(args, "kv_channels") or ((whole(args, "hidden_size") or 0) // heads if heads else 0)
+    stated, heads = whole(args, "kv_channels"), whole(args, "num_attention_heads")
+    if stated or not heads:
+        return stated or 0
+    return (whole(args, "hidden_size") or 0) // heads
 
 
 def latent_attention(args: Arguments) -> Latent | None:
@@ -117,9 +126,8 @@ def layer_kinds(args: Arguments) -> frozenset[str]:
     pattern = hybrid_pattern(args)
     if pattern is not None:
         return frozenset(_HYBRID_LAYERS[symbol] for symbol in pattern if symbol in _HYBRID_LAYERS)
-    attention = "latent attention" if args.get("multi_latent_attention") else "attention"
+    kinds = {"latent attention" if args.get("multi_latent_attention") else "attention"}
     moe = expert_layers(args, whole(args, "num_layers") or 0)
-    kinds = {attention}
     if whole(args, "num_experts"):
         kinds.add("experts")
     if moe is None or not all(moe) or "experts" not in kinds:
@@ -147,7 +155,9 @@ def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
 def expert_frequency(args: Arguments) -> object:
     """The value of `moe_layer_freq`, a list expression evaluated."""
     frequency = args.get("moe_layer_freq", 1)
-    return pattern_value(frequency) if isinstance(frequency, str) else frequency
+    if isinstance(frequency, str):
+        return pattern_value(frequency)
+    return frequency
 
 
 def pattern_value(text: str) -> object:
@@ -164,7 +174,9 @@ def pattern_value(text: str) -> object:
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
             return left + right
         if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
-            return left * right if len(left) * right <= MOST_LAYERS else None
+            if len(left) * right > MOST_LAYERS:
+                return None
+            return left * right
         return None
 
     try:
@@ -210,4 +222,6 @@ def parse_layout(text: str) -> list[str] | None:
         if sum(len(body) * int(times) for body, times in re.findall(repeated, text)) > LONGEST_LAYOUT:
             return None
         text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
-    return text.split("|") if text and re.fullmatch(r"[EtmL|]*", text) else None
+    if not re.fullmatch(r"[EtmL|]+", text):
+        return None
+    return text.split("|")

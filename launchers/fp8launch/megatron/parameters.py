@@ -66,8 +66,10 @@ def parameters(args: Arguments, world: int) -> Parameters | None:
     model, split, pipeline = divided
     total, active = whole_model(model)
     per_stage = tuple(sum(w.count for w in stage_weights(model, split, stage)) for stage in pipeline)
-    table = 0 if model.tied else model.vocab * model.hidden
-    return Parameters(total, active, active - table, per_stage, model.vocab)
+    multiplied = active
+    if not model.tied:
+        multiplied -= model.vocab * model.hidden
+    return Parameters(total, active, multiplied, per_stage, model.vocab)
 
 
 def whole_model(model: Architecture) -> tuple[int, int]:
@@ -75,8 +77,10 @@ def whole_model(model: Architecture) -> tuple[int, int]:
     undivided = Chunk(tuple(range(model.layers)), model.mtp, embedding=True, output=True, final_norm=True)
     weights = list(chunk_weights(model, Division(), undivided))
     total = sum(w.count for w in weights)
+    if model.experts is None:
+        return total, total
     routed = sum(w.count for w in weights if w.kind == "expert")
-    idle = routed * (model.experts.count - model.experts.top_k) // model.experts.count if model.experts else 0
+    idle = routed * (model.experts.count - model.experts.top_k) // model.experts.count
     return total, total - idle
 
 
@@ -110,9 +114,10 @@ def layer_weights(model: Architecture, split: Division, moe: bool, layer: int | 
     """The weights of one transformer layer on one rank."""
     # The norms before attention and before the MLP.
     yield Weight((2 * model.norm * model.hidden,), "other", layer=layer)
-    yield from (
-        _latent_attention(model, model.latent, split, layer) if model.latent else _attention(model, split, layer)
-    )
+    if model.latent:
+        yield from _latent_attention(model, model.latent, split, layer)
+    else:
+        yield from _attention(model, split, layer)
     if moe and model.experts:
         yield from _moe(model, model.experts, split, layer)
     else:
@@ -156,7 +161,7 @@ def _mlp(
     model: Architecture, ffn: int, tp: int, kind: Kind, copies: int, layer: int | None, width: int
 ) -> Iterator[Weight]:
     own = ffn // tp
-    first = own * (2 if model.gated else 1)
+    first = own * model.first_outputs
     yield Weight((first, width), kind, copies, layer)
     yield Weight((width, own), kind, copies, layer)
     if model.linear_bias:

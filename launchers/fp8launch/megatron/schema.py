@@ -10,7 +10,7 @@ import functools
 import json
 import lzma
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +92,9 @@ class Flag:
     @property
     def const(self) -> bool | None:
         """The value that the first spelling stores when it is a bare flag."""
-        return None if self.takes_value else self.action != "store_false"
+        if self.takes_value:
+            return None
+        return self.action != "store_false"
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,10 @@ def load_schema(version: str, script: str | None = None) -> FlagSchema:
             f"Megatron-Core {version!r} is not supported; supported are {', '.join(supported)}",
             fix=f"set software.megatron to one of them, for example {DEFAULT!r}",
         )
-    known = megatron_script(script) if script else None
-    return _with_script(match[1], known) if known else _load(match[1])
+    known = megatron_script(script or "")
+    if known is None:
+        return _load(match[1])
+    return _with_script(match[1], known)
 
 
 @functools.cache
@@ -191,8 +195,10 @@ def versions_with(name: str) -> tuple[str, ...]:
 def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
     """The flags that do in this version what `name` does in a newer or older one; empty if none is known."""
     key = normalize(name)
-    candidates = [RENAMED[key]] if key in RENAMED else [old for old, new in RENAMED.items() if new == key]
-    return tuple(flag for flag in map(schema.find, candidates) if flag)
+    candidates = [old for old, new in RENAMED.items() if new == key]
+    if key in RENAMED:
+        candidates = [RENAMED[key]]
+    return tuple(filter(None, map(schema.find, candidates)))
 
 
 def megatron_script(path: str) -> str | None:
@@ -204,8 +210,16 @@ def megatron_script(path: str) -> str | None:
 def _with_script(minor: str, script: str) -> FlagSchema:
     base = _load(minor)
     own = json.loads(lzma.decompress(SCRIPT_FLAGS.read_bytes())).get(f"{minor} {script}", [])
-    raw = {normalize(option): entry for entry in own for option in entry["flags"]}
-    return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **raw})
+    return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **_by_spelling(own)})
+
+
+def _by_spelling(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The entries of flags by each of their spellings."""
+    found = {}
+    for entry in entries:
+        for option in entry["flags"]:
+            found[normalize(option)] = entry
+    return found
 
 
 def schema_text(minor: str) -> str:
@@ -216,22 +230,27 @@ def schema_text(minor: str) -> str:
 @functools.cache
 def _load(minor: str) -> FlagSchema:
     data = json.loads(schema_text(minor))
-    raw = {normalize(option): entry for entry in data["flags"] for option in entry["flags"]}
+    raw = _by_spelling(data["flags"])
     return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), data["config_only"], raw)
 
 
 def _build(entry: Mapping[str, Any]) -> Flag:
     options = tuple(entry["flags"])
     action: Action = entry.get("action", "store")
+    value_type, default = entry.get("type", "str"), None
+    if action != "store":
+        value_type, default = None, action == "store_false"
     choices = entry.get("choices")
+    if choices is not None:
+        choices = tuple(choices)
     return Flag(
         options=options,
         dest=entry.get("dest", normalize(options[0])),
         action=action,
-        type=entry.get("type", "str") if action == "store" else None,
-        choices=None if choices is None else tuple(choices),
+        type=value_type,
+        choices=choices,
         nargs=entry.get("nargs"),
-        default=entry.get("default", None if action == "store" else action == "store_false"),
+        default=entry.get("default", default),
         required=entry.get("required", False),
         hidden=entry.get("hidden", False),
         deprecated=entry.get("deprecated", False),

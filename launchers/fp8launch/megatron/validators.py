@@ -106,7 +106,9 @@ def validate(
     """
     site = site_of(megatron)
     # -I keeps PYTHONPATH, the working directory and the user's packages from standing in for the Megatron named.
-    command = [python, "-I", str(_WORKER), str(site), *(["--real-torch"] if real_torch else [])]
+    command = [python, "-I", str(_WORKER), str(site)]
+    if real_torch:
+        command.append("--real-torch")
     verdicts: list[MegatronVerdict] = []
     while len(verdicts) < len(requests):
         rest = requests[len(verdicts) :]
@@ -143,7 +145,9 @@ def _run(command: Sequence[str], lines: str, timeout: float) -> tuple[str, list[
     except subprocess.TimeoutExpired as slow:
         out = slow.stdout or b""
         text = out.decode(errors="replace") if isinstance(out, bytes) else out
-        return f"no answer within {timeout:.0f} s", text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+        # Without the beginning of a line that the worker had not finished.
+        whole = text[: text.rfind("\n") + 1]
+        return f"no answer within {timeout:.0f} s", whole.splitlines()
     reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return reason, done.stdout.splitlines()
 
@@ -183,8 +187,10 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
             )
         return found
     named = os.environ.get("FP8LAUNCH_MEGATRON")
-    places = (_candidates(Path(named).expanduser()) if named else (), _installed(), _candidates(cache_folder()))
-    return next((found for found in (_newest(place, minor) for place in places) if found), None)
+    places = [_installed(), _candidates(cache_folder())]
+    if named:
+        places.insert(0, _candidates(Path(named).expanduser()))
+    return next(filter(None, (_newest(place, minor) for place in places)), None)
 
 
 def cache_folder() -> Path:
@@ -196,7 +202,9 @@ def megatron_version(place: Path) -> str | None:
     """The version of the Megatron-Core in a wheel or folder, None if there is none or it lacks the training part."""
     if place.suffix == ".whl":
         match = re.match(r"megatron_core-([^-]+)-", place.name)
-        return match[1] if match and place.is_file() else None
+        if match is None or not place.is_file():
+            return None
+        return match[1]
     if not (place / _ARGUMENTS).is_file():
         return None
     try:
@@ -204,7 +212,9 @@ def megatron_version(place: Path) -> str | None:
     except OSError:
         return None
     parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", text, re.MULTILINE))
-    return f"{parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}" if len(parts) == 3 else None
+    if len(parts) != 3:
+        return None
+    return f"{parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}"
 
 
 def _candidates(place: Path) -> Iterator[Path]:
@@ -224,14 +234,19 @@ def _installed() -> Iterator[Path]:
 
 
 def _newest(places: Iterable[Path], minor: Release) -> Path | None:
-    versions = ((megatron_version(place), place) for place in places)
-    matching = [(release(version), place) for version, place in versions if version]
-    return max((found for found in matching if found[0][:2] == minor), default=(None, None))[1]
+    matching = []
+    for place in places:
+        version = megatron_version(place)
+        if version and release(version)[:2] == minor:
+            matching.append((release(version), place))
+    return max(matching, default=(None, None))[1]
 
 
 def site_of(megatron: Path) -> Path:
     """Return the folder with the `megatron` package. A wheel is unpacked into the user's cache."""
-    return _unpacked(megatron) if megatron.suffix == ".whl" else megatron
+    if megatron.suffix == ".whl":
+        return _unpacked(megatron)
+    return megatron
 
 
 def _unpacked(wheel: Path) -> Path:
@@ -244,9 +259,9 @@ def _unpacked(wheel: Path) -> Path:
 
     try:
         target = cache_folder() / f"{megatron_version(wheel)}-{zlib.crc32(wheel.read_bytes()):08x}"
-        if target.is_dir():
-            return wheel if why_others_may_change(target) else target
-        if why_others_may_replace(target):
+        if target.is_dir() and not why_others_may_change(target):
+            return target
+        if target.is_dir() or why_others_may_replace(target):
             return wheel
         make_private_folder(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as folder:
@@ -258,5 +273,6 @@ def _unpacked(wheel: Path) -> Path:
     except zipfile.BadZipFile as failure:
         raise _unusable(wheel, str(failure)) from None
     except OSError:
-        return target if target.is_dir() else wheel
+        if not target.is_dir():
+            return wheel
     return target

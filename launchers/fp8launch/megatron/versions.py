@@ -38,7 +38,9 @@ def release(version: object) -> Release:
     from packaging.version import Version
 
     numbers = re.match(r"[vV]?\d{1,9}(\.\d{1,9}){0,3}", str(version).strip())
-    return Version(numbers[0]).release if numbers else ()
+    if numbers is None:
+        return ()
+    return Version(numbers[0]).release
 
 
 def minor_of(version: object) -> str:
