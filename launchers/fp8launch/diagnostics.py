@@ -17,6 +17,11 @@ BAD_INPUT = 2
 MACHINE_LACKS = 3
 
 
+def exit_code(yes: bool) -> int:
+    """The exit code of a command that answers a question."""
+    return 0 if yes else ANSWER_IS_NO
+
+
 @dataclass(frozen=True)
 class Problem:
     """One finding.

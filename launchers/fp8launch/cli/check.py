@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -22,13 +23,15 @@ from fp8launch.cli.output import (
     recipe_options,
     show_json,
     with_bar,
+    with_gpu,
     with_options,
 )
 from fp8launch.cluster.profile import Cluster, load_cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.schedulers.base import Scheduler
+from fp8launch.wording import counted
 
 
 @click.command()
@@ -63,9 +66,8 @@ def check(
     profile = load_cluster(cluster)
     refused: dict[str, UserError] = {}
     names = list(_expanded(recipes, refused))
-    what_if = (*overrides, *([f"resources.gpu={gpu}"] if gpu else []))
     prepared: dict[str, Prepared] = {}
-    found = _results(names, what_if, nodes, profile, rehearse, count, prepared, refused)
+    found = _results(names, with_gpu(overrides, gpu), nodes, profile, rehearse, count, prepared, refused)
     results = dict(zip(names, found, strict=True))
     if as_json:
         show_json(_as_json(results))
@@ -74,7 +76,7 @@ def check(
         if len(results) == 1 and all(result.ok for result in results.values()):
             for run in prepared.values():
                 echo("\n".join(summary(run)))
-    return max(result.exit_code or (0 if result.ok else ANSWER_IS_NO) for result in results.values())
+    return max(result.exit_code or exit_code(result.ok) for result in results.values())
 
 
 def refuse_errors(
@@ -108,7 +110,9 @@ def _rehearse_some(
     chosen = [index for index, run in enumerate(prepared) if _is_rehearsed(run, cluster, asked)]
     if not chosen:
         return found
-    field = f"cluster profile {cluster.name}: rehearse.from_gpu_hours" if asked is None else "--rehearse"
+    field = "--rehearse"
+    if asked is None:
+        field = f"cluster profile {cluster.name}: rehearse.from_gpu_hours"
     rehearsals = rehearsed([prepared[index] for index in chosen], [found[index] for index in chosen], cluster, field)
     for index, result in zip(chosen, rehearsals, strict=True):
         found[index] = result
@@ -179,8 +183,8 @@ def _results(
     found = check_all(runs, cluster, say=eprint)
     if rehearse:
         found = rehearsed(runs, found, cluster, count=count)
-    checked = dict(zip(prepared, found, strict=True))
-    return (refused[name] if name in refused else checked[name] for name in names)
+    every = refused | dict(zip(prepared, found, strict=True))
+    return (every[name] for name in names)
 
 
 def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:
@@ -190,9 +194,9 @@ def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:
     each = {name: result.as_json() for name, result in results.items()}
     return {
         "ok": all(result.ok for result in results.values()),
-        "problems": [problem for one in each.values() for problem in one["problems"]],
+        "problems": list(chain.from_iterable(one["problems"] for one in each.values())),
         "layers": _layers(results.values()),
-        "silenced": [problem for one in each.values() for problem in one["silenced"]],
+        "silenced": list(chain.from_iterable(one["silenced"] for one in each.values())),
         "recipes": each,
     }
 
@@ -216,28 +220,38 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
         if verbose and result.rehearsal is not None:
             _show_tracebacks(result.rehearsal)
     for line, names in _not_run(results).items():
-        of = f" ({', '.join(names)})" if len(names) < len(results) else ""
-        eprint(f"note: layer {line}{of}")
-    left_out = dict.fromkeys(name for r in results.values() if r.rehearsal for name in r.rehearsal.not_rehearsed)
+        if len(names) < len(results):
+            line += f" ({', '.join(names)})"
+        eprint(f"note: layer {line}")
+    rehearsals = [result.rehearsal for result in results.values() if result.rehearsal]
+    left_out = dict.fromkeys(chain.from_iterable(one.not_rehearsed for one in rehearsals))
     if left_out:
         eprint(f"note: not rehearsed: {', '.join(left_out)}")
-    errors = sum(not result.ok for result in results.values())
-    warned = sum(result.ok and bool(result.problems) for result in results.values())
-    silenced = sum(len(result.silenced) for result in results.values())
-    unknown = sum(result.ok and bool(result.exit_code) for result in results.values())
-    good = "no errors found" if not unknown else f"{unknown} without a verdict"
-    roles = [role for result in results.values() if result.rehearsal for role in result.rehearsal.roles]
-    passed = sum(role.result == "passed" for role in roles)
-    verdict = ", ".join(
-        (
-            f"{len(results)} recipe{'s' * (len(results) > 1)} checked",
-            f"{errors} with errors" if errors else good,
-            *([f"{passed} of {len(roles)} role{'s' * (len(roles) > 1)} rehearsed without an error"] if roles else []),
-            *([f"{warned} with warnings"] if warned else []),
-            *([f"{silenced} warning{'s' * (silenced > 1)} silenced"] if silenced else []),
-        )
-    )
-    eprint(verdict)
+    eprint(_verdict(results.values(), rehearsals))
+
+
+def _verdict(results: Collection[CheckResult], rehearsals: Sequence[RehearsalReport]) -> str:
+    """How many recipes are good, in one line."""
+    parts = [f"{counted(len(results), 'recipe')} checked"]
+    errors = sum(not result.ok for result in results)
+    unknown = sum(result.ok and bool(result.exit_code) for result in results)
+    if errors:
+        parts.append(f"{errors} with errors")
+    elif unknown:
+        parts.append(f"{unknown} without a verdict")
+    else:
+        parts.append("no errors found")
+    roles = list(chain.from_iterable(one.roles for one in rehearsals))
+    if roles:
+        passed = sum(role.result == "passed" for role in roles)
+        parts.append(f"{passed} of {counted(len(roles), 'role')} rehearsed without an error")
+    warned = sum(result.ok and bool(result.problems) for result in results)
+    if warned:
+        parts.append(f"{warned} with warnings")
+    silenced = sum(len(result.silenced) for result in results)
+    if silenced:
+        parts.append(f"{counted(silenced, 'warning')} silenced")
+    return ", ".join(parts)
 
 
 def _not_run(results: Mapping[str, CheckResult]) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.job.prepared import Prepared
+from fp8launch.wording import and_more
 
 
 def summary(prepared: Prepared) -> list[str]:
@@ -26,7 +27,9 @@ def _size(prepared: Prepared) -> str:
 
 def _memory(prepared: Prepared) -> str:
     run = resolve_run(prepared)
-    found = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
+    found = None
+    if run.gpu.memory_gib and run.uses_te:
+        found = run_estimate(run)
     if found is None:
         return "memory  not estimated for this run"
     share = f"{found.total / 2**30:.1f} of {run.gpu.memory_gib:.1f} GiB per GPU"
@@ -40,8 +43,7 @@ def _data(prepared: Prepared) -> str:
     if data.kind == "mock":
         return "data    mock: generated tokens"
     names = [Path(str(entry)).name for entry in data.blend or [] if isinstance(entry, str) and "/" in entry]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"data    indexed: {shown}"
+    return f"data    indexed: {and_more(names, 3)}"
 
 
 def _image(prepared: Prepared) -> str:

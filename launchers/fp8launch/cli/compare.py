@@ -12,7 +12,7 @@ import click
 from fp8launch.cli import complete
 from fp8launch.cli.names import is_recipe_file, runs_named, study_named
 from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.logs.open_log import log_name, logs_in
 from fp8launch.recipe.yaml_source import is_file
@@ -75,7 +75,7 @@ def compare(
     else:
         _show(comparison)
     _write_files(comparison, html, csv, md, plot)
-    return 0 if comparison.valid or (force and any(e.row.good for e in comparison.entries)) else ANSWER_IS_NO
+    return exit_code(comparison.valid or (force and any(entry.row.good for entry in comparison.entries)))
 
 
 def read_runs(names: Sequence[str], gpu: str | None = None) -> list[RunData]:
@@ -83,7 +83,8 @@ def read_runs(names: Sequence[str], gpu: str | None = None) -> list[RunData]:
     found: dict[str, RunData] = {}
     for name in names:
         for run in _read(name, gpu):
-            found.setdefault(run.sources[0] if run.sources else run.name, run)
+            key = run.sources[0] if run.sources else run.name
+            found.setdefault(key, run)
     return _told_apart(list(found.values()))
 
 
@@ -97,7 +98,12 @@ def _told_apart(runs: list[RunData]) -> list[RunData]:
             run = replace(run, name=f"{parent}/{run.name}")
         renamed.append(run)
     again = Counter(run.name for run in renamed)
-    return [replace(run, name=run.sources[0]) if again[run.name] > 1 and run.sources else run for run in renamed]
+    found = []
+    for run in renamed:
+        if again[run.name] > 1 and run.sources:
+            run = replace(run, name=run.sources[0])
+        found.append(run)
+    return found
 
 
 def _read(name: str, gpu: str | None) -> list[RunData]:
@@ -112,7 +118,9 @@ def _read(name: str, gpu: str | None) -> list[RunData]:
             raise error("no-log", "is not a run or a study and contains no *.log", name)
         return [run_from_logs(log_name(log), [log], gpu) for log in logs]
     study = study_named(name)
-    return runs_from_study(study, gpu) if study else [run_from_folder(run, gpu) for run in runs_named(name)]
+    if study:
+        return runs_from_study(study, gpu)
+    return [run_from_folder(run, gpu) for run in runs_named(name)]
 
 
 def _show(comparison: Comparison) -> None:

@@ -15,7 +15,7 @@ from fp8launch.data.index_format import Index
 from fp8launch.data.lengths import Bucket, Lengths, TokenUse, count_tokens, document, measure, open_index, prefix_of
 from fp8launch.data.manifest import Manifest, content_differences, read_manifest, size_differences
 from fp8launch.data.tokenizer import TokenizerSpec, sha256_of
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError
+from fp8launch.diagnostics import UserError, exit_code
 
 BAR = 40
 # Of a sampled document this much is shown.
@@ -37,7 +37,9 @@ def inspect(prefix: str, sample: int | None, tokenizer: str | None, verify: bool
     index = open_index(path)
     lengths = measure(path, index)
     manifest, wrong = _compare(path, verify)
-    use = count_tokens(path, index) if verify else None
+    use = None
+    if verify:
+        use = count_tokens(path, index)
     if manifest is not None and manifest.vocab_limit and use is not None:
         wrong += _beyond(use.largest, manifest.vocab_limit)
     number = min(sample or 0, index.sequences - 1)
@@ -49,22 +51,27 @@ def inspect(prefix: str, sample: int | None, tokenizer: str | None, verify: bool
                 "prefix": str(path),
                 **asdict(index),
                 "lengths": asdict(lengths),
-                "manifest": manifest.raw if manifest else None,
+                "manifest": manifest and manifest.raw,
                 "verified": verify and manifest is not None and not wrong,
                 "problems": wrong,
-                "largest_token": use.largest if use else None,
-                "different_tokens": use.different if use else None,
-                "unigram_entropy": use.unigram_entropy if use else None,
+                "largest_token": use and use.largest,
+                "different_tokens": use and use.different,
+                "unigram_entropy": use and use.unigram_entropy,
                 "sample": {"document": number, "ids": ids, "text": text},
             }
         )
-        return ANSWER_IS_NO if wrong else 0
+        return exit_code(not wrong)
     _show(path, index, lengths, manifest)
     for line in _state(manifest, use, wrong):
         echo(line)
-    echo(f"\ndocument {number:,}, from its start" + (f" ({why_not})" if why_not else ""))
-    echo(_shortened(text if text is not None else " ".join(map(str, ids))))
-    return ANSWER_IS_NO if wrong else 0
+    title = f"\ndocument {number:,}, from its start"
+    if why_not:
+        title += f" ({why_not})"
+    echo(title)
+    if text is None:
+        text = " ".join(map(str, ids))
+    echo(_shortened(text))
+    return exit_code(not wrong)
 
 
 def _compare(path: Path, verify: bool) -> tuple[Manifest | None, list[str]]:
@@ -110,17 +117,21 @@ def _show(path: Path, index: Index, lengths: Lengths, manifest: Manifest | None)
     most = max(bucket.documents for bucket in lengths.buckets)
     width = max(len(_range(bucket)) for bucket in lengths.buckets)
     for bucket in lengths.buckets:
-        bar = "█" * max(round(BAR * bucket.documents / most), 1 if bucket.documents else 0)
+        bar = "█" * max(round(BAR * bucket.documents / most), min(bucket.documents, 1))
         echo(f"{_range(bucket):>{width}} {bar:<{BAR}} {bucket.documents:,}")
     if manifest is not None and manifest.tokenizer is not None:
         known: dict[str, Any] = manifest.raw["tokenizer"]
-        end = "none" if known["eod"] is None else known["eod"]
+        end = known["eod"]
+        if end is None:
+            end = "none"
         echo(f"\ntokenizer {known['name']}")
         echo(f"{known['kind']}, {known['vocab_size']:,} tokens, end of document {end}")
 
 
 def _range(bucket: Bucket) -> str:
-    return f"{bucket.begin:,}" if bucket.end - bucket.begin <= 1 else f"{bucket.begin:,}-{bucket.end - 1:,}"
+    if bucket.end - bucket.begin <= 1:
+        return f"{bucket.begin:,}"
+    return f"{bucket.begin:,}-{bucket.end - 1:,}"
 
 
 def _state(manifest: Manifest | None, use: TokenUse | None, wrong: list[str]) -> list[str]:
@@ -140,4 +151,6 @@ def _state(manifest: Manifest | None, use: TokenUse | None, wrong: list[str]) ->
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= SAMPLE_CHARACTERS else f"{text[:SAMPLE_CHARACTERS]} ..."
+    if len(text) <= SAMPLE_CHARACTERS:
+        return text
+    return f"{text[:SAMPLE_CHARACTERS]} ..."

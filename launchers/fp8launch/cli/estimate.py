@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from fp8launch.cli.output import (
     recipe_options,
     show_json,
     show_table,
+    with_gpu,
     with_options,
 )
 from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
@@ -51,15 +51,17 @@ def estimate(
 
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
-    prepared = prepare(recipe_named(recipe), (*overrides, *([f"resources.gpu={gpu}"] if gpu else [])), nodes)
+    prepared = prepare(recipe_named(recipe), with_gpu(overrides, gpu), nodes)
     estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
     if as_json:
         show_json(_all_as_json(prepared, [_as_json(one) for one in estimated]))
         return 0
     for i, one in enumerate(estimated):
+        if i:
+            echo()
         if prepared.phases:
             phase = prepared.phases[i]
-            echo(f"{chr(10) if i else ''}phase {phase.name}, iterations {phase.span}")
+            echo(f"phase {phase.name}, iterations {phase.span}")
         _show(one)
     return 0
 
@@ -68,14 +70,22 @@ def _all_as_json(prepared: Prepared, each: list[dict[str, Any]]) -> dict[str, An
     """A run as it is; of one with phases that which needs most memory, what all cost together, and each by itself."""
     if not prepared.phases:
         return each[0]
-    fullest = max(each, key=lambda one: one["memory"]["total_mib"] if one["memory"] else 0)
-    sums = {
-        name: None if None in (parts := [one[name] for one in each]) else sum(parts)
-        for name in ("steps", "tokens", "gpu_hours")
-    }
-    sums["gpu_hours_at_most"] = prepared.gpu_hours_at_most
-    names = [{"name": one.name, "begin": one.begin, "end": one.end} for one in prepared.phases]
-    return {**fullest, **sums, "phases": [{**name, **one} for name, one in zip(names, each, strict=True)]}
+    fullest = max(each, key=_needed_mib)
+    found = dict(fullest)
+    for name in ("steps", "tokens", "gpu_hours"):
+        values = [one[name] for one in each]
+        found[name] = None if None in values else sum(values)
+    found["gpu_hours_at_most"] = prepared.gpu_hours_at_most
+    found["phases"] = []
+    for phase, one in zip(prepared.phases, each, strict=True):
+        found["phases"].append({"name": phase.name, "begin": phase.begin, "end": phase.end, **one})
+    return found
+
+
+def _needed_mib(one: dict[str, Any]) -> int:
+    if not one["memory"]:
+        return 0
+    return int(one["memory"]["total_mib"])
 
 
 def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
@@ -99,10 +109,15 @@ class _Estimated:
 
 def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None) -> _Estimated:
     run = resolve_run(prepared)
-    args = ChainMap({"train_iters": steps} if steps else {}, dict(run.given), dict(run.defaults))
+    args = {**run.defaults, **run.given}
+    if steps:
+        args["train_iters"] = steps
     world, batch = run.layout.world, run.layout.global_batch
-    memory = run_estimate(run) if run.gpu.memory_gib and run.uses_te else None
-    step = step_time(args, world, batch, run.gpu) if run.uses_te else None
+    memory, step = None, None
+    if run.uses_te:
+        step = step_time(args, world, batch, run.gpu)
+    if run.uses_te and run.gpu.memory_gib:
+        memory = run_estimate(run)
     throughput = _throughput(prepared, gpu, speed)
     if throughput is None and step is not None:
         throughput = Throughput(step.tokens_per_s_per_gpu, f"predicted, ± {step.uncertainty:.0%}", known=False)
@@ -163,7 +178,7 @@ def _as_json(one: _Estimated) -> dict[str, Any]:
             "basis": costs.throughput.basis,
             "known": costs.throughput.known,
         },
-        "step_time_ms": None if costs.step_time_s is None else costs.step_time_s * 1000,
+        "step_time_ms": costs.step_time_s and costs.step_time_s * 1000,
         "gpu_hours": costs.gpu_hours,
         "gpu_hours_at_most": prepared.gpu_hours_at_most,
     }
@@ -198,8 +213,12 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
             rows.append(("without the embedding", f"{counted.multiplied:,}", _billions(counted.multiplied)))
     if len(counted.per_stage) > 1 or counted.per_stage[0] != counted.total:
         for count, ranks in _runs(counted.per_stage):
-            stage = f"stage {ranks[0]}" if len(ranks) == 1 else f"stages {ranks[0]} to {ranks[-1]}"
-            rows.append((f"on a GPU of {stage}" if run.layout.pp > 1 else "on a GPU", f"{count:,}", _billions(count)))
+            where = "on a GPU"
+            if len(ranks) > 1:
+                where = f"on a GPU of stages {ranks[0]} to {ranks[-1]}"
+            elif run.layout.pp > 1:
+                where = f"on a GPU of stage {ranks[0]}"
+            rows.append((where, f"{count:,}", _billions(count)))
     show_table(("parameters", "(count)", "(10^9)"), rows)
     echo()
 
@@ -217,12 +236,14 @@ def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
 
 def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     device = run.gpu.memory_gib * 1024 * MIB
-    stage = f", pipeline stage {memory.stage} of 0 to {memory.stages - 1}" if memory.stages > 1 else ""
     rows = [(t.name, _gib(t.bytes), _bar(t.bytes, device), str(t.certainty), t.note) for t in memory.terms]
     rows.append(("PyTorch's max allocated", _gib(memory.peak), _bar(memory.peak, device), "", "all but the reserves"))
     share = f"{memory.total / device:.0%} of {_gib(device)} GiB, ± {memory.uncertainty:.0%}"
     rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))
-    show_table((f"memory of one {run.gpu.name}{stage}", "(GiB)", "of the device", "", "what"), rows)
+    title = f"memory of one {run.gpu.name}"
+    if memory.stages > 1:
+        title += f", pipeline stage {memory.stage} of 0 to {memory.stages - 1}"
+    show_table((title, "(GiB)", "of the device", "", "what"), rows)
     echo()
 
 
@@ -241,8 +262,10 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     if costs.gpu_hours is not None:
         rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "training steps only"))
     if prepared.gpu_hours_at_most:
-        times = f"{prepared.jobs_at_most} times " if prepared.jobs_at_most > 1 else ""
-        limit = f"{costs.gpus} GPUs for {times}the time limit of {prepared.loaded.recipe.resources.time}"
+        limit = f"the time limit of {prepared.loaded.recipe.resources.time}"
+        if prepared.jobs_at_most > 1:
+            limit = f"{prepared.jobs_at_most} times {limit}"
+        limit = f"{costs.gpus} GPUs for {limit}"
         rows.append(("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", limit))
     show_table(("cost", "(value)", "rests on"), rows)
 
@@ -250,7 +273,9 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
 def _bar(size: float, whole: float) -> str:
     """A bar that is full at the size of the device, and open-ended beyond it."""
     length = round(BAR * size / whole)
-    return "█" * min(length, BAR) + ("▶" if length > BAR else "")
+    if length > BAR:
+        return "█" * BAR + "▶"
+    return "█" * length
 
 
 def _gib(size: float) -> str:

@@ -20,6 +20,7 @@ from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, Scheduler
+from fp8launch.untyped import as_int
 
 LOST_SECONDS = 120.0
 
@@ -35,7 +36,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     except KeyboardInterrupt:
         eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
-    eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
+    eprint(f"{run.run_id}: {state}")
     completed = state.status == "completed"
     report = _report(run)
     if report is not None and not (brief and completed):
@@ -74,21 +75,19 @@ def _sentence(run: RunFolder, state: JobState, report: RunReport | None) -> str:
 
 
 def _message(run: RunFolder, state: JobState, report: RunReport | None) -> dict[str, Any]:
-    failure = report.failure if report is not None else None
     return {
         "run": run.run_id,
         "state": state.status,
         "detail": state.detail,
-        "failure": failure.as_json() if failure else None,
-        "loss": report.loss_last if report is not None else None,
-        "iteration": report.iteration_last if report is not None else None,
+        "failure": report and report.failure and report.failure.as_json(),
+        "loss": report and report.loss_last,
+        "iteration": report and report.iteration_last,
     }
 
 
 def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
     manifest = run.manifest()
-    planned = stated_arguments(manifest).get("train_iters")
-    total = planned if isinstance(planned, int) else None
+    total = as_int(stated_arguments(manifest).get("train_iters"))
     every = scheduler.capabilities.poll_seconds
     console = Console(stderr=True)
     columns = (
@@ -108,7 +107,8 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
             attempts = run.attempts()
             if attempts and (tail is None or tail.path != attempts[-1].log):
                 tail = LogTail(attempts[-1].log)
-            for iteration in tail.poll() if tail else []:
+            news = tail.poll() if tail else []
+            for iteration in news:
                 progress.update(task, completed=iteration.number, total=iteration.planned, news=_news(iteration))
                 if not console.is_terminal and _worth_a_line(iteration):
                     eprint(f"iteration {iteration.number}/{iteration.planned} {_news(iteration)}")
@@ -118,7 +118,10 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
             if now - asked >= every:
                 asked, state = now, scheduler.state(run)
                 progress.update(task, description=_stage(run, manifest, state))
-                lost = 0.0 if state.status != "unknown" else lost or now
+                if state.status != "unknown":
+                    lost = 0.0
+                elif not lost:
+                    lost = now
                 if lost and now - lost > LOST_SECONDS:
                     return state
             # One more round after the end: the last lines may have come while the state was asked for.
@@ -129,7 +132,7 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
 def _stage(run: RunFolder, manifest: dict[str, Any], state: JobState) -> str:
     """The state in a word; before the first iteration the stage of the start-up, in the queue Slurm's reason."""
     if state.status == "pending":
-        return f"queued ({state.reason})" if state.reason else "queued"
+        return str(state).replace("pending", "queued", 1)
     return progress_of(run, manifest, state).stage or state.status
 
 
@@ -183,8 +186,10 @@ class GrowingFile:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 while block := file.read(1 << 20):
-                    write(self._text.feed(block).encode() if terminal else block)
                     self._offset += len(block)
+                    if terminal:
+                        block = self._text.feed(block).encode()
+                    write(block)
         except FileNotFoundError:
             return
         if final and terminal:

@@ -57,7 +57,11 @@ def cluster(
     On a terminal it asks about what can be chosen; every answer is also an option. Slurm is asked whether it would
     accept a job of one node with these settings; exit code 1 if it would not.
     """
-    target = None if out == "-" else Path(out) if out else config_folder() / f"{name}.yaml"
+    target: Path | None = config_folder() / f"{name}.yaml"
+    if out == "-":
+        target = None
+    elif out:
+        target = Path(out)
     if target is not None and target.exists() and not force:
         raise error("profile-exists", "already exists", str(target), "pass another NAME, or --force to replace it")
     if target is not None and "/" in name:
@@ -67,16 +71,16 @@ def cluster(
     where = _partition(site, ask, partition)
     owner = _account(ask, site, account)
     service = _qos(ask, site.qos_of(owner), qos)
-    kind = (
-        ask.choose("GPU type", "--gres-type", gres_type, where.typed, None)
-        if gres_type or len(where.gpus) > 1
-        else None
-    )
+    kind = None
+    if gres_type or len(where.gpus) > 1:
+        kind = ask.choose("GPU type", "--gres-type", gres_type, where.typed, None)
     container = _runtime(ask, runtime)
     root = ask.text("Folder for run folders, shared by all nodes", run_root, _shown(default_root()))
     values = _values(where, owner, service, kind, container, root)
-    values |= {"mounts": list(mounts)} if mounts else {}
-    values |= {"env": dict(_pair(one) for one in env)} if env else {}
+    if mounts:
+        values["mounts"] = list(mounts)
+    if env:
+        values["env"] = dict(map(_pair, env))
     text = write_yaml(values, _comments(where, owner, service, container))
     if target is None:
         echo(text, nl=False)
@@ -85,7 +89,9 @@ def cluster(
         write_atomically(target, text)
         load_cluster(str(target))
         eprint(f"wrote {target}")
-    return _tried(values, where, kind, name if out is None else str(target or "-"))
+    if out is not None:
+        name = str(target or "-")
+    return _tried(values, where, kind, name)
 
 
 def _partition(site: SiteOffers, ask: Asker, stated: str | None) -> PartitionOffer:
@@ -94,7 +100,8 @@ def _partition(site: SiteOffers, ask: Asker, stated: str | None) -> PartitionOff
         raise error("no-partition", "no partition of this cluster takes jobs now", None, "see `sinfo`", MACHINE_LACKS)
     if stated is None:
         for one in found:
-            ask.note(f"  {one.name}: {one.words}{' (default)' if one.default else ''}")
+            default = " (default)" if one.default else ""
+            ask.note(f"  {one.name}: {one.words}{default}")
     names = [one.name for one in found]
     chosen = ask.choose("partition", "--partition", stated, names, names[0])
     return next(one for one in found if one.name == chosen)
@@ -103,15 +110,21 @@ def _partition(site: SiteOffers, ask: Asker, stated: str | None) -> PartitionOff
 def _account(ask: Asker, site: SiteOffers, stated: str | None) -> str | None:
     names = [one.account for one in site.accounts]
     default = site.default_account
-    return ask.choose("account", "--account", stated, names, default if default in names else None)
+    if default not in names:
+        default = None
+    return ask.choose("account", "--account", stated, names, default)
 
 
 def _qos(ask: Asker, association: Association | None, stated: str | None) -> str | None:
     """The QOS to state; None leaves it to Slurm."""
     if association is None:
         return stated
-    default = association.default_qos or ("normal" if "normal" in association.qos else None)
-    return ask.choose("QOS", "--qos", stated, association.qos, default or (association.qos or (None,))[0])
+    default = association.default_qos
+    if not default and "normal" in association.qos:
+        default = "normal"
+    if not default:
+        default = next(iter(association.qos), None)
+    return ask.choose("QOS", "--qos", stated, association.qos, default)
 
 
 def _runtime(ask: Asker, stated: str | None) -> str:
@@ -133,26 +146,29 @@ def _pair(text: str) -> tuple[str, str]:
 def _values(
     where: PartitionOffer, account: str | None, qos: str | None, kind: str | None, runtime: str, root: str
 ) -> dict[str, Any]:
-    values: dict[str, Any] = {"description": f"{where.name}: {where.words}"}
-    values |= {"account": account} if account else {}
-    values["partition"] = where.name
-    values |= {"qos": qos} if qos else {}
-    values["gpus"] = "gpus-per-node" if where.gpus else "none"
-    values |= {"gres_type": kind} if kind else {}
-    # "none" would switch containers off; without a line each command looks for a runtime.
-    values |= {"runtime": runtime} if runtime != "none" else {}
-    values["run_root"] = root
-    return values
+    values: dict[str, Any] = {
+        "description": f"{where.name}: {where.words}",
+        "account": account,
+        "partition": where.name,
+        "qos": qos,
+        "gpus": "gpus-per-node" if where.gpus else "none",
+        "gres_type": kind,
+        # "none" would switch containers off; without a line each command looks for a runtime.
+        "runtime": None if runtime == "none" else runtime,
+        "run_root": root,
+    }
+    return {key: value for key, value in values.items() if value}
 
 
 def _comments(where: PartitionOffer, account: str | None, qos: str | None, runtime: str) -> dict[str, list[str]]:
     comments = {
         "": ["Written by `fp8launch init cluster` from what Slurm said. Edit it freely: docs/cluster_reference.md has",
              "every key. `fp8launch doctor` shows what the cluster provides."],
-        "gpus": ["Slurm knows no GPUs in this partition, so none are requested."] if not where.gpus else
-                ["How GPUs are requested: gpus-per-node, gres (--gres=gpu:8), or none."],
+        "gpus": ["How GPUs are requested: gpus-per-node, gres (--gres=gpu:8), or none."],
         "run_root": ["Run folders. Every node must see this folder at the same path."],
     }  # fmt: skip
+    if not where.gpus:
+        comments["gpus"] = ["Slurm knows no GPUs in this partition, so none are requested."]
     if runtime == "none":
         comments["run_root"] = [
             "No container runtime was found here. Recipes with an image need pyxis, Apptainer or Charliecloud:",
@@ -169,20 +185,27 @@ def _tried(values: dict[str, Any], where: PartitionOffer, kind: str | None, name
     stated = ("account", "partition", "qos")
     options: dict[str, str] = {key: str(values[key]) for key in stated if key in values}
     if where.gpus:
-        count = where.gpus[kind] if kind else max(where.gpus.values())
-        options["gpus-per-node"] = f"{kind}:{count}" if kind else str(count)
+        options["gpus-per-node"] = str(max(where.gpus.values()))
+        if kind:
+            options["gpus-per-node"] = f"{kind}:{where.gpus[kind]}"
     words = by_name(CLUSTER_DEFAULT).refusal(options)
     if words is not None:
         eprint(f"Slurm would reject a job of one node with these settings: {words}")
         return ANSWER_IS_NO
     eprint("Slurm would accept a job of one node with these settings.")
-    suffix = "" if name in ("default", "-") else f" --cluster {name}"
+    doctor, recipe = "fp8launch doctor", "fp8launch init recipe llama3_8b"
+    if name not in ("default", "-"):
+        doctor += f" --cluster {name}"
     gpu = where.gpu_of(kind)
-    eprint(f"Next: fp8launch doctor{suffix}; fp8launch init recipe llama3_8b{f' --gpu {gpu}' if gpu else ''}")
+    if gpu:
+        recipe += f" --gpu {gpu}"
+    eprint(f"Next: {doctor}; {recipe}")
     return 0
 
 
 def _shown(path: Path) -> str:
     """A path as people write it in a profile: below the home folder with `~`."""
     home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    if path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from fp8launch.recipe.first_recipe import Draft, recipe_text
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 from fp8launch.rundir.atomic_io import write_atomically
+from fp8launch.untyped import as_int
 
 LONGEST = 8192
 IMAGE = "nemo-26.06"
@@ -83,8 +85,10 @@ def recipe(
     count = nodes or ask.count("Number of nodes", 1)
     if not data and ask.asks:
         data = tuple(ask.text("Dataset prefixes, or `mock` for generated tokens", None, "mock").split())
-        data = () if data == ("mock",) else data
+        if data == ("mock",):
+            data = ()
     per_node = gpus_per_node or _usual_gpus(chosen)
+    uses_image = image != "none" and chosen != "cpu"
     draft = replace(
         draft,
         name=name or f"{draft.name}_{chosen}x{count * per_node}",
@@ -94,12 +98,14 @@ def recipe(
         time=time,
         iterations=iterations,
         data=tuple(str(Path(one).absolute()) for one in data),
-        tokenizer=str(Path(tokenizer).absolute()) if tokenizer else None,
-        image=None if image == "none" or chosen == "cpu" else image,
+        tokenizer=tokenizer and str(Path(tokenizer).absolute()),
+        image=image if uses_image else None,
         saves=bool(data),
     )
     draft = _with_parts(draft, precision or _usual_precision(chosen))
-    target = None if out == "-" else Path(out or f"{draft.name}.yaml")
+    target = None
+    if out != "-":
+        target = Path(out or f"{draft.name}.yaml")
     if target is not None and target.exists() and not force:
         raise error("file-exists", "already exists", str(target), "pass another --name, or --force to replace it")
     with tempfile.TemporaryDirectory() as folder:
@@ -128,22 +134,30 @@ def _model(name: str) -> Draft:
         return replace(empty, name=known, source=known, extends=(f"models/{known}",))
     path = Path(name)
     if not path.exists():
+        fix = f"use one of {', '.join(parts)}; or download the model's config.json and pass its path"
         near = nearest(known.lower().replace("-", "_").replace(".", "_").rpartition("/")[2], parts)
-        hint = f"did you mean '{near}'? " if near else ""
-        fix = f"{hint}use one of {', '.join(parts)}; or download the model's config.json and pass its path"
+        if near:
+            fix = f"did you mean '{near}'? {fix}"
         raise error("unknown-model", "is neither a model of the pack nor a file", name, fix)
     found = read_config(path)
-    folder = path.resolve() if path.is_dir() else path.resolve().parent
-    stem = folder.name if path.is_dir() or path.name == "config.json" else path.stem
-    word = "".join(c if c.isalnum() else "_" for c in stem.lower()).strip("_") or "model"
+    stem = path.stem
+    if path.is_dir():
+        stem = path.resolve().name
+    elif path.name == "config.json":
+        stem = path.resolve().parent.name
+    word = re.sub(r"[\W_]", "_", stem.lower()).strip("_") or "model"
     return replace(empty, name=word, source=f"{stem} ({found.kind})", model=found.model, notes=found.notes)
 
 
 def _usual_gpus(gpu: str) -> int:
     """GPUs of the node that the pack describes."""
     part = pack_folder("recipes") / "hardware" / f"{gpu}.yaml"
-    found = _stated(str(part), "resources", "gpus_per_node") if part.is_file() else None
-    return found if isinstance(found, int) else GPUS[gpu].per_node
+    found = None
+    if part.is_file():
+        found = as_int(_stated(str(part), "resources", "gpus_per_node"))
+    if found is None:
+        return GPUS[gpu].per_node
+    return found
 
 
 def _stated(recipe: str, section: str, key: str) -> object:
@@ -157,7 +171,9 @@ def _usual_precision(gpu: str) -> str:
     peaks = GPUS[gpu]
     if peaks.fp8 is None:
         return BF16
-    return "mxfp8" if peaks.capability >= (10, 0) else "tensorwise"
+    if peaks.capability >= (10, 0):
+        return "mxfp8"
+    return "tensorwise"
 
 
 def _with_parts(draft: Draft, precision: str) -> Draft:
@@ -168,7 +184,8 @@ def _with_parts(draft: Draft, precision: str) -> Draft:
         flags |= CPU_FLAGS
     else:
         parts.append("parts/distributed_optimizer")
-        parts += ["parts/long_run"] if draft.saves else []
+        if draft.saves:
+            parts.append("parts/long_run")
         if _has_experts(draft):
             parts.append("moe/alltoall")
             # Of a throughput run; a router that is forced learns nothing.
@@ -196,15 +213,18 @@ def _with_batch(draft: Draft, sequence: int | None) -> Draft:
         message = f"the model has {longest} positions, fewer than {sequence}"
         raise error("sequence-too-long", message, "--sequence", f"use {longest} or less")
     world = draft.nodes * draft.gpus_per_node
-    batch = -(-(8 if draft.gpu == "cpu" else 128) // world) * world
+    least = 8 if draft.gpu == "cpu" else 128
+    batch = -(-least // world) * world
     return replace(draft, sequence=sequence or min(longest, LONGEST), batch=batch, layout={"tp": 1, "pp": 1})
 
 
 def _longest(draft: Draft) -> int:
     if draft.model:
         return int(draft.model["max_position_embeddings"])
-    found = _stated(draft.extends[0], "model", "max_position_embeddings")
-    return found if isinstance(found, int) else LONGEST
+    found = as_int(_stated(draft.extends[0], "model", "max_position_embeddings"))
+    if found is None:
+        return LONGEST
+    return found
 
 
 def _with_layout(draft: Draft, folder: Path) -> Draft:
@@ -222,10 +242,12 @@ def _with_layout(draft: Draft, folder: Path) -> Draft:
             ANSWER_IS_NO,
         )
     sizes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp}
-    sizes |= {"ep": layout.ep} if _has_experts(draft) else {}
+    if _has_experts(draft):
+        sizes["ep"] = layout.ep
     sizes["sequence"] = "auto"
-    capacity = GPUS[draft.gpu].memory_gib
-    fits = f"estimated at {layout.gib:.0f} of {capacity:.0f} GiB per GPU" if layout.gib else "memory is not estimated"
+    fits = "memory is not estimated"
+    if layout.gib:
+        fits = f"estimated at {layout.gib:.0f} of {GPUS[draft.gpu].memory_gib:.0f} GiB per GPU"
     note = f"The layout with the least overhead that fits: {fits}{_recomputed(layout)}."
     return replace(draft, layout=sizes, layout_note=note, flags={**(draft.flags or {}), **layout.flags})
 
@@ -239,8 +261,6 @@ def _written(draft: Draft, folder: Path) -> str:
 def _recomputed(layout: FirstLayout) -> str:
     if layout.recompute == "none":
         return ""
-    return (
-        ", with every layer recomputed"
-        if layout.recompute == "all"
-        else (f", with {layout.recompute_layers} layers of each pipeline stage recomputed")
-    )
+    if layout.recompute == "all":
+        return ", with every layer recomputed"
+    return f", with {layout.recompute_layers} layers of each pipeline stage recomputed"

@@ -47,13 +47,14 @@ def logs(
     metrics: bool,
 ) -> None:
     """Print the log of a run, or of the newest run of a recipe."""
-    chosen = [flag for flag, given in (("--rank", rank is not None), ("--node", node), ("--path", show_path),
-                                       ("--metrics", metrics)) if given]  # fmt: skip
-    if len(chosen) > 1 or (follow and chosen):
-        both = "follow with -f" if follow else "be combined"
-        raise click.UsageError(f"{' and '.join(chosen)} cannot {both}; `fp8launch watch` follows and filters")
+    given = {"--rank": rank is not None, "--node": node, "--path": show_path, "--metrics": metrics}
+    chosen = [flag for flag, value in given.items() if value]
+    if chosen and follow:
+        raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} cannot be combined; `fp8launch watch` follows and filters")
     run = run_named(name)
-    files = run.batch_output() if batch else [a.log for a in run.attempts()]
+    files = run.batch_output() if batch else [attempt.log for attempt in run.attempts()]
     if attempt is not None and attempt > len(files):
         raise error("no-attempt", f"{run.run_id} has {len(files)} attempts, not {attempt}", "--attempt")
     if follow:
@@ -68,20 +69,29 @@ def logs(
         echo(path)
     elif metrics:
         echo(as_csv(path), nl=False)
-    elif rank is not None or node is not None:
-        found = list(lines_of_rank(path, rank) if rank is not None else lines_of_node(path, str(node)))
-        if not found:
-            message = f"no line of the log belongs to {f'node {node}' if node else f'rank {rank}'}"
-            fix = "a log of a single process has no ranks; `fp8launch logs RUN` prints all of it"
-            raise error("no-lines", message, str(path), fix, ANSWER_IS_NO)
-        for line in found[-lines:] if lines else found:
-            echo(line)
+    elif rank is not None:
+        _print_some(path, f"rank {rank}", list(lines_of_rank(path, rank)), lines)
+    elif node is not None:
+        _print_some(path, f"node {node}", list(lines_of_node(path, node)), lines)
     elif lines is None:
         GrowingFile(path).copy(final=True)
     else:
         text = last_lines(path, lines)
-        shown = for_terminal(text.encode(errors="replace")).decode() if sys.stdout.isatty() else text
-        sys.stdout.write(f"{shown}\n")
+        if sys.stdout.isatty():
+            text = for_terminal(text.encode(errors="replace")).decode()
+        sys.stdout.write(f"{text}\n")
+
+
+def _print_some(path: Path, whose: str, found: list[str], last: int | None) -> None:
+    """Print the lines of a rank or a node, or the last of them."""
+    if not found:
+        message = f"no line of the log belongs to {whose}"
+        fix = "a log of a single process has no ranks; `fp8launch logs RUN` prints all of it"
+        raise error("no-lines", message, str(path), fix, ANSWER_IS_NO)
+    if last:
+        found = found[-last:]
+    for line in found:
+        echo(line)
 
 
 def _follow(run: RunFolder) -> None:
@@ -99,6 +109,6 @@ def _follow(run: RunFolder) -> None:
             asked, state = time.monotonic(), scheduler.state(run)
             final = state.final
             if final:
-                eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
+                eprint(f"{run.run_id}: {state}")
                 continue
         time.sleep(0.3)

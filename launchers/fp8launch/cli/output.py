@@ -48,9 +48,25 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
+    """Return the overrides, with that of the GPU where one is asked for."""
+    if gpu is None:
+        return tuple(overrides)
+    return (*overrides, f"resources.gpu={gpu}")
+
+
+def number_text(value: float | None, form: str) -> str:
+    """Return a number in Python's format `form`, an empty text where it is not known."""
+    if value is None:
+        return ""
+    return format(value, form)
+
+
 def styled(text: str, **style: Any) -> str:
     """Return a text in colour, unless NO_COLOR is set. `style` has click's names, such as `fg` and `bold`."""
-    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+    if os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, **style)
 
 
 def eprint(message: str) -> None:
@@ -63,8 +79,12 @@ def echo(text: object = "", nl: bool = True, **style: Any) -> None:
 
     `style` has click's names, such as `fg` and `bold`.
     """
-    shown = printable(str(text)) if sys.stdout.isatty() else str(text)
-    click.echo(styled(shown, **style) if style else shown, nl=nl)
+    line = str(text)
+    if sys.stdout.isatty():
+        line = printable(line)
+    if style:
+        line = styled(line, **style)
+    click.echo(line, nl=nl)
 
 
 # Every control character, C1 and those for the direction of writing included, but line ends, tabs and the escape
@@ -91,14 +111,16 @@ class TerminalText:
         """Return the text of a block; with `final` also what was held back, and the end of any colour."""
         text = self._held + self._decoder.decode(block, final)
         self._held = ""
-        begun = None if final else _BEGUN.search(text)
-        if begun:
+        begun = _BEGUN.search(text)
+        if begun and not final:
             self._held = text[begun.start() :]
             text = text[: begun.start()]
         spelt_out = _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-        shown = _COLOURS.sub(_without_hiding, spelt_out)
-        self._coloured = self._coloured or "\x1b[" in shown
-        return f"{shown}\x1b[0m" if final and self._coloured else shown
+        visible = _COLOURS.sub(_without_hiding, spelt_out)
+        self._coloured = self._coloured or "\x1b[" in visible
+        if final and self._coloured:
+            visible += "\x1b[0m"
+        return visible
 
 
 _COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
@@ -110,14 +132,16 @@ _HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")
 
 def _without_hiding(match: re.Match[str]) -> str:
     """The sequence without what conceals the text that follows it."""
-    kept = []
+    kept = ""
     at = 0
     for part in _COLOUR_PARTS.finditer(match[1]):
-        kept += [_HIDING.sub("", match[1][at : part.start()]), part[0]]
+        kept += _HIDING.sub("", match[1][at : part.start()]) + part[0]
         at = part.end()
-    words = [word for word in "".join([*kept, _HIDING.sub("", match[1][at:])]).split(";") if word]
-    hid_something = match[1] != "" and not words
-    return "" if hid_something else f"\x1b[{';'.join(words)}m"
+    kept += _HIDING.sub("", match[1][at:])
+    attributes = ";".join(filter(None, kept.split(";")))
+    if match[1] and not attributes:
+        return ""
+    return f"\x1b[{attributes}m"
 
 
 def for_terminal(raw: bytes) -> bytes:
@@ -142,28 +166,27 @@ def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Con
                 else:
                     yield Segment(printable(text.replace("\t", "    ")), segment.style)
 
-    terminal = Console(stderr=err).is_terminal
-    return Shown(
-        width=None if terminal else width,
-        stderr=err,
-        soft_wrap=soft_wrap and not terminal,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
+    options: dict[str, Any] = {"stderr": err, "markup": False, "emoji": False, "highlight": False}
+    if not Console(stderr=err).is_terminal:
+        options |= {"width": width, "soft_wrap": soft_wrap}
+    return Shown(**options)
 
 
 def show_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
+_SEVERITY_COLOUR = {"error": "red", "warning": "yellow"}
+
+
 def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
     """Print problems on stderr, or on stdout, one after the other."""
     for problem in problems:
-        place = f"{problem.where}: " if problem.where else ""
-        colour = "red" if problem.severity == "error" else "yellow"
-        label = styled(problem.severity, fg=colour, bold=True)
-        click.echo(f"{place}{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}", err=err)
+        label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
+        line = f"{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}"
+        if problem.where:
+            line = f"{problem.where}: {line}"
+        click.echo(line, err=err)
         if problem.fix:
             click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=err)
 
@@ -227,18 +250,21 @@ def show_table(
     from rich.text import Text
 
     cells = [list(row) for row in rows]
-    shown = console(err)
-    kept, needed = _columns_that_fit(columns, cells, shown.width, unbroken, drop)
+    screen = console(err)
+    kept, needed = _columns_that_fit(columns, cells, screen.width, unbroken, drop)
     if unbroken:
-        shown.width = max(shown.width, needed)
+        screen.width = max(screen.width, needed)
     table = Table(title=title, box=None, header_style="bold", pad_edge=False, title_justify="left")
-    for column in (columns[position] for position in kept):
-        justify: Literal["left", "right"] = "right" if column.endswith(")") or column in right else "left"
+    for position in kept:
+        column = columns[position]
+        justify: Literal["left", "right"] = "left"
+        if column.endswith(")") or column in right:
+            justify = "right"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column in unbroken)
     for row in cells:
         table.add_row(*(Text(row[position]) for position in kept))
     # A pipe has no width: do not fold what a script or grep reads.
-    shown.print(table)
+    screen.print(table)
 
 
 def _columns_that_fit(
@@ -248,10 +274,16 @@ def _columns_that_fit(
     least = []
     for position, column in enumerate(columns):
         longest = max((len(row[position]) for row in rows), default=0)
-        least.append(max(len(column), longest if column in unbroken else min(longest, NARROWEST)))
+        if column not in unbroken:
+            longest = min(longest, NARROWEST)
+        least.append(max(len(column), longest))
     kept = list(range(len(columns)))
+
+    def needed() -> int:
+        return sum(least[position] + GAP for position in kept) - GAP
+
     for column in drop:
-        if sum(least[position] + GAP for position in kept) <= width + GAP:
+        if needed() <= width:
             break
         kept.remove(columns.index(column))
-    return kept, sum(least[position] + GAP for position in kept) - GAP
+    return kept, needed()

@@ -10,7 +10,7 @@ import click
 from fp8launch.cli import complete
 from fp8launch.cli.names import is_recipe_file, runs_named
 from fp8launch.cli.output import console, echo, eprint, json_option, show_json
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.yaml_source import is_file
 from fp8launch.report.phases import spans_of
@@ -49,10 +49,9 @@ def parse(
         runs = each_run(names)
         reports = [report_of(run, gpu) for run in runs]
         if as_json:
-            each = [
-                {"run": run.run_id, "folder": str(run.path), **one.as_json()}
-                for run, one in zip(runs, reports, strict=True)
-            ]
+            each = []
+            for run, one in zip(runs, reports, strict=True):
+                each.append({"run": run.run_id, "folder": str(run.path), **one.as_json()})
             show_json(each[0] if len(each) == 1 else each)
         else:
             _show_runs(runs, reports)
@@ -77,7 +76,7 @@ def logs_named(names: Sequence[str]) -> list[Path]:
 
 
 def _exit_code(report: RunReport) -> int:
-    return ANSWER_IS_NO if report.status in ("failed", "no_data") else 0
+    return exit_code(report.status not in ("failed", "no_data"))
 
 
 def each_run(names: Sequence[str]) -> list[RunFolder]:
@@ -96,8 +95,10 @@ def each_run(names: Sequence[str]) -> list[RunFolder]:
 
 def _show_runs(runs: Sequence[RunFolder], reports: Sequence[RunReport]) -> None:
     for position, (run, report) in enumerate(zip(runs, reports, strict=True)):
+        if position:
+            echo()
         if len(runs) > 1:
-            echo(f"{chr(10) if position else ''}{run.run_id}:", bold=True)
+            echo(f"{run.run_id}:", bold=True)
         _show(report)
 
 

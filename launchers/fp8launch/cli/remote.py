@@ -76,9 +76,11 @@ def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], 
         chosen = context.params.get("backend_name")
         if chosen and schedulers.by_name(chosen).capabilities.on_this_machine:
             raise click.UsageError("login nodes are not for training; choose another --backend")
-        # Without Slurm there, the default would be that machine itself.
-        words = words if chosen else ["--backend", schedulers.CLUSTER_DEFAULT, *words]
-    return words, files, secrets if verb == "submit" else {}
+        if not chosen:
+            # Without Slurm there, the default would be that machine itself.
+            words = ["--backend", schedulers.CLUSTER_DEFAULT, *words]
+        return words, files, secrets
+    return words, files, {}
 
 
 def _command(verb: str) -> click.Command:
@@ -90,17 +92,20 @@ def _command(verb: str) -> click.Command:
 def _recipes(context: click.Context) -> list[str]:
     found: list[str] = []
     for name in RECIPE_ARGUMENTS:
-        value = context.params.get(name)
-        found += [value] if isinstance(value, str) else list(value or ())
+        value = context.params.get(name) or ()
+        if isinstance(value, str):
+            found.append(value)
+        else:
+            found += value
     return found
 
 
 def _exit_code(login: Login, verb: str, status: int) -> int:
     """Return the exit code for ssh's; raise UserError where ssh failed, not fp8launch."""
     if status == ssh.FAILED:
-        again = (
-            "`fp8launch --remote ... runs` shows whether the run was submitted" if verb == "submit" else "run it again"
-        )
+        again = "run it again"
+        if verb == "submit":
+            again = "`fp8launch --remote ... runs` shows whether the run was submitted"
         raise ssh.failed(login, "the connection failed or was lost", again)
     if status == ssh.NOT_FOUND:
         raise error(

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ import click
 from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.names import runs_named, study_named
-from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table
+from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failures import Failure
 from fp8launch.report.progress import Progress, duration, progress_of
@@ -37,7 +38,7 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
 
     Before the first iteration the start-up stage is shown: queued, image, imports, model, data.
     """
-    found = [run for name in names for run in runs_named(name)] if names else all_runs()[-last:]
+    found = runs_or_newest(names, last)
     rows = []
     for run, state in zip(found, run_states(found), strict=True):
         manifest = run.manifest()
@@ -61,6 +62,13 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
     if len(rows) > 1:
         counts = Counter(row.state.status for row in rows)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+
+
+def runs_or_newest(names: Sequence[str], last: int) -> list[RunFolder]:
+    """Return the runs that the names mean; without names the `last` newest ones."""
+    if not names:
+        return all_runs()[-last:]
+    return list(chain.from_iterable(map(runs_named, names)))
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,13 @@ def _show(rows: Sequence[_Row]) -> None:
 
 def _cells(row: _Row) -> dict[str, str]:
     progress = row.progress
-    speed = progress.tokens_per_s_per_gpu
     return {
         "run": row.run.run_id,
         "state": row.state.status,
         "iteration": progress.position,
         "ETA": duration(progress.eta_s),
-        "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
-        "tokens/s/GPU": "" if speed is None else f"{speed:,.0f}",
+        "loss": number_text(progress.loss, ".4f"),
+        "tokens/s/GPU": number_text(progress.tokens_per_s_per_gpu, ",.0f"),
         "job": ",".join(job_ids(row.run)),
         "backend": str(row.manifest.get("backend", "")),
         "size": _size(row.manifest),
@@ -111,7 +118,7 @@ def _cells(row: _Row) -> dict[str, str]:
 def _why(run: RunFolder, state: JobState) -> list[str]:
     """What the supervisor wrote down of the run; where there is none, why the run failed."""
     known = attempts_of(run)
-    words = [known.words] if known.words else []
+    words = [known.words]
     failure = _failure(run, state)
     if failure is not None and not known.stopped:
         words.append(f"{failure.code}: {textwrap.shorten(failure.message, MESSAGE, placeholder='...')}")
@@ -119,8 +126,16 @@ def _why(run: RunFolder, state: JobState) -> list[str]:
 
 
 def _failure(run: RunFolder, state: JobState) -> Failure | None:
-    failed = state.final and state.status not in ("completed", "cancelled")
-    return last_failure(run) if failed else None
+    if not state.final or state.status in ("completed", "cancelled"):
+        return None
+    return last_failure(run)
+
+
+def _resumable_from(run: RunFolder, state: JobState) -> int | None:
+    """The iteration from which `resume` could continue; None for a run that goes on or is complete."""
+    if not state.final or state.status == "completed":
+        return None
+    return resumable_from(run)
 
 
 def run_states(found: list[RunFolder]) -> list[JobState]:
@@ -145,7 +160,8 @@ def run_states(found: list[RunFolder]) -> list[JobState]:
 def detail_of(run: RunFolder, state: JobState) -> str:
     """Return why a run waits or how it ended, and from where it could continue; empty where its state says it all."""
     words = [state.reason, *_why(run, state)]
-    if state.final and state.status != "completed" and (iteration := resumable_from(run)):
+    iteration = _resumable_from(run, state)
+    if iteration:
         words.append(f"`fp8launch resume` continues from iteration {iteration}")
     return "; ".join(filter(None, words))
 
@@ -159,6 +175,7 @@ def _size(manifest: dict[str, Any]) -> str:
 
 def _json(row: _Row) -> dict[str, Any]:
     run, manifest, state = row.run, row.manifest, row.state
+    failure = _failure(run, state)
     return {
         "run": run.run_id,
         "folder": str(run.path),
@@ -171,9 +188,9 @@ def _json(row: _Row) -> dict[str, Any]:
         "detail": state.detail,
         "exit_code": state.exit_code,
         "source": state.source,
-        "resumes_from": resumable_from(run) if state.final and state.status != "completed" else None,
+        "resumes_from": _resumable_from(run, state),
         "attempts": len(run.attempts()),
         "survival": asdict(attempts_of(run)),
         "progress": row.progress.as_json(),
-        "failure": failure.as_json() if (failure := _failure(run, state)) else None,
+        "failure": failure and failure.as_json(),
     }

@@ -44,7 +44,9 @@ slurm_options = (
 
 def time_override(stated: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the recipe override that a stated `--time` means."""
-    return (f'resources.time="{stated["time"]}"',) if stated.get("time") else ()
+    if not stated.get("time"):
+        return ()
+    return (f'resources.time="{stated["time"]}"',)
 
 
 def with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
@@ -60,19 +62,21 @@ def with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
         options["nice"] = Node(stated["nice"], "--nice")
     if options:
         tree["options"] = Node(options, "--slurm")
+    if not tree:
+        return profile
     found = Cluster.from_node(Node(tree, "command line"))
     update = {name: getattr(found, name) for name in tree if name != "options"}
     update["options"] = {**profile.options, **found.options}
     # An option of the profile by the same name would win over the one that was just stated.
     for name in update:
         update["options"].pop(name, None)
-    return profile.model_copy(update=update) if tree else profile
+    return profile.model_copy(update=update)
 
 
 def refuse_without_slurm(stated: Mapping[str, Any], backend: str) -> None:
     """Raises UserError where options of Slurm are stated for a scheduler that has none."""
-    given = [f"--{'slurm' if name == 'extra' else name}" for name, value in stated.items() if value not in (None, ())]
-    given = [name for name in given if name != "--time"]
+    given = [f"--{name}" for name, value in stated.items() if value not in (None, ()) and name != "time"]
+    given = [name.replace("--extra", "--slurm") for name in given]
     if given:
         message = f"{', '.join(given)} would have no effect: the {backend} backend starts processes on this machine"
         raise error("no-slurm-options", message, given[0], "remove it, or submit to Slurm")

@@ -26,7 +26,7 @@ from fp8launch.cli.output import (
 )
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, exit_code
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
 from fp8launch.rundir.registry import job_ids, run_root
@@ -36,6 +36,7 @@ from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes
 from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
+from fp8launch.wording import counted
 
 # Of a longer table only the first and the last rows are shown.
 TABLE_ROWS = 40
@@ -104,7 +105,9 @@ def submit(
     if attempts is not None:
         overrides = (*overrides, f"survive.attempts={attempts}")
     overrides = (*overrides, *time_override(slurm))
-    counts = parse_nodes(nodes) if nodes else []
+    counts: Sequence[int] = ()
+    if nodes:
+        counts = parse_nodes(nodes)
     sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
@@ -158,13 +161,16 @@ def submit(
         for run in everything:
             if run not in ended:
                 ended[run] = wait_for(run, scheduler, brief=is_study)
-        status = 0 if all(ended.values()) else ANSWER_IS_NO
+        status = exit_code(all(ended.values()))
         if is_study:
             failed = list(ended.values()).count(False)
             eprint(f"{len(ended)} runs, {failed} not completed; `fp8launch compare {name}` puts them side by side")
     if as_json:
         runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
-        show_json(runs if not is_study else {"study": name, "submitted": runs, "present": len(everything) - len(runs)})
+        if is_study:
+            show_json({"study": name, "submitted": runs, "present": len(everything) - len(runs)})
+        else:
+            show_json(runs)
     else:
         echo(name)
     return status
@@ -186,9 +192,10 @@ def _wait_between(scheduler: Scheduler, ended: dict[RunFolder, bool]) -> Callabl
 
 
 def _report_study(outcome: Outcome) -> None:
-    calls = f" by {outcome.calls} calls" if outcome.calls else ""
-    new, before = len(outcome.submitted), len(outcome.present)
-    eprint(f"{new} submitted{calls}, {before} already existed: {outcome.study.path}")
+    submitted = f"{len(outcome.submitted)} submitted"
+    if outcome.calls:
+        submitted += f" by {outcome.calls} calls"
+    eprint(f"{submitted}, {len(outcome.present)} already existed: {outcome.study.path}")
 
 
 def _points(
@@ -255,8 +262,10 @@ def _confirm(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: 
         return
     if is_study:
         _show_points(ready)
-    several = " x attempts and phases" if any(one.prepared.jobs_at_most > 1 for one in ready) else ""
-    eprint(f"{len(ready)} run{'s' * (len(ready) > 1)}, at most {hours:,.0f} GPU-hours (time limits x GPUs{several})")
+    product = "time limits x GPUs"
+    if any(one.prepared.jobs_at_most > 1 for one in ready):
+        product += " x attempts and phases"
+    eprint(f"{counted(len(ready), 'run')}, at most {hours:,.0f} GPU-hours ({product})")
     if yes:
         return
     if not sys.stdin.isatty():
@@ -300,10 +309,13 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
 
 def _describe_run(one: Prepared, run: RunFolder, backend: str) -> str:
     size = one.layout
-    split = f"DP {size.dp} x TP {size.tp} x PP {size.pp}" + (f" x CP {size.cp}" if size.cp > 1 else "")
     need = one.loaded.recipe.resources
-    phases = f"\nphases {', '.join(f'{phase.name} {phase.span}' for phase in one.phases)}" if one.phases else ""
-    return (
+    text = (
         f"submitted {one.loaded.recipe.name} as job {', '.join(job_ids(run))} ({backend}): "
-        f"{need.nodes} x {need.gpus_per_node} {need.gpu}, {split}{phases}\n{run.path}"
+        f"{need.nodes} x {need.gpus_per_node} {need.gpu}, DP {size.dp} x TP {size.tp} x PP {size.pp}"
     )
+    if size.cp > 1:
+        text += f" x CP {size.cp}"
+    if one.phases:
+        text += "\nphases " + ", ".join(f"{phase.name} {phase.span}" for phase in one.phases)
+    return f"{text}\n{run.path}"

@@ -11,7 +11,7 @@ import click
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, show_json
 from fp8launch.cli.parse import each_run, logs_named, logs_of
-from fp8launch.diagnostics import ANSWER_IS_NO
+from fp8launch.diagnostics import exit_code
 from fp8launch.report.phases import by_phase, spans_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.throughput import read_logs
@@ -31,19 +31,21 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
     of one run. Each phase of a run has its own verdict.
     """
     logs = logs_named(names)
-    runs = [] if logs else each_run(names)
-    found = [_of_run(run) for run in runs] or [_Verified(verify_logs(read_logs(logs), {}), {})]
-    if as_json:
-        each = [one.as_json() for one in found]
-        if len(runs) > 1:
-            each = [{"run": run.run_id, **one} for run, one in zip(runs, each, strict=True)]
-        show_json(each if len(each) > 1 else each[0])
+    if logs:
+        found = [("logs", _Verified(verify_logs(read_logs(logs), {}), {}))]
     else:
-        for position, one in enumerate(found):
-            if len(runs) > 1:
-                echo(f"{runs[position].run_id}: ", nl=False)
+        found = [(run.run_id, _of_run(run)) for run in each_run(names)]
+    several = len(found) > 1
+    if as_json and several:
+        show_json([{"run": run, **one.as_json()} for run, one in found])
+    elif as_json:
+        show_json(found[0][1].as_json())
+    else:
+        for run, one in found:
+            if several:
+                echo(f"{run}: ", nl=False)
             _show_all(one)
-    return 0 if all(one.whole.ok for one in found) else ANSWER_IS_NO
+    return exit_code(all(one.whole.ok for _, one in found))
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,19 @@ class _Verified:
     phases: Mapping[str, Verification]
 
     def as_json(self) -> dict[str, Any]:
-        each = {name: one.as_json() for name, one in self.phases.items()}
-        return {**self.whole.as_json(), **({"phases": each} if each else {})}
+        found = self.whole.as_json()
+        if self.phases:
+            found["phases"] = {name: one.as_json() for name, one in self.phases.items()}
+        return found
 
 
 def _of_run(run: RunFolder) -> _Verified:
     manifest = run.manifest()
     read = read_logs(logs_of(run))
     phases = {span.name: verify_logs(mine, span.arguments) for span, mine in by_phase(read, spans_of(manifest))}
-    return _Verified(_decisive(phases) if phases else verify_logs(read, stated_arguments(manifest)), phases)
+    if phases:
+        return _Verified(_decisive(phases), phases)
+    return _Verified(verify_logs(read, stated_arguments(manifest)), {})
 
 
 def _show_all(found: _Verified) -> None:
@@ -79,12 +85,17 @@ def _decisive(phases: Mapping[str, Verification]) -> Verification:
 
 
 def _show(found: Verification) -> None:
-    colour = "red" if found.refuted else _COLOUR.get(found.verdict)
+    colour = _COLOUR.get(found.verdict)
+    if found.refuted:
+        colour = "red"
     echo(found.verdict, nl=False, fg=colour, bold=True)
     if found.verdict == "no evidence":
         echo("  the log contains neither Megatron's arguments nor a probe")
         return
-    echo(f"  {found.recipe} was requested" if found.asked else "  FP8 was not requested")
+    if found.asked:
+        echo(f"  {found.recipe} was requested")
+    else:
+        echo("  FP8 was not requested")
     for finding in found.findings:
         echo(f"  {finding.kind:<10} {finding.text}")
     for warning in found.warnings:

@@ -22,13 +22,11 @@ from rich.console import Console
 from rich.live import Live
 
 from fp8launch.cli import complete
-from fp8launch.cli.names import runs_named
-from fp8launch.cli.runs import detail_of, run_states
+from fp8launch.cli.runs import detail_of, run_states, runs_or_newest
 from fp8launch.cli.watch_view import Row, View, render
 from fp8launch.diagnostics import UserError, error
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.rundir.attempts import attempts_of
-from fp8launch.rundir.registry import all_runs
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import by_name
 from fp8launch.schedulers.base import JobTimes
@@ -40,7 +38,7 @@ LOG_BYTES = 1 << 18
 _ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
 _ESCAPES = {f"\x1b{mode}{letter}": name for letter, name in _ARROWS.items() for mode in "[O"}
 _ESCAPES |= {"\x1b[5~": "page-up", "\x1b[6~": "page-down"}
-_KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
+_KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape", "\x04": "quit"}
 
 
 @click.command()
@@ -57,7 +55,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         message = "standard input or output is not a terminal, and `watch` draws on one"
         raise error("not-a-terminal", message, None, "use `fp8launch runs`, or `fp8launch logs RUN -f`")
-    find_all(names, last)  # a wrong name is an error before the screen is taken
+    runs_or_newest(names, last)  # a wrong name is an error before the screen is taken
     view = View()
     rows: list[Row] = []
     asked = read = float("-inf")
@@ -65,7 +63,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
         while not view.done:
             now = time.monotonic()
             if now - asked >= ASK_SECONDS:
-                rows, asked, read = _rows(find_all(names, last), rows), now, now
+                rows, asked, read = _rows(runs_or_newest(names, last), rows), now, now
             elif now - read >= READ_SECONDS:
                 rows, read = [_again(row) for row in rows], now
             size = live.console.size
@@ -75,11 +73,6 @@ def watch(names: tuple[str, ...], last: int) -> int:
             if pressed:
                 view = view.press(pressed, [row.run_id for row in rows], size.height)
     return 0
-
-
-def find_all(names: tuple[str, ...], last: int) -> list[RunFolder]:
-    """Return the runs that the names mean, or the newest ones."""
-    return [run for name in names for run in runs_named(name)] if names else all_runs()[-last:]
 
 
 def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
@@ -93,7 +86,9 @@ def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
             continue
         manifest = run.manifest()
         progress = progress_of(run, manifest, state)
-        detail = detail_of(run, state) if state.status != "running" else ""
+        detail = ""
+        if state.status != "running":
+            detail = detail_of(run, state)
         rows.append(Row(run, manifest, state, progress, times.get(run, JobTimes()), attempts_of(run), detail))
     return rows
 
@@ -126,7 +121,9 @@ def _log(rows: list[Row], view: View) -> list[str]:
         return []
     attempts = opened.run.attempts()
     files = [attempt.log for attempt in attempts] or opened.run.batch_output()
-    return _last_lines(files[-1]) if files else []
+    if not files:
+        return []
+    return _last_lines(files[-1])
 
 
 def _last_lines(file: Path) -> list[str]:
@@ -156,7 +153,7 @@ class _Key:
                 self._pending = self._pending[len(sequence) :]
                 return name
         first, self._pending = self._pending[0], self._pending[1:]
-        return "quit" if first == "\x04" else _KEYS.get(first, first)
+        return _KEYS.get(first, first)
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fp8launch.cli.output import GAP
+from fp8launch.cli.output import GAP, number_text
 from fp8launch.diagnostics import printable
 from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
 from fp8launch.report.progress import Progress, duration, sparkline
+from fp8launch.report.text import add_column
 from fp8launch.rundir.attempts import Attempts
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
@@ -74,27 +75,41 @@ class View:
             return self._typed(key)
         if key in ("q", "quit"):
             return replace(self, done=True)
-        return self._in_log(key, height) if self.opened else self._in_list(key, runs)
+        if self.opened:
+            return self._in_log(key, height)
+        return self._in_list(key, runs)
 
     def _typed(self, key: str) -> View:
-        before = self.search if self.typing == "/" else self.rank
         if key == "enter":
             return replace(self, typing="", above=0)
         if key == "escape":
             return replace(self._with_text(""), typing="", above=0)
         if key == "backspace":
-            return self._with_text(before[:-1])
-        fits = len(key) == 1 and key.isprintable() and (self.typing == "/" or key.isdigit())
-        return self._with_text(before + key) if fits else self
+            return self._with_text(self._text()[:-1])
+        if len(key) != 1 or not key.isprintable():
+            return self
+        if self.typing == "r" and not key.isdigit():
+            return self
+        return self._with_text(self._text() + key)
+
+    def _text(self) -> str:
+        """The text in the prompt that is open."""
+        if self.typing == "/":
+            return self.search
+        return self.rank
 
     def _with_text(self, text: str) -> View:
         """The view with another text in the prompt that is open."""
-        return replace(self, search=text) if self.typing == "/" else replace(self, rank=text)
+        if self.typing == "/":
+            return replace(self, search=text)
+        return replace(self, rank=text)
 
     def _in_list(self, key: str, runs: Sequence[str]) -> View:
         if not runs:
             return self
-        at = runs.index(self.selected) if self.selected in runs else len(runs) - 1
+        at = len(runs) - 1
+        if self.selected in runs:
+            at = runs.index(self.selected)
         if key in ("up", "k"):
             return replace(self, selected=runs[max(at - 1, 0)])
         if key in ("down", "j"):
@@ -108,8 +123,10 @@ class View:
         steps = {"up": 1, "k": 1, "down": -1, "j": -1, "page-up": page, "page-down": -page}
         if key in steps:
             return replace(self, above=max(self.above + steps[key], 0))
-        if key in ("left", "right"):
-            return replace(self, aside=max(self.aside + (ASIDE if key == "right" else -ASIDE), 0))
+        if key == "right":
+            return replace(self, aside=self.aside + ASIDE)
+        if key == "left":
+            return replace(self, aside=max(self.aside - ASIDE, 0))
         if key == "escape":
             return View(selected=self.opened)
         if key == "f":
@@ -130,24 +147,25 @@ def render(view: View, rows: Sequence[Row], log: Sequence[str], width: int, heig
 def _list(view: View, rows: Sequence[Row], width: int, height: int) -> RenderableType:
     counts = Counter(row.state.status for row in rows)
     title = Text("fp8launch  ", style="bold").append(", ".join(f"{n} {status}" for status, n in counts.items()))
-    selected = (
-        view.selected if any(row.run_id == view.selected for row in rows) else (rows[-1].run_id if rows else None)
-    )
+    if not rows:
+        return Group(title, Text("no runs yet: fp8launch submit RECIPE"), Text(""), _bar(LIST_HELP, width))
+    ids = [row.run_id for row in rows]
+    # By default the newest run.
+    at = len(rows) - 1
+    if view.selected in ids:
+        at = ids.index(view.selected)
     room = max(height - FRAME_LINES - MORE_LINES, 1)
-    at = next((i for i, row in enumerate(rows) if row.run_id == selected), 0)
     first = max(0, min(at - room // 2, len(rows) - room))
     columns = _columns(rows, width)
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in _NUMBERS else "left")
+        add_column(table, name, name in _NUMBERS, no_wrap=True, overflow="ellipsis")
     for row in rows[first : first + room]:
         cells = _cells(row)
-        style = "reverse" if row.run_id == selected else ""
         texts = [Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns]
+        style = "reverse" if row is rows[at] else ""
         table.add_row(*texts, style=style)
-    body: RenderableType = table if rows else Text("no runs yet: fp8launch submit RECIPE")
-    more = _more(rows[at], columns, width) if rows else []
-    return Group(title, body, Text(""), *more, _bar(LIST_HELP, width))
+    return Group(title, table, Text(""), *_more(rows[at], columns, width), _bar(LIST_HELP, width))
 
 
 def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
@@ -155,11 +173,11 @@ def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
     cells = _cells(row)
     hidden = [name for name in _cell_names() if name not in (*columns, "why", "curve") and cells[name]]
     facts = [f"{name} {cells[name]}" for name in hidden]
-    curve = [f"loss {cells['curve']}"] if cells["curve"] and "curve" not in columns else []
-    shown = "why" in columns and len(cells["why"]) <= WIDEST
-    why = [f"{row.state.status}: {cells['why']}"] if cells["why"] and not shown else []
-    text = "   ".join([*why, *facts, *curve])
-    return [Text(line) for line in textwrap.wrap(printable(text), width)[:MORE_LINES]]
+    if cells["curve"] and "curve" not in columns:
+        facts.append(f"loss {cells['curve']}")
+    if cells["why"] and ("why" not in columns or len(cells["why"]) > WIDEST):
+        facts.insert(0, f"{row.state.status}: {cells['why']}")
+    return [Text(line) for line in textwrap.wrap(printable("   ".join(facts)), width)[:MORE_LINES]]
 
 
 _NUMBERS = ("ETA", "loss", "tokens/s/GPU", "TFLOP/s/GPU", "memory")
@@ -170,8 +188,13 @@ _DROPPED = ("phase", "memory", "attempts", "TFLOP/s/GPU", "time", "why", "curve"
 
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
     cells = [_cells(row) for row in rows]
-    columns = [name for name in _cell_names() if name in ("run", "state") or any(one[name] for one in cells)]
-    longest = {name: max([len(name), *(len(one[name][:WIDEST]) for one in cells)]) for name in columns}
+    columns = []
+    longest = {}
+    for name in _cell_names():
+        texts = [one[name][:WIDEST] for one in cells]
+        if name in ("run", "state") or any(texts):
+            columns.append(name)
+            longest[name] = max(map(len, [name, *texts]))
     for name in _DROPPED:
         if sum(longest[one] + GAP for one in columns) <= width + GAP:
             break
@@ -187,26 +210,35 @@ def _cell_names() -> tuple[str, ...]:
 
 def _cells(row: Row) -> dict[str, str]:
     progress, times = row.progress, row.times
-    start = f"start about {times.start}" if row.state.status == "pending" and times.start else ""
+    start, time, attempts = "", times.elapsed, ""
+    if row.state.status == "pending" and times.start:
+        start = f"start about {times.start}"
+    if times.elapsed and times.limit:
+        time = f"{times.elapsed}/{times.limit}"
+    if row.attempts.used > 1:
+        attempts = str(row.attempts.used)
+    memory = number_text(progress.peak_memory_mib and progress.peak_memory_mib / 1024, ".1f")
     return {
         "run": row.run_id,
         "state": row.state.status,
         "iteration": progress.position,
         "ETA": duration(progress.eta_s),
-        "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
+        "loss": number_text(progress.loss, ".4f"),
         "curve": sparkline(progress.losses, 12),
-        "tokens/s/GPU": "" if progress.tokens_per_s_per_gpu is None else f"{progress.tokens_per_s_per_gpu:,.0f}",
-        "TFLOP/s/GPU": "" if progress.tflops_per_gpu is None else f"{progress.tflops_per_gpu:,.0f}",
-        "memory": "" if progress.peak_memory_mib is None else f"{progress.peak_memory_mib / 1024:.1f} GiB",
-        "time": f"{times.elapsed}/{times.limit}" if times.elapsed and times.limit else times.elapsed,
-        "attempts": str(row.attempts.used) if row.attempts.used > 1 else "",
+        "tokens/s/GPU": number_text(progress.tokens_per_s_per_gpu, ",.0f"),
+        "TFLOP/s/GPU": number_text(progress.tflops_per_gpu, ",.0f"),
+        "memory": memory and f"{memory} GiB",
+        "time": time,
+        "attempts": attempts,
         "phase": row.attempts.phase or "",
         "why": ", ".join(filter(None, (row.detail, start))),
     }
 
 
 def _style(name: str, row: Row) -> str:
-    return COLOURS.get(row.state.status, "") if name == "state" else ""
+    if name != "state":
+        return ""
+    return COLOURS.get(row.state.status, "")
 
 
 def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> RenderableType:
@@ -217,12 +249,16 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     lines = [printable(line) for line in chosen_lines(log, view.search, view.rank)]
     room = max(height - FACT_LINES - 1, 1)
     above = min(view.above, max(len(lines) - room, 0))
-    shown = lines[len(lines) - room - above if len(lines) > room + above else 0 : len(lines) - above]
+    end = len(lines) - above
+    shown = lines[max(end - room, 0) : end]
     body = [_highlighted(line[view.aside :][:width], view.search) for line in shown]
     body += [Text("")] * (room - len(body))
-    place = "following" if above == 0 else f"{above} lines above the end"
-    filters = [f"rank {view.rank}" if view.rank else "", f"with '{view.search}'" if view.search else ""]
-    status = ", ".join(filter(None, (f"log of job {','.join(job_ids(row.run))}", place, *filters)))
+    status = f"log of job {','.join(job_ids(row.run))}, "
+    status += f"{above} lines above the end" if above else "following"
+    if view.rank:
+        status += f", rank {view.rank}"
+    if view.search:
+        status += f", with '{view.search}'"
     prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, LOG_HELP)
     curves = (("loss  ", row.progress.losses), ("step  ", row.progress.step_times_ms))
     drawn = [Text(name).append(sparkline(series, max(width - 8, 1)), style="green") for name, series in curves]

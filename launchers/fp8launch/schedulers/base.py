@@ -49,13 +49,19 @@ class JobState:
     def final(self) -> bool:
         return self.status in FINAL
 
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.status} ({self.reason})"
+        return self.status
+
     @property
     def reason(self) -> str:
         """`detail` without the words that only repeat the status."""
         if self.status == "completed" and self.detail == "exit status 0":
             return ""
-        word = self.detail[: len(self.status)]
-        return self.detail[len(word) :].lstrip(":, ") if word.lower() == self.status else self.detail
+        if not self.detail.lower().startswith(self.status):
+            return self.detail
+        return self.detail[len(self.status) :].lstrip(":, ")
 
 
 @dataclass(frozen=True)
