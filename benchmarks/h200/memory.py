@@ -1,10 +1,10 @@
 """Measured peaks of memory beside `fp8launch estimate`: memory.md, from every log of logs.tar.xz.
 
     python benchmarks/h200/memory.py            # writes memory.md
-    python benchmarks/h200/memory.py --check    # exit 1 where it is stale, or a run is off by more than 10 %
+    python benchmarks/h200/memory.py --check    # exit 1 where it is stale, or a run is off by more than 6 %
 
-A log says with what arguments it ran, so the estimate is of exactly that run. Runs that ended in their first iteration
-tell no peak and are left out; so are logs of other programs.
+A log says with what arguments it ran, and warns of a loss that was set behind them, so the estimate is of exactly that
+run. Runs that ended in their first iteration tell no peak and are left out; so are logs of other programs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from fp8launch.report.throughput import parse_paths
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "memory.md"
 ARCHIVE = HERE / "logs.tar.xz"
-OFF = 0.10
+OFF = 0.06
+# Megatron's warning of Transformer Engine's cross entropy. Its validators refuse the argument, so runs set it in
+# Megatron's configuration, and the arguments that they dump say `native`.
+TE_LOSS = "Transformer Engine cross entropy loss fusion has known stability issues"
 HEAD = """# Memory: measured, and as estimated
 
 PyTorch's `max allocated` of rank 0 in the logs of this folder, beside what `fp8launch estimate` says of the same
-arguments for the fullest GPU. Made by `memory.py`; a test keeps it in step, and no run may be off by more than 10 %.
+arguments for the fullest GPU. Made by `memory.py`; a test keeps it in step, and no run may be off by more than 6 %.
 
 | sitting | run | GPUs | measured (MiB) | estimated (MiB) | difference |
 |---|---|---|---|---|---|
 """
 NOTES = {
     "op_fuser": "the operation fuser keeps less for backward, which the estimate does not know",
-    "te_cross_entropy": "Transformer Engine's loss, which Megatron refuses, was set behind the arguments' back",
     "asked_but_bf16": "FP8 was taken away by a precision file; the estimate is of what was asked for",
 }
 
@@ -74,6 +76,8 @@ def peaks() -> Iterator[Peak]:
         if not {"micro_batch_size", "data_parallel_size"} <= arguments.keys():
             continue
         args = argument_values(arguments)
+        if TE_LOSS in log.read_text(encoding="utf-8", errors="replace"):
+            args["cross_entropy_fusion_impl"] = "te"
         micro_batches = report.global_batch_size // (
             int(str(args["micro_batch_size"])) * int(str(args["data_parallel_size"]))
         )
