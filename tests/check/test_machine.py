@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from support_site import codes, ready
 
+from fp8launch import schedulers
 from fp8launch.check import login_node
 from fp8launch.cluster.images import catalogue, software_in
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
+from fp8launch.schedulers.base import Scheduler
 
 BOX = "container: {image: nemo-26.04}\n"
 # What the catalogue's image has, by its own entry.
 FITS = 'software: {megatron: "0.17"}\n'
 
 
-def look(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **profile: object) -> list[Problem]:
+def look(
+    tmp_path: Path,
+    text: str = "",
+    environment: dict[str, str] | None = None,
+    scheduler: Scheduler | None = None,
+    **profile: object,
+) -> list[Problem]:
     settings = {"run_root": str(tmp_path / "runs"), "runtime": "pyxis", **profile}
     cluster = Cluster.model_validate(settings)
     prepared = ready(tmp_path, text)
-    return list(login_node.inspect_run(prepared, cluster, os.environ if environment is None else environment).problems)
+    shell = os.environ if environment is None else environment
+    return list(login_node.inspect_run(prepared, cluster, shell, scheduler).problems)
 
 
 def only(problems: list[Problem]) -> Problem:
@@ -130,6 +140,31 @@ def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     assert codes(look(tmp_path, "launch: {python: /no/such/python}\n")) == ["python-missing"]
     # In a container it is the container's.
     assert look(tmp_path, BOX + FITS + "launch: {python: /no/such/python}\n") == []
+
+
+def test_a_python_without_the_packages_of_a_run_on_this_machine(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    local = schedulers.by_name("local")
+    where = f"{tmp_path}/recipe.yaml:2"
+    problem = only(look(tmp_path, f"launch: {{python: {bare}}}\n", scheduler=local))
+    assert (problem.code, problem.severity, problem.where) == ("python-packages", "error", where)
+    assert f"{bare} has no torch and no megatron-core" in problem.message
+    assert f"{bare} -m pip install torch megatron-core" in (problem.fix or "")
+    assert only(look(tmp_path, python=str(bare), scheduler=local)).where == "cluster profile: python"
+    # A script may bring its Megatron; the variables of the job may bring everything.
+    script = tmp_path / "train.py"
+    script.write_text("")
+    problem = only(look(tmp_path, f"launch: {{python: {bare}, script: {script}}}\n", scheduler=local))
+    assert "has no torch," in problem.message
+    for name in ("torch", "megatron/core"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+    assert look(tmp_path, f"launch: {{python: {bare}}}\nenv: {{PYTHONPATH: {tmp_path}/site}}\n", scheduler=local) == []
+    # What is set up in the job cannot be known here, nor what Python there is on a cluster's nodes.
+    assert look(tmp_path, python=str(bare), setup=["module load pytorch"], scheduler=local) == []
+    assert look(tmp_path, f"launch: {{python: {bare}}}\n") == []
+    assert codes(look(tmp_path, "launch: {python: no-such-python}\n", scheduler=local)) == ["python-missing"]
 
 
 def test_a_training_script_that_is_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN, read_ending
+from fp8launch.injob.supervisor.training_step import end_all
 
 LAUNCHERS = Path(sys.modules["fp8launch"].__path__[0]).parent
 
@@ -193,3 +194,17 @@ def test_processes_with_a_graph_of_a_collective_end(graph: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     if graph == "released":
         assert "has not ended" not in done.stderr
+
+
+def test_a_process_that_one_look_does_not_see_is_ended_too() -> None:
+    """For a moment of its exec a process shows no environment, by which those of a run are known."""
+    process = subprocess.Popen(["sleep", "600"])
+    hidden = [True]
+
+    def alive() -> set[int]:
+        if hidden and hidden.pop():
+            return set()
+        return {process.pid} if process.poll() is None else set()
+
+    end_all(alive, 60)
+    assert process.wait() == -signal.SIGTERM

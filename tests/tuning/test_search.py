@@ -8,26 +8,20 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8launch.tuning.judgement import MOST_RUNS, standing
 from fp8launch.tuning.knobs import knobs
-from fp8launch.tuning.search import (
-    FILLED,
-    LEAST_PREDICTED,
-    MOST_RUNS,
+from fp8launch.tuning.memory_fit import FILLED, fits, memory_shift, needs_gib
+from fp8launch.tuning.search import LEAST_PREDICTED, Finished, next_trial
+from fp8launch.tuning.state import (
     Candidate,
-    Finished,
     Limits,
     Outcome,
     Start,
     State,
     Trial,
     Variant,
-    fits,
     gain_over,
-    memory_shift,
-    needs_gib,
-    next_trial,
     seconds_spent,
-    standing,
     trials_run,
 )
 

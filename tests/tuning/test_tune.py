@@ -16,6 +16,8 @@ from support import wait_for
 
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
+from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
+from fp8launch.injob.supervisor.training_step import processes_with
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.load import read_recipe
 from fp8launch.rundir.run_dir import RunFolder
@@ -129,19 +131,48 @@ def test_a_knob_that_keeps_numerics_changes_none_by_the_word_of_diff(name: str, 
         (["studies/scaling_weak_llama8b"], "makes several runs of the recipe"),
         (["tiny_cpu", "llama8b_fp8_h200x2"], "the recipes differ in GPUs or global batch"),
         (["tiny_cpu", "--write", "/etc/hosts"], "exists"),
+        (["tiny_cpu", "--write", "/etc/hosts/best.yaml"], "cannot be written: Not a directory"),
+        (["tiny_cpu", "--picture", "best.jpg"], "end it in .png"),
+        (["tiny_cpu", "--budget", "0"], "0.0 is not in the range x>0"),
+        (["tiny_cpu", "--knobs", "scaling", "--numerics", "allow"], "knobs that do: micro-batch, cpu-threads"),
+        (
+            ["bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--knobs", "te-activation"],
+            "do: recompute, micro-batch",
+        ),
+        (["no-such-recipe"], "no such recipe"),
     ],
 )
 def test_bad_input_is_answered_in_a_sentence(
     words: list[str], sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sentence in said(capsys, *words, "--backend", "local")
+    assert sentence in said(capsys, *words, "--backend", "local", "--dry-run")
+
+
+def test_a_recipe_that_the_check_refuses_runs_no_trial(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = ["tiny_cpu", "--set", "batch.micro=3", "--backend", "local", "--run-root", str(home / "runs")]
+    for more in ([], ["--dry-run"]):
+        assert "is not a multiple of micro batch 3" in said(capsys, *refused, *more, expect=1)
+    assert not list(home.rglob("state.json"))
+
+
+def test_layouts_of_different_data_parallelism_are_compared_at_one_global_batch(
+    home: Path, write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each alone would be measured at the least batch of its own layout, and tune refused them."""
+    sizes = {"one": "{tp: 1}", "two": "{tp: 2, sequence: true}"}
+    layouts = [write(f"{n}.yaml", f"extends: [llama8b_fp8_h200x2]\nparallel: {size}\n") for n, size in sizes.items()]
+    single = [said(capsys, one, "--dry-run", expect=0) for one in layouts]
+    assert "global batch 16," in single[0] and "global batch 8," in single[1]
+    assert "global batch 16," in said(capsys, *layouts, "--dry-run", expect=0)
 
 
 # --- short runs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.train
-def test_what_is_faster_is_kept_and_written(tune: Any, recipe: str, tmp_path: Path) -> None:
+def test_what_is_faster_is_kept_and_written(
+    tune: Any, recipe: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "best.yaml"
     found = tune("--trials", "7", "--write", str(file))
     assert found["changes"] == ["micro batch 4"] and found["overrides"] == {"batch.micro": 4}
@@ -164,6 +195,16 @@ def test_what_is_faster_is_kept_and_written(tune: Any, recipe: str, tmp_path: Pa
     # Once more: everything is known.
     again = tune("--trials", "7")
     assert again["rows"] == found["rows"] and len(runs_of(again)) == len(runs_of(found))
+    # By this name it is another search.
+    other = tune("--study", Path(found["folder"]).name, "--set", "model.num_layers=4", expect=2)
+    assert "is a search from" in other["said"] and "choose another name" in other["said"]
+    # A run stands for its recipe, unless others can change it.
+    trial = runs_of(found)[0].path
+    command = ["tune", str(trial), "--backend", "local", "--run-root", str(home / "runs"), "--dry-run"]
+    assert run(command) == 0
+    trial.chmod(0o777)
+    assert run(command) == 1
+    assert "other users could change it" in capsys.readouterr().err
 
 
 @pytest.mark.train
@@ -207,6 +248,44 @@ def test_a_killed_command_goes_on_where_it_was(tune: Any, recipe: str, home: Pat
     found = tune(*held, "--trials", "2")
     assert found["changes"] == ["micro batch 4"] and found["trials"] == 2
     assert [len(folder.manifest()["jobs"]) for folder in runs_of(found)] == [1, 1], "nothing runs twice"
+
+
+@pytest.mark.train
+def test_ctrl_c_ends_the_trial_and_keeps_what_was_measured(tune: Any, recipe: str, home: Path, tmp_path: Path) -> None:
+    gate, file = tmp_path / "gate", tmp_path / "best.yaml"
+    held = ["--set", f"env.GATE={gate}", "--set", "env.GATE_FOR=4 1", "--knobs", "micro-batch", "--trials", "2"]
+    words = ["tune", recipe, "--backend", "local", "--run-root", str(home / "runs"), "--json", *held]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "fp8launch", *words, "--write", str(file)],
+        env={**os.environ, "HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        # The second trial has started and waits.
+        wait_for(lambda: list(home.glob("runs/*/small-4-*/logs/*.log")), 300)
+    finally:
+        # As a terminal does it: to the command and all that it has started.
+        os.killpg(command.pid, signal.SIGINT)
+        out, err = command.communicate()
+    assert command.returncode == 1 and "Traceback" not in err, err
+    first = json.loads(out)
+    assert first["ended"] == "interrupted by Ctrl-C during the trial of micro batch 4" and first["trials"] == 1
+    assert row(first, recipe)["tokens_per_s_per_gpu"] > 0, "what was measured is kept"
+    assert not file.exists()
+    runs = runs_of(first)
+    left = [
+        Path(f"/proc/{pid}/cmdline").read_bytes() for one in runs for pid in processes_with(LOCAL_RUN, str(one.path))
+    ]
+    assert not left, f"nothing runs on: {err}"
+    assert [bool(one.manifest().get("cancelled")) for one in runs].count(True) == 1
+    gate.touch()
+    found = tune(*held, "--write", str(file))
+    assert found["changes"] == ["micro batch 4"] and found["trials"] == 2 and file.exists()
+    jobs = sorted(len(one.manifest()["jobs"]) for one in runs_of(found))
+    assert jobs == [1, 2], "only the trial that was interrupted ran again"
 
 
 def test_the_time_limit_of_the_command_is_that_of_its_trials(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

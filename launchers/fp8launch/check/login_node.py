@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 # Every code of this layer. An error of `plan` keeps the code that it has there.
 CODES: Mapping[str, Severity] = {
-    **dict.fromkeys(("secret-missing", "python-missing"), "error"),
+    **dict.fromkeys(("secret-missing", "python-missing", "python-packages"), "error"),
     **dict.fromkeys(("image-missing", "image-not-local", "image-unreadable", "unknown-image"), "error"),
     **dict.fromkeys(
         ("mount-missing", "bad-mount", "mount-read-only", "no-container-runtime", "script-missing"), "error"
@@ -40,6 +41,10 @@ CODES: Mapping[str, Severity] = {
     **checkpoint_space.CODES,
     **checkpoints.CODES,
 }
+
+
+# A Python on a slow file system that has not answered by then is not judged.
+ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ def inspect_run(
     found += here or refused
     if job is not None and not here:
         found += _entry(prepared, runtime)
+        if runtime == "none" and scheduler is not None and scheduler.capabilities.on_this_machine:
+            found += _packages(prepared, cluster, job, environment)
     found += _asked(scheduler, job, loaded, environment)
     return Inspection(tuple(found), runtime, None if assumed else job)
 
@@ -179,12 +186,55 @@ def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterato
 
 def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
     """Without a container the job's Python is one of this machine's file systems."""
-    python, where = loaded.recipe.launch.python, loaded.where("launch", "python")
-    if python is None:
-        python, where = cluster.python, "cluster profile: python"
+    python, where = _stated_python(loaded, cluster)
     if runtime == "none" and python is not None and python.startswith("/") and not os.access(python, os.X_OK):
         message = f"the job's Python {python} does not exist on this machine, or is not executable"
         yield Problem("error", "python-missing", message, where, "correct the path")
+
+
+def _stated_python(loaded: LoadedRecipe, cluster: Cluster) -> tuple[str | None, str]:
+    """The Python that the recipe or the profile names, and the place where it does or could."""
+    python = loaded.recipe.launch.python
+    if python is None and cluster.python is not None:
+        return cluster.python, "cluster profile: python"
+    return python, loaded.where("launch", "python")
+
+
+# Prints which of the modules in its arguments are not installed. It imports none, only the packages that hold them.
+_NOT_INSTALLED = """
+import importlib.util, sys
+def there(name):
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+print(*[name for name in sys.argv[1:] if not there(name)])
+"""
+
+
+def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Whether the Python of a job on this machine has what the engine's processes import."""
+    if job.setup or ("/" in job.python and not job.python.startswith("/")):
+        return  # commands such as `module load` may bring the packages; a relative path is one of the job's folder
+    packages = prepared.engine.packages
+    variables = {**clean_environment(environment), **dict(job.environment)}
+    command = [job.python, "-c", _NOT_INSTALLED, *packages]
+    _, where = _stated_python(prepared.loaded, cluster)
+    try:
+        done = subprocess.run(
+            command, env=variables, cwd="/", capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return
+    except OSError as exc:
+        message = f"the job's Python {job.python} cannot be started: {exc.strerror}"
+        yield Problem("error", "python-missing", message, where, "correct the path")
+        return
+    missing = [packages[name] for name in done.stdout.split() if name in packages]
+    if missing:
+        message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
+        fix = f"install them there ({job.python} -m pip install {' '.join(missing)}), or name a Python that has them: "
+        yield Problem("error", "python-packages", message, where, fix + "launch.python, or `python:` in the profile")
 
 
 def _image_content(prepared: Prepared) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,33 +12,38 @@ from typing import Any
 
 import click
 
+from fp8launch.check.checker import check_all
 from fp8launch.cli import complete
+from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination, destination_options
+from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cli.tune_output import Ended, finish, show_candidates
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, nearest
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
+from fp8launch.report.plots import require_drawable
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.registry import remember_root, run_root
 from fp8launch.rundir.study import StudyFolder, create_study
+from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.submission import now
-from fp8launch.tuning.candidates import Base, base_of, begin, seconds_at_most, trial_seconds
+from fp8launch.tuning.candidates import Base, bases_of, begin, seconds_at_most, trial_seconds
 from fp8launch.tuning.identity import study_name
 from fp8launch.tuning.knobs import Knob
 from fp8launch.tuning.knobs import knobs as all_knobs
 from fp8launch.tuning.record import Record, folder_of, read_record, write_record
-from fp8launch.tuning.search import Limits, State, seconds_spent, trials_run
 from fp8launch.tuning.session import Session, search
+from fp8launch.tuning.state import Limits, State, seconds_spent, trials_run
 from fp8launch.tuning.trials import Site
 
 TRIALS = 12
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=complete.recipes)
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
 @click.option("--knobs", "wanted", metavar="A,B", help="Knobs to turn (default: all; --dry-run lists them).")
 @click.option("--numerics", type=click.Choice(["keep", "allow"]), default="keep", show_default=True,
@@ -51,7 +57,12 @@ TRIALS = 12
 @click.option("--iterations", type=click.IntRange(min=8), help="Iterations of a trial (default: 10 or 12).")
 @click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step of a trial (default: by itself).")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best as a recipe.")
-@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Write the picture to this PNG file.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the picture to this file: .png, .svg or .pdf.",
+)
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from what is tuned).")
 @with_options(*destination_options)
 @click.option("--dry-run", is_flag=True, help="Show the changes that would be tried, and what they may cost.")
@@ -84,20 +95,24 @@ def tune(
     Exit code 1 if no recipe ran.
     """
     began = time.monotonic()
-    if write is not None and write.exists():
-        raise error("file-exists", f"{write} exists", "--write", "name a new file")
+    _need_new_files(write, picture)
     chosen = _chosen(wanted, numerics)
     overrides = (*overrides, *time_override(slurm))
     profile, scheduler = destination("tune", cluster, backend_name, slurm)
     place = run_root(profile, root)
     profile = profile.model_copy(update={"run_root": str(place)})
-    bases = [base_of(name, read_recipe(name), overrides, iterations, global_batch) for name in recipes]
+    named = [recipe_named(recipe, to_run=True) for recipe in recipes]
+    bases = bases_of({recipe: read_recipe(recipe) for recipe in named}, overrides, iterations, global_batch)
     gpus = _one_size(bases)
-    name = study or study_name(bases, chosen, numerics)
+    identity = study_name(bases, chosen, numerics)
+    name = study or identity
     limits = _limits(budget, minutes, trials, gpus)
+    _need_legal(bases, profile, scheduler, dry_run)
     found = read_record(StudyFolder(place / name))
-    record = _fresh(bases, chosen, profile, gpus) if found is None else _same(found, bases, name)
-    record = _with_limits(record, limits)
+    record = _fresh(bases, chosen, profile, gpus) if found is None else _same(found, bases, name, identity)
+    if not any(start.candidates for start in record.state.starts):
+        raise _nothing_to_change(bases, numerics, profile)
+    record = replace(record, identity=identity, state=replace(record.state, limits=limits))
     if dry_run:
         eprint(_cost(record, bases, limits, gpus, minutes))
         show_candidates(record, chosen)
@@ -111,14 +126,15 @@ def tune(
     ends = None if minutes is None else began + 60 * minutes
     try:
         with held(folder_of(folder)):
-            record, why = search(Session(Site(profile, place, scheduler, folder, eprint), bases, ends), record)
+            record, halted = search(Session(Site(profile, place, scheduler, folder, eprint), bases, ends), record)
     except Busy:
         fix = "wait for it, or end it"
         raise error("tune-busy", f"another command is tuning {name}", str(folder.path), fix, 3) from None
-    except KeyboardInterrupt:
-        eprint("\nthe trial that was running continues; the same command goes on with it, `fp8launch cancel` ends it")
-        raise
-    return finish(Ended(record, why, bases, overrides, folder), write, picture, as_json)
+    if halted.interrupted and write is not None:
+        eprint(f"{write} is not written before the search has ended")
+        write = None
+    status = finish(Ended(record, halted.why, bases, overrides, folder), write, picture, as_json)
+    return ANSWER_IS_NO if halted.interrupted else status
 
 
 def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
@@ -134,6 +150,44 @@ def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
             message = f"the knob '{name}' changes what is computed"
             raise error("changes-numerics", message, "--knobs", "add --numerics allow")
     return [known[name] for name in names if numerics == "allow" or known[name].keeps_numerics]
+
+
+def _need_new_files(write: Path | None, picture: Path | None) -> None:
+    """Raise UserError for files that could not be written when the search has ended."""
+    if write is not None and write.exists():
+        raise error("file-exists", f"{write} exists", "--write", "name a new file")
+    if picture is not None:
+        require_drawable(picture, "--picture")
+    for option, file in (("--write", write), ("--picture", picture)):
+        if file is None:
+            continue
+        try:
+            tempfile.TemporaryFile(dir=file.absolute().parent).close()
+        except OSError as exc:
+            fix = "name a file in a folder that exists and is yours"
+            raise error("cannot-write", f"{file} cannot be written: {exc.strerror}", option, fix) from None
+
+
+def _need_legal(bases: Sequence[Base], profile: Cluster, scheduler: Scheduler, dry_run: bool) -> None:
+    """Raise UserError for a recipe that the check refuses; a dry run needs neither its image nor its files here."""
+    prepared = [base.prepared for base in bases]
+    if not dry_run:
+        refuse_errors(prepared, profile, scheduler)
+        return
+    results = check_all(prepared, profile, say=eprint, layers=("rules", "megatron"))
+    errors = [problem for result in results for problem in result.problems if problem.severity == "error"]
+    if errors:
+        raise UserError(list(dict.fromkeys(errors)), ANSWER_IS_NO)
+
+
+def _nothing_to_change(bases: Sequence[Base], numerics: str, profile: Cluster) -> UserError:
+    """The error for knobs without an effect; it names those that have one."""
+    known = _chosen(None, numerics)
+    legal = {candidate.knob for base in bases for candidate in begin(base, known, profile, eprint).start.candidates}
+    message = "none of these knobs changes this recipe in a way that the check accepts"
+    named = ", ".join(knob.name for knob in known if knob.name in legal)
+    fix = f"knobs that do: {named}" if named else "no knob does; with --numerics allow there are more of them"
+    return error("tune-nothing", message, "--knobs", fix)
 
 
 def _one_size(bases: Sequence[Base]) -> int:
@@ -167,16 +221,16 @@ def _capacity(names: set[str]) -> float | None:
     return min(sizes) or None
 
 
-def _same(found: Record, bases: Sequence[Base], name: str) -> Record:
-    """The record of a search that was begun. Raises UserError if it is one of other recipes."""
-    if [start.name for start in found.state.starts] != [base.name for base in bases]:
-        message = f"the study {name} tunes {', '.join(start.name for start in found.state.starts)}"
-        raise error("other-tune", message, "--study", "choose another name")
+def _same(found: Record, bases: Sequence[Base], name: str, identity: str) -> Record:
+    """The record of a search that was begun. Raises UserError if it is one of other recipes, settings or knobs."""
+    same = found.identity == identity
+    if not found.identity:
+        same = [start.name for start in found.state.starts] == [base.name for base in bases]
+    if not same:
+        starts = ", ".join(start.name for start in found.state.starts)
+        message = f"the study {name} is a search from {starts}, with other settings or knobs than this command's"
+        raise error("other-tune", message, "--study", "choose another name, or repeat the command that began it")
     return found
-
-
-def _with_limits(record: Record, limits: Limits) -> Record:
-    return replace(record, state=replace(record.state, limits=limits))
 
 
 # --- what it will cost ------------------------------------------------------------------------------------------------
@@ -203,7 +257,7 @@ def _cost(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minu
     done = f"; {len(record.state.results)} trials are done" if record.state.results else ""
     bound = _bound(record, bases, limits, gpus, minutes)
     return (
-        f"{changes} changes to try on {devices}: runs of {shape.args.integer('train_iters', 0)} iterations with global "
+        f"{changes} changes to try on {devices}: runs of {bases[0].iterations} iterations with global "
         f"batch {shape.layout.global_batch}, about {record.state.expected_seconds:,.0f} s each{done}; "
         f"at most {bound:,.2f} GPU-hours"
     )

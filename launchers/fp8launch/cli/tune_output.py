@@ -14,13 +14,14 @@ from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.submit.submission import now
 from fp8launch.tuning.candidates import Base
+from fp8launch.tuning.judgement import standing
 from fp8launch.tuning.knobs import Knob
 from fp8launch.tuning.knobs import knobs as all_knobs
 from fp8launch.tuning.picture import draw
 from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of
 from fp8launch.tuning.rows import Row, percent, rows
-from fp8launch.tuning.search import Variant, describe, seconds_spent, standing, trials_run
+from fp8launch.tuning.state import Variant, describe, seconds_spent, trials_run
 
 
 def show_candidates(record: Record, chosen: Sequence[Knob]) -> None:
@@ -72,6 +73,8 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
     write_atomically(folder_of(folder) / "result.json", json.dumps(result, indent=2) + "\n")
     if as_json:
         show_json(result)
+    elif best is None:
+        eprint("nothing was measured, so there is no result")
     else:
         _show(record, table, best, notes)
     return 0 if best is not None else ANSWER_IS_NO
@@ -88,7 +91,7 @@ def _setting(record: Record, base: Base) -> str:
     need = base.prepared.loaded.recipe.resources
     size = base.prepared.layout
     return (
-        f"{trials_run(record.state)} trials of {base.prepared.args.integer('train_iters', 0)} iterations on "
+        f"{trials_run(record.state)} trials of {base.iterations} iterations on "
         f"{record.gpus} {need.gpu}, global batch {size.global_batch}, on {now()[:10]}"
     )
 
@@ -113,7 +116,7 @@ def _as_json(
     }
 
 
-def _show(record: Record, table: Sequence[Row], best: Variant | None, notes: Sequence[str]) -> None:
+def _show(record: Record, table: Sequence[Row], best: Variant, notes: Sequence[str]) -> None:
     shown = []
     in_tflops = any(row.tflops_per_gpu and row.tflops_per_gpu >= 1 for row in table)
     for number, row in enumerate(table):
@@ -130,9 +133,8 @@ def _show(record: Record, table: Sequence[Row], best: Variant | None, notes: Seq
     show_table(("change", "predicted", "measured [95 %]", unit, "peak (GiB)", "kept or why not"), shown)
     echo()
     hours = seconds_spent(record.state) * record.gpus / 3600
-    echo(f"{trials_run(record.state)} trials, {hours:,.2f} GPU-hours")
-    if best is None:
-        return
+    trials = trials_run(record.state)
+    echo(f"{trials} trial{'s' * (trials > 1)}, {hours:,.2f} GPU-hours")
     echo(f"best: {record.state.starts[best.start].name}, {describe(best)}" if best.changes else "best: as it was")
     changed = record.values(best)
     if changed:

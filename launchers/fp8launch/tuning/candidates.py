@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fp8launch.planning.step_time import step_time
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.submit.grid import Point, point_key
 from fp8launch.tuning.knobs import Knob, Option
-from fp8launch.tuning.search import Candidate, Start
+from fp8launch.tuning.state import Candidate, Start
 
 # Lines of a run: two of a process start, some of warm-up, and five that count even if half of the rest is warm-up.
 ITERATIONS, FEWER_ITERATIONS = 12, 10
@@ -33,12 +34,13 @@ START_AT_MOST = 600.0
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe with what makes it a trial: overrides of the user, then of `tune`."""
+    """A recipe with what makes it a trial: overrides of the user, then of `tune`, of `iterations` iterations."""
 
     name: str
     source: RecipeSource
     overrides: tuple[str, ...]
     prepared: Prepared
+    iterations: int
 
     def variant(self, values: Mapping[str, Any], repeat: int = 1) -> tuple[Point, Prepared]:
         """A point of the study, and the run that it stands for. Raises UserError."""
@@ -89,6 +91,21 @@ def predict(prepared: Prepared) -> Prediction:
 # --- short runs -------------------------------------------------------------------------------------------------------
 
 
+def bases_of(
+    sources: Mapping[str, RecipeSource], overrides: Sequence[str], iterations: int | None, global_batch: int | None
+) -> list[Base]:
+    """Recipes by name as short runs of the same global batch, where theirs is the same. Raises UserError."""
+    bases = [base_of(name, source, overrides, iterations, global_batch) for name, source in sources.items()]
+    wholes = {prepare(base.source, overrides).layout.global_batch for base in bases}
+    shorter = {base.prepared.layout.global_batch for base in bases}
+    if len(wholes) > 1 or len(shorter) == 1:
+        return bases
+    whole = wholes.pop()
+    step = math.lcm(*(base.prepared.layout.dp * base.prepared.layout.micro_batch for base in bases))
+    common = next(size for size in range(step, whole + 1, step) if size >= max(shorter) and whole % size == 0)
+    return [base_of(name, source, overrides, iterations, common) for name, source in sources.items()]
+
+
 def base_of(
     name: str, source: RecipeSource, overrides: Sequence[str], iterations: int | None, global_batch: int | None
 ) -> Base:
@@ -105,7 +122,7 @@ def base_of(
     step_ms = expected * batch / run.layout.global_batch if expected else None
     count = iterations or (FEWER_ITERATIONS if step_ms and step_ms > LONG_STEP_MS else ITERATIONS)
     words = tuple(_short_run(whole, run, count, batch))
-    return Base(name, source, (*overrides, *words), prepare(source, [*overrides, *words]))
+    return Base(name, source, (*overrides, *words), prepare(source, [*overrides, *words]), count)
 
 
 def _shorter(run: ResolvedRun, step_ms: float | None) -> int:
@@ -149,7 +166,7 @@ def trial_seconds(base: Base) -> float:
 def training_seconds(base: Base) -> float:
     """Predicted seconds of a trial's iterations; 0 where they are not predicted."""
     step = predict(base.prepared).step_ms
-    return 0.0 if step is None else step / 1000 * base.prepared.args.integer("train_iters", ITERATIONS)
+    return 0.0 if step is None else step / 1000 * base.iterations
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

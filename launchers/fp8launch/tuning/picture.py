@@ -12,7 +12,7 @@ _KEPT, _LEFT, _PREDICTED, _INK = "#009E73", "#7F8C8D", "#0072B2", "#303338"
 
 
 def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
-    """Draw the trials that were measured into a PNG file; False without matplotlib, or with nothing to draw."""
+    """Draw the trials that were measured into a file; False without matplotlib, or with nothing to draw."""
     shown = [row for row in rows if _speed(row) is not None]
     if not shown or importlib.util.find_spec("matplotlib") is None:
         return False
@@ -42,7 +42,7 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
     axes.set_title(title, fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(file, format="png")
+    figure.savefig(file)
     return True
 
 

@@ -13,7 +13,7 @@ from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.resources import pack_folder
 from fp8launch.tuning.rows import Row, percent
-from fp8launch.tuning.search import speed_in_words
+from fp8launch.tuning.state import speed_in_words
 
 
 def recipe_text(

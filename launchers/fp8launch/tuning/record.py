@@ -16,7 +16,7 @@ from fp8launch.diagnostics import error
 from fp8launch.rundir.atomic_io import make_folders, read_json, write_atomically
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.tuning.candidates import Refused
-from fp8launch.tuning.search import Candidate, Limits, Outcome, Start, State, Trial, Variant
+from fp8launch.tuning.state import Candidate, Limits, Outcome, Start, State, Trial, Variant
 
 FOLDER, FILE = "tune", "state.json"
 
@@ -31,13 +31,17 @@ class OpenTrial:
 
 @dataclass(frozen=True)
 class Record:
-    """A search with what its trials run: `overrides` by start and option. `gpus` is the size of every trial."""
+    """A search with what its trials run: `overrides` by start and option. `gpus` is the size of every trial.
+
+    `identity` is the name that `study_name` gives the search, empty in a record of fp8launch before it was written.
+    """
 
     state: State
     overrides: tuple[Mapping[str, Mapping[str, Any]], ...]
     refused: tuple[tuple[Refused, ...], ...]
     gpus: int
     open: OpenTrial | None = None
+    identity: str = ""
 
     def values(self, variant: Variant) -> dict[str, Any]:
         """The overrides of a variant, those of later changes last."""
@@ -105,7 +109,7 @@ def _record(data: Any) -> Record:
     )
     refused = tuple(tuple(Refused(**one) for one in several) for several in data["refused"])
     opened = data["open"] and OpenTrial(_trial(data["open"]["trial"]), data["open"]["cut"])
-    return Record(state, tuple(data["overrides"]), refused, data["gpus"], opened)
+    return Record(state, tuple(data["overrides"]), refused, data["gpus"], opened, data.get("identity", ""))
 
 
 def _trial(data: Mapping[str, Any]) -> Trial:

@@ -6,21 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fp8launch.tuning.judgement import MOST_RUNS, Judgement, Standing, standing
 from fp8launch.tuning.knobs import Knob
+from fp8launch.tuning.memory_fit import needs_gib, why_not_fits
 from fp8launch.tuning.record import Record
-from fp8launch.tuning.search import (
-    LEAST_PREDICTED,
-    MOST_RUNS,
-    Judgement,
-    Outcome,
-    Standing,
-    Variant,
-    describe,
-    gain_over,
-    needs_gib,
-    standing,
-    why_not_fits,
-)
+from fp8launch.tuning.search import LEAST_PREDICTED
+from fp8launch.tuning.state import Outcome, Variant, describe, gain_over
 
 
 @dataclass(frozen=True)

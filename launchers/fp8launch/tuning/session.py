@@ -8,22 +8,13 @@ from dataclasses import dataclass, replace
 
 from fp8launch.diagnostics import UserError
 from fp8launch.tuning.candidates import Base, predict, seconds_at_most
+from fp8launch.tuning.judgement import standing
+from fp8launch.tuning.memory_fit import memory_shift, why_not_fits
 from fp8launch.tuning.record import Record, write_record
 from fp8launch.tuning.rows import judged_in_words, percent
-from fp8launch.tuning.search import (
-    Finished,
-    Outcome,
-    Trial,
-    describe,
-    gain_over,
-    memory_shift,
-    next_trial,
-    seconds_spent,
-    speed_in_words,
-    standing,
-    why_not_fits,
-)
-from fp8launch.tuning.trials import Bound, CutOff, Site, run_trial
+from fp8launch.tuning.search import Finished, next_trial
+from fp8launch.tuning.state import Outcome, Trial, describe, gain_over, seconds_spent, speed_in_words
+from fp8launch.tuning.trials import Bound, Ended, Site, run_trial
 
 
 @dataclass(frozen=True)
@@ -40,8 +31,16 @@ class Session:
         return None if self.ends is None else max(self.ends - self.clock(), 0.0)
 
 
-def search(session: Session, record: Record) -> tuple[Record, str]:
-    """Run trials until the search is over or a limit is reached; return the record and the reason for the end.
+@dataclass(frozen=True)
+class Halted:
+    """Why a search ended. `interrupted`: by Ctrl-C, and nothing of it runs on."""
+
+    why: str
+    interrupted: bool = False
+
+
+def search(session: Session, record: Record) -> tuple[Record, Halted]:
+    """Run trials until the search is over, a limit is reached, or Ctrl-C; return the record and the reason for the end.
 
     Every step is on disk before the next one begins.
     """
@@ -49,19 +48,20 @@ def search(session: Session, record: Record) -> tuple[Record, str]:
     while True:
         trial, again = _next(session, record)
         if isinstance(trial, Finished):
-            return record, trial.why
+            return record, Halted(trial.why)
         before = record
         record = record.opened(trial) if record.open is None or again else record
         write_record(site.study, record)
-        try:
-            outcome = _outcome(session, record, trial, again)
-        except CutOff as cut:
-            record = record.cut(trial, cut.seconds)
+        ended = _ended(session, record, trial, again)
+        if ended.outcome is None:
+            record = record.cut(trial, ended.seconds)
             write_record(site.study, record)
-            return record, f"{cut.why} during the trial of {describe(trial.variant)}"
-        record = record.with_outcome(trial, outcome)
+            return record, Halted(f"{ended.why} during the trial of {describe(trial.variant)}", ended.interrupted)
+        record = record.with_outcome(trial, ended.outcome)
         write_record(site.study, record)
-        _report(site.say, before, record, trial, outcome)
+        _report(site.say, before, record, trial, ended.outcome)
+        if ended.interrupted:
+            return record, Halted(ended.why, True)
 
 
 def _next(session: Session, record: Record) -> tuple[Trial | Finished, bool]:
@@ -73,16 +73,16 @@ def _next(session: Session, record: Record) -> tuple[Trial | Finished, bool]:
     return trial, opened is not None and trial == opened.trial
 
 
-def _outcome(session: Session, record: Record, trial: Trial, again: bool) -> Outcome:
+def _ended(session: Session, record: Record, trial: Trial, again: bool) -> Ended:
     site, state, variant = session.site, record.state, trial.variant
     base, values = session.bases[variant.start], record.values(variant)
     try:
         need = predict(base.variant(values, trial.repeat)[1]).needs_gib
     except UserError as exc:
-        return Outcome("refused", why=exc.problems[0].message)
+        return Ended(Outcome("refused", why=exc.problems[0].message))
     why = why_not_fits(state, variant, need)
     if why is not None and variant.changes:
-        return Outcome("skipped", needs_gib=need, why=why)
+        return Ended(Outcome("skipped", needs_gib=need, why=why))
     repeat = f", run {trial.repeat}" if trial.repeat > 1 else ""
     best = standing(state).best
     predicted = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from fp8launch.diagnostics import UserError, error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.run_data import run_from_folder
-from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.submit.submission import now
 from fp8launch.submit.submit_study import GridPoint, submit_study
 from fp8launch.tuning.candidates import Base, predict
-from fp8launch.tuning.search import Outcome
+from fp8launch.tuning.state import Outcome
 
 OUT_OF_MEMORY = frozenset(("out-of-memory", "host-out-of-memory"))
 # Iterations that a trial should have for its interval; FEWEST are the least.
@@ -34,14 +35,21 @@ GRACE_SECONDS = 5.0
 LOST_SECONDS = 120.0
 # Entry of a run's manifest: by job id, when it was first seen running.
 RUNNING_SINCE = "running_since"
+INTERRUPTED = "interrupted by Ctrl-C"
 
 
-class CutOff(Exception):
-    """A limit was reached before the trial had enough iterations; its run was ended after `seconds`."""
+@dataclass(frozen=True)
+class Ended:
+    """The end of a trial, by itself or by this command.
 
-    def __init__(self, why: str, seconds: float) -> None:
-        super().__init__(why)
-        self.why, self.seconds = why, seconds
+    `outcome` is None for a run that was ended after `seconds` before it had enough iterations; `why` says by what.
+    `interrupted`: by Ctrl-C.
+    """
+
+    outcome: Outcome | None
+    seconds: float = 0.0
+    why: str = ""
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,26 +73,54 @@ class Site:
 
 def run_trial(
     site: Site, base: Base, values: dict[str, object], repeat: int, at_most: float, again: bool, bound: Bound | None
-) -> Outcome:
+) -> Ended:
     """Run a trial to its end, or find the end of one that was submitted before.
 
-    It is ended after `at_most` seconds, which makes it a failure, and at the bound, which raises CutOff unless enough
-    iterations were measured. With `again` a run that was ended so is submitted once more.
+    It is ended after `at_most` seconds, which makes it a failure, and at the bound or by Ctrl-C, which leaves it open
+    unless enough iterations were measured. With `again` a run that was ended so is submitted once more.
     """
     try:
-        point, prepared = base.variant(values, repeat)
-        checked = check_all([prepared], site.cluster, scheduler=site.scheduler)[0]
-        if not checked.ok:
-            raise UserError([problem for problem in checked.problems if problem.severity == "error"])
+        grid = GridPoint(*base.variant(values, repeat))
     except UserError as exc:
-        return Outcome("refused", why=exc.problems[0].message)
-    grid = GridPoint(point, prepared, checked.as_json(), checked.job)
-    began = time.monotonic()
-    submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
+        return Ended(Outcome("refused", why=exc.problems[0].message))
     run = site.study.run(grid.run_name)
-    ends = None if bound is None else Bound(began + bound.seconds, bound.why)
-    state, why = _follow(site, run, at_most, ends)
-    return _outcome(run, state, why, ends is not None and why == ends.why, grid)
+    ends = None if bound is None else Bound(time.monotonic() + bound.seconds, bound.why)
+    interrupted = False
+    try:
+        checked = check_all([grid.prepared], site.cluster, scheduler=site.scheduler)[0]
+        if not checked.ok:
+            reason = next(problem for problem in checked.problems if problem.severity == "error")
+            return Ended(Outcome("refused", why=reason.message))
+        grid = replace(grid, checked=checked.as_json(), job=checked.job)
+        submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
+        state, why = _follow(site, run, at_most, ends)
+    except KeyboardInterrupt:
+        interrupted = True
+        state, why = _ended_by_user(site, run), INTERRUPTED
+    cut = interrupted or (ends is not None and why == ends.why)
+    outcome = _outcome(run, state, why, cut, grid) if _was_submitted(run) else None
+    seconds = seconds_of(run) if outcome is None and _was_submitted(run) else 0.0
+    return Ended(outcome, seconds, why, interrupted)
+
+
+def _was_submitted(run: RunFolder) -> bool:
+    return (run.path / MANIFEST).is_file() and bool(job_ids(run))
+
+
+def _ended_by_user(site: Site, run: RunFolder) -> JobState:
+    """End the job of a trial that Ctrl-C interrupted. A second Ctrl-C does not wait for its end."""
+    state = JobState("cancelled", INTERRUPTED)
+    if not _was_submitted(run):
+        return state
+    site.say(f"\n{INTERRUPTED}: ending the trial {run.run_id}; the same command goes on with it")
+    try:
+        site.scheduler.cancel([run])
+        state = _settled(site, run)
+    except KeyboardInterrupt:
+        state = JobState("unknown", INTERRUPTED)
+    if not state.final:
+        site.say(f"it may run on for some time: `fp8launch runs {site.study.study_id}` shows it")
+    return state
 
 
 def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> tuple[JobState, str]:
@@ -143,8 +179,8 @@ def _is_out_of_memory(run: RunFolder) -> bool:
     return failure is not None and failure.code in OUT_OF_MEMORY
 
 
-def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint) -> Outcome:
-    """What a run that has ended says. Raises CutOff."""
+def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint) -> Outcome | None:
+    """What a run that has ended says; None for one that was cut off before it had enough iterations."""
     data = run_from_folder(run)
     report = data.report
     predicted = predict(grid.prepared)
@@ -171,7 +207,7 @@ def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoi
             **common,  # type: ignore[arg-type]
         )
     if cut:
-        raise CutOff(why, seconds_of(run))
+        return None
     if not why and failure is not None:
         why = f"{failure.code}: {failure.message}"
     if not why and report.status == "ok":

@@ -62,6 +62,7 @@ class Bridge(Engine):
     description: ClassVar[EngineDescription] = EngineDescription(
         checks="megatron_core", validators="none", log_dialect="megatron", evidence=("module report",)
     )
+    packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "megatron-bridge"}
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
 
     def catalog(self) -> RecipeCatalog:

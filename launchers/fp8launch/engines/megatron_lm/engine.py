@@ -62,6 +62,7 @@ class MegatronLM(Engine):
         evidence=("module report", "kernel profile", "tensor statistics"),
         rehearsal=True,
     )
+    packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.core": "megatron-core"}
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         recipe = loaded.recipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import ClassVar
@@ -24,6 +24,8 @@ class Script(MegatronLM):
     name: ClassVar[str] = "script"
     description: ClassVar[EngineDescription] = MegatronLM.description
     own_keys: ClassVar[tuple[str, ...]] = ("launch.script", "launch.arguments")
+    # A script may bring its own Megatron; torchrun starts it.
+    packages: ClassVar[Mapping[str, str]] = {"torch": "torch"}
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         launch = loaded.recipe.launch

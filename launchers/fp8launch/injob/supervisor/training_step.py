@@ -82,14 +82,19 @@ def processes_with(name: str, value: str) -> Iterator[int]:
 
 
 def end_all(alive: Callable[[], set[int]], grace: float) -> None:
-    """Ask the processes that `alive` returns to leave, and kill those that are still there after `grace` seconds."""
+    """Ask the processes that `alive` returns to leave, and kill those that are still there after `grace` seconds.
+
+    A process shows no environment while it is being replaced by another program, so one look does not see them all.
+    """
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
         signalled: set[int] = set()
+        seen_none = False
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             left = alive()
-            if not left:
+            if seen_none and not left:
                 return
+            seen_none = not left
             send(number, left - signalled)  # each process once, also one that was just being started
             signalled |= left
             time.sleep(0.1)

@@ -1,0 +1,72 @@
+"""Whether a variant fits the GPU: by predictions that are corrected by what was measured, and by what did not fit."""
+
+from __future__ import annotations
+
+import statistics
+
+from fp8launch.tuning.state import State, Variant, candidates_of, describe
+
+# Of the GPU's memory; at 97 % a run was seen to slow down and then end out of memory (check/memory.py).
+FILLED = 0.97
+
+
+def needs_gib(state: State, variant: Variant) -> float | None:
+    """The predicted need of a variant, before any correction; None where memory is not predicted."""
+    start = state.starts[variant.start]
+    if start.memory_gib is None:
+        return None
+    known = {candidate.name: candidate for candidate in start.candidates}
+    return start.memory_gib + sum(known[name].memory_gib or 0.0 for name in variant.changes)
+
+
+def memory_shift(state: State) -> float:
+    """GiB by which predictions are corrected: the median error of the peaks, and more after an out-of-memory end.
+
+    A run that ended out of memory needs all that the GPU has, at least.
+    """
+    errors = [
+        outcome.peak_gib - outcome.predicted_gib
+        for _, outcome in state.results
+        if outcome.status == "ok" and outcome.peak_gib is not None and outcome.predicted_gib is not None
+    ]
+    shift = statistics.median(errors) if errors else 0.0
+    for _, outcome in state.results:
+        if outcome.status == "out_of_memory" and outcome.needs_gib is not None and state.capacity_gib is not None:
+            shift = max(shift, state.capacity_gib - outcome.needs_gib)
+    return shift
+
+
+def fits(state: State, variant: Variant) -> bool:
+    """Whether a variant is predicted to fit, by the corrected model and by what ran out of memory before."""
+    return why_not_fits(state, variant, needs_gib(state, variant)) is None
+
+
+def why_not_fits(state: State, variant: Variant, need: float | None) -> str | None:
+    """Why a variant with this predicted need cannot fit; None if it can, or if nothing is known."""
+    for trial, outcome in state.results:
+        if outcome.status == "out_of_memory" and _needs_as_much(state, variant, trial.variant):
+            return f"{describe(trial.variant)} ran out of memory with less"
+    if need is None or state.capacity_gib is None:
+        return None
+    held = [o.needs_gib for _, o in state.results if o.status == "ok" and o.needs_gib is not None]
+    shifted = need + memory_shift(state)
+    if shifted <= FILLED * state.capacity_gib or need <= max(held, default=0.0):
+        return None
+    corrected = f", corrected by {memory_shift(state):+.1f}" if abs(memory_shift(state)) >= 0.05 else ""
+    return f"predicted to need {shifted:.1f} GiB{corrected}, of {state.capacity_gib:.1f}"
+
+
+def _needs_as_much(state: State, variant: Variant, other: Variant) -> bool:
+    """Whether a variant differs from another one only in options of higher levels of the same knobs."""
+    if variant.start != other.start:
+        return False
+    known = candidates_of(state, variant)
+    mine, theirs = ({known[n].knob: known[n] for n in one.changes} for one in (variant, other))
+    if mine.keys() != theirs.keys():
+        return False
+    for knob, candidate in mine.items():
+        level, least = candidate.level, theirs[knob].level
+        same = candidate.name == theirs[knob].name
+        if not same and (level is None or least is None or level < least):
+            return False
+    return True
