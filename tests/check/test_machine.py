@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -143,9 +143,8 @@ def test_a_python_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_python_without_the_packages_of_a_run_on_this_machine(tmp_path: Path) -> None:
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    bare.chmod(0o755)
+    venv.create(tmp_path / "env", symlinks=True)
+    bare = tmp_path / "env/bin/python"
     local = schedulers.by_name("local")
     where = f"{tmp_path}/recipe.yaml:2"
     problem = only(look(tmp_path, f"launch: {{python: {bare}}}\n", scheduler=local))
@@ -164,7 +163,11 @@ def test_a_python_without_the_packages_of_a_run_on_this_machine(tmp_path: Path) 
     # What is set up in the job cannot be known here, nor what Python there is on a cluster's nodes.
     assert look(tmp_path, python=str(bare), setup=["module load pytorch"], scheduler=local) == []
     assert look(tmp_path, f"launch: {{python: {bare}}}\n") == []
-    assert codes(look(tmp_path, "launch: {python: no-such-python}\n", scheduler=local)) == ["python-missing"]
+    # A script under the name of a Python is not run.
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script.chmod(0o755)
+    assert look(tmp_path, f"launch: {{python: {script}}}\n", scheduler=local) == []
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_training_script_that_is_not_there(tmp_path: Path) -> None:

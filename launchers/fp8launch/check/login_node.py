@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
@@ -19,6 +21,7 @@ from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
+from fp8launch.ownership import foreign_owner
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
@@ -44,7 +47,7 @@ CODES: Mapping[str, Severity] = {
 
 
 # A Python on a slow file system that has not answered by then is not judged.
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -214,27 +217,33 @@ print(*[name for name in sys.argv[1:] if not there(name)])
 
 def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mapping[str, str]) -> Iterator[Problem]:
     """Whether the Python of a job on this machine has what the engine's processes import."""
-    if job.setup or ("/" in job.python and not job.python.startswith("/")):
-        return  # commands such as `module load` may bring the packages; a relative path is one of the job's folder
     packages = prepared.engine.packages
     variables = {**clean_environment(environment), **dict(job.environment)}
-    command = [job.python, "-c", _NOT_INSTALLED, *packages]
     _, where = _stated_python(prepared.loaded, cluster)
+    python = shutil.which(job.python, path=variables.get("PATH"))
+    # Commands of the profile, such as `module load`, may bring the packages, or another Python.
+    if job.setup or python is None or not _may_be_asked(python):
+        return
+    command = [python, "-c", _NOT_INSTALLED, *packages]
     try:
         done = subprocess.run(
             command, env=variables, cwd="/", capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
         )
-    except subprocess.TimeoutExpired:
-        return
-    except OSError as exc:
-        message = f"the job's Python {job.python} cannot be started: {exc.strerror}"
-        yield Problem("error", "python-missing", message, where, "correct the path")
+    except (OSError, subprocess.TimeoutExpired):
         return
     missing = [packages[name] for name in done.stdout.split() if name in packages]
     if missing:
         message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
         fix = f"install them there ({job.python} -m pip install {' '.join(missing)}), or name a Python that has them: "
         yield Problem("error", "python-packages", message, where, fix + "launch.python, or `python:` in the profile")
+
+
+def _may_be_asked(python: str) -> bool:
+    """Whether it is a program of this user or the system; scripts in its place may do anything."""
+    if not python.startswith("/") or foreign_owner(Path(python)):
+        return False
+    with Path(python).open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def _image_content(prepared: Prepared) -> Iterator[Problem]:
