@@ -80,6 +80,8 @@ def records(row: dict[str, str]) -> Iterator[dict[str, Any]]:
         record: dict[str, Any] = {}
         for name, values in cells.items():
             value = values[at] if len(values) == count else values[0]
+            if name == "model" and at and len(values) == count:
+                value = f"{values[0]} ({value})"  # the same model in another way, such as with tokens dropped
             record[name] = value if name in (*TEXT, "container", "task") else number(value)
         yield record
 

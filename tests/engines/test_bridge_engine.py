@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ import pytest
 from support import only, refused
 
 from fp8launch.check.checker import check
+from fp8launch.check.memory import TIGHT
 from fp8launch.cli import run
+from fp8launch.engines.bridge.attributes import PARTS, of_recipe, with_settings
 from fp8launch.engines.bridge.engine import TASKS, TRAINED_RELEASES
 from fp8launch.engines.bridge.fields import fields_of, flat, hydra
 from fp8launch.engines.bridge.index import recipes_of
+from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
+from fp8launch.megatron.memory import estimate
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
@@ -219,6 +224,31 @@ def test_memory_is_estimated_and_no_key_of_megatron_lm_is_advised() -> None:
     problem = only(check(prepare(LLAMA, sets), layers=("memory",)).problems)
     assert problem.code == "does-not-fit"
     assert problem.fix is not None and problem.fix.startswith("divide the model over more GPUs")
+
+
+def test_every_run_that_nvidia_publishes_fits_by_the_estimate() -> None:
+    """They ran: 97 figures of models that the pack has. The fullest GPU is estimated at 96.5 % of its memory."""
+    parts = {}
+    for row in rows():
+        recipe = recipe_of(row)
+        if recipe is None or recipe.task not in TASKS or not recipe.hub or not set(recipe.hub) <= set(PARTS):
+            continue
+        args = with_settings(of_recipe(recipe), {})
+        split = math.prod(recipe.layout.get(axis) or 1 for axis in ("tp", "pp", "cp"))
+        steps = row.global_batch // (row.micro_batch * (row.gpus // split))
+        found = estimate(args, row.gpus, steps, GPUS[recipe.gpu])
+        assert found is not None, recipe.name
+        parts[row.number] = found.total / (GPUS[recipe.gpu].memory_gib * 2**30)
+    assert len(parts) == 97
+    assert max(parts.values()) < 0.97
+    assert sum(part > TIGHT for part in parts.values()) == 12
+
+
+def test_a_pipeline_layout_of_lists_is_megatrons_text() -> None:
+    """Without it the memory of DeepSeek-V3 in many stages was not estimated."""
+    one = prepare("bridge:deepseek_v3_pretrain_256gpu_gb200_fp8mx_config")
+    assert one.args.attributes["pipeline_model_parallel_layout"] == "Etttt|" + "tttt|" * 14 + "tmL"
+    assert one.layout.vp == 4
 
 
 def test_the_sizes_of_a_local_model_count(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support import only, refused
 
 from fp8launch.cli import run
 from fp8launch.engines.bridge.index import BridgeRecipe, find, recipes_of, releases, select
-from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattributed
+from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattributed, why_unattributed
 
 
 def test_each_release_has_its_recipes() -> None:
@@ -90,6 +90,44 @@ def test_almost_every_figure_of_the_releases_is_attributed() -> None:
     assert sum(recipe_of(row) is not None for row in rows()) == 158
 
 
+def test_every_published_figure_is_attributed_or_left_out_with_its_reason() -> None:
+    """The 18 rows of Bridge's performance summary and the 260 of its archive, 14 of them with two figures."""
+    attributed = [row for row in rows() if recipe_of(row) is not None]
+    left = unattributed()
+    assert (len(rows()), len(attributed), len(left)) == (292, 158, 134)
+    assert sorted(row.number for row in [*attributed, *left]) == list(range(292))
+    assert not [row for row in attributed if why_unattributed(row) is not None]
+    reasons = {(row.container, row.model, row.gpu, row.global_batch): why_unattributed(row) for row in left}
+    assert all(reasons.values())
+    older = {row.container for row in left if row.release is None}
+    assert older == {"25.09", "25.11", "26.02", "26.02.01"}
+    assert reasons["26.06", "DeepSeekV3", "gb300", 15360] == (
+        "deepseek_v3_pretrain_256gpu_gb300_fp8mx_v1_config of 0.5.0 has global batch 2048"
+    )
+
+
+def test_a_figure_of_a_variant_of_the_model_is_none_of_the_model() -> None:
+    """`DeepSeekV3 (tokendrop)` beside two figures: the second ran with tokens dropped."""
+    assert {row.model for row in rows() if "tokendrop" in row.model} == {
+        "DeepSeekV3 (tokendrop)",
+        "Qwen3_30B_a3B (tokendrop)",
+        "Qwen3_235B_a22B (tokendrop)",
+    }
+
+
+def test_the_command_lists_all_published_figures(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    assert run(["recipes", "--engine", "bridge", "--published", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 292
+    assert sum(one["recipe"] is not None for one in found) == 158
+    assert all((one["recipe"] is None) == bool(one["why_none"]) for one in found)
+    assert run(["recipes", "--engine", "bridge", "--published", "--gpu", "GB300", "--model", "kimi"]) == 0
+    out, err = capsys.readouterr()
+    assert "published figures" in err and "Kimi_K2" in out and "none: " in out and "LLAMA" not in out
+    assert run(["recipes", "--engine", "bridge", "--published", "--release", "0.6.0"]) == 0
+    assert capsys.readouterr().err.startswith("18 published figures")
+
+
 @pytest.mark.parametrize(
     ("filters", "count"), [({"gpu": "GB200", "model": "qwen3-30b"}, 8), ({"precision": "FP8-CS", "gpu": "r100"}, 1)]
 )
@@ -122,6 +160,9 @@ def test_the_command_lists_and_explains(capsys: pytest.CaptureFixture[str], home
         (["--engine", "bridge", "--release", "9"], "use one of 0.4.0, 0.5.0, 0.6.0"),
         (["bridge:llama"], "fp8launch recipes --engine bridge"),
         (["--release", "0.6.0"], "--release needs --engine bridge"),
+        (["--published"], "--published needs --engine bridge"),
+        (["--engine", "bridge", "--published", "--release", "9"], "use one of 0.4.0, 0.5.0, 0.6.0"),
+        (["bridge:llama", "--published"], "leave out the name"),
     ],
 )
 def test_the_command_refuses_what_is_not_there(

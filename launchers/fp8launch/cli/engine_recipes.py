@@ -39,6 +39,32 @@ def show(
     )
 
 
+def show_published(
+    catalog: RecipeCatalog,
+    release: str | None,
+    gpu: str | None,
+    model: str | None,
+    precision: str | None,
+    as_json: bool,
+) -> None:
+    """List the figures that the project publishes, each with its recipe or why it has none. Raises UserError."""
+    if release is not None and release not in catalog.releases():
+        fix = f"use one of {', '.join(catalog.releases())}"
+        raise error("no-such-release", f"the catalog has no {catalog.project} {release}", None, fix)
+    found = catalog.published(release, gpu=gpu, model=model, precision=precision)
+    if as_json:
+        show_json([one.record for one in found])
+        return
+    without = sum(one.recipe is None for one in found)
+    eprint(f"{len(found)} published figures: {len(found) - without} of a recipe, {without} of none")
+    if found:
+        show_table(
+            ["NeMo", "run", "batch", "tokens/s/GPU", "recipe, or why there is none"],
+            [(one.where, one.run, one.batch, one.throughput, one.recipe or f"none: {one.why_none}") for one in found],
+            drop=("batch",),
+        )
+
+
 def _explain(catalog: RecipeCatalog, recipe: CatalogRecipe, as_json: bool) -> None:
     if as_json:
         show_json(recipe.record)

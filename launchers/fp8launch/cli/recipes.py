@@ -35,6 +35,11 @@ _CATALOGS = {name: catalog for name in engines.names() if (catalog := engines.by
     "--kind", metavar="KIND", help="List only these: recipes, studies, models, precision, hardware, parts, ..."
 )
 @click.option("--release", metavar="X.Y.Z", help="With --engine bridge: the release (default: the newest known).")
+@click.option(
+    "--published",
+    is_flag=True,
+    help="With --engine bridge: every throughput that NVIDIA publishes, with its recipe or why it has none.",
+)
 @json_option
 def recipes(
     name: str | None,
@@ -44,6 +49,7 @@ def recipes(
     precision: str | None,
     kind: str | None,
     release: str | None,
+    published: bool,
     as_json: bool,
 ) -> None:
     """List the recipes and studies of the pack and the parts that recipes extend, or explain one: every value, and the
@@ -57,10 +63,17 @@ def recipes(
     if engine in _CATALOGS:
         from fp8launch.cli import engine_recipes
 
+        if published:
+            if name is not None:
+                raise click.UsageError(
+                    "--published lists the figures of all recipes: leave out the name, or use --model"
+                )
+            engine_recipes.show_published(_CATALOGS[engine], release, gpu, model, precision, as_json)
+            return
         engine_recipes.show(_CATALOGS[engine], name, release, gpu, model, precision, as_json)
         return
-    if release is not None:
-        raise click.UsageError("--release needs --engine bridge")
+    if release is not None or published:
+        raise click.UsageError(f"--{'release' if release is not None else 'published'} needs --engine bridge")
     if name is not None:
         _explain(name, as_json)
         return

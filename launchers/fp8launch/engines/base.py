@@ -194,6 +194,23 @@ class CatalogRecipe:
     record: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class PublishedFigure:
+    """A throughput that an engine's own project publishes.
+
+    `where` is the table that it is from. `recipe` is the recipe of the catalog that ran, with its release; where there
+    is none, `why_none` says why. `record` is its JSON.
+    """
+
+    where: str
+    run: str
+    batch: str
+    throughput: str
+    recipe: str | None
+    why_none: str | None
+    record: Mapping[str, Any]
+
+
 class RecipeCatalog(ABC):
     """The recipes that an engine's own project publishes; `project` is its name. ENGINE:NAME is such a recipe."""
 
@@ -214,6 +231,10 @@ class RecipeCatalog(ABC):
     @abstractmethod
     def find(self, name: str, release: str | None) -> CatalogRecipe:
         """The recipe of that name, of the newest release that has it unless one is stated. Raises UserError."""
+
+    @abstractmethod
+    def published(self, release: str | None, **filters: str | None) -> list[PublishedFigure]:
+        """All figures that fit the filters of `select`, the newest first; without a release, those of any."""
 
 
 class Engine(ABC):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fp8launch.engines.base import CatalogRecipe, RecipeCatalog
+from fp8launch.engines.base import CatalogRecipe, PublishedFigure, RecipeCatalog
 from fp8launch.engines.bridge import index
-from fp8launch.engines.bridge.published import rows_of
+from fp8launch.engines.bridge.published import PublishedRow, recipe_of, rows, rows_of, why_unattributed
 
 
 class BridgeCatalog(RecipeCatalog):
@@ -26,6 +26,9 @@ class BridgeCatalog(RecipeCatalog):
 
     def find(self, name: str, release: str | None) -> CatalogRecipe:
         return _shown(index.find(name, release))
+
+    def published(self, release: str | None, **filters: str | None) -> list[PublishedFigure]:
+        return [_figure(row) for row in rows() if _fits(row, release, **filters)]
 
 
 def _shown(recipe: index.BridgeRecipe) -> CatalogRecipe:
@@ -66,6 +69,39 @@ def _shown(recipe: index.BridgeRecipe) -> CatalogRecipe:
         facts=facts,
         sections={name: values for name, values in sections.items() if isinstance(values, Mapping) and values},
         record={**recipe.as_dict(), "published": published},
+    )
+
+
+def _fits(row: PublishedRow, release: str | None, gpu: str | None, model: str | None, precision: str | None) -> bool:
+    """The filters of `index.select`, for a row."""
+    if release is not None and row.release != release:
+        return False
+    if gpu is not None and row.gpu != gpu.lower():
+        return False
+    if model is not None and index.plain(model) not in index.plain(row.model):
+        return False
+    return precision is None or row.precision == index.plain(precision)
+
+
+def _figure(row: PublishedRow) -> PublishedFigure:
+    recipe, why_none = recipe_of(row), why_unattributed(row)
+    sizes = [f"{axis.upper()} {size}" for axis, size in row.layout.items() if size > 1]
+    task = "" if row.task == "pre-training" else f" {row.task}"
+    record = {
+        **{name: value for name, value in vars(row).items() if name != "number"},
+        "layout": dict(row.layout),
+        "release": row.release,
+        "recipe": recipe.name if recipe else None,
+        "why_none": why_none,
+    }
+    return PublishedFigure(
+        where=row.container,
+        run=f"{row.model}{task}, {row.gpus} {row.gpu}, {row.precision}",
+        batch=", ".join([f"{row.micro_batch} of {row.global_batch}", *sizes]),
+        throughput=f"{row.tokens_per_s_per_gpu:,}",
+        recipe=f"{recipe.name} of {recipe.release}" if recipe else None,
+        why_none=why_none,
+        record=record,
     )
 
 

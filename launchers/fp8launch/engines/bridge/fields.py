@@ -76,6 +76,8 @@ DERIVED = frozenset((
     "params_dtype", "pipeline_dtype", "pipeline_model_parallel_layout", "should_pad_vocab", "tokenizer_type",
 ))  # fmt: skip
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
+# Layers of a pipeline's layout, and the letters for them on Megatron-LM's command line.
+_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 # What Hydra reads as another value than the text.
 _NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
@@ -97,7 +99,9 @@ def attribute_of(field: str) -> str | None:
 
 
 def attribute_value(value: Any) -> Any:
-    """Return a value as Megatron's arguments hold it: data types by their short names."""
+    """Return a value as Megatron's arguments hold it: data types and the layout of a pipeline as short text."""
+    if isinstance(value, list) and value and all(isinstance(stage, list) for stage in value):
+        return "|".join("".join(_LAYERS.get(layer, layer) for layer in stage) for stage in value)
     return _DTYPES.get(value, value) if isinstance(value, str) else value
 
 

@@ -73,6 +73,34 @@ def unattributed() -> list[PublishedRow]:
     return [row for row in rows() if recipe_of(row) is None]
 
 
+def why_unattributed(row: PublishedRow) -> str | None:
+    """Return why a figure belongs to no recipe; None for one that does."""
+    if recipe_of(row) is not None:
+        return None
+    if row.release is None:
+        return f"NeMo {row.container} has a Megatron-Bridge before {min(_RELEASES.values())}"
+    of_model = [one for one in recipes_of(row.release).values() if plain(one.model) == plain(row.model)]
+    if not of_model:
+        return f"the index of {row.release} has no recipe of this model"
+    near = [one for one in of_model if _of_kind(row, one) and one.gpus == row.gpus]
+    if not near:
+        return f"the index of {row.release} has no recipe of this model for {row.gpus} {row.gpu} in {row.precision}"
+    differing = {one.name: _differing(row, one) for one in near}
+    name = min(differing, key=lambda one: (len(differing[one]), one))
+    if not differing[name]:
+        return f"more than one recipe of {row.release} has these settings"
+    return f"{name} of {row.release} has {', '.join(differing[name])}"
+
+
+def _differing(row: PublishedRow, recipe: BridgeRecipe) -> list[str]:
+    """The settings of a recipe that differ from those of a row."""
+    stated = {"global batch": row.global_batch, "micro batch": row.micro_batch}
+    stated |= {axis.upper(): size for axis, size in row.layout.items()}
+    own = {"global batch": recipe.global_batch, "micro batch": recipe.micro_batch}
+    own |= {axis.upper(): recipe.layout.get(axis) or 1 for axis in row.layout}
+    return [f"{name} {own[name]}" for name, value in stated.items() if own[name] != value]
+
+
 @functools.cache
 def _attribution() -> Mapping[int, BridgeRecipe]:
     """The recipe of each row that belongs to exactly one, by the row's number."""
@@ -100,13 +128,12 @@ def _figures() -> Mapping[tuple[str, str], list[PublishedRow]]:
     return found
 
 
+def _of_kind(row: PublishedRow, recipe: BridgeRecipe) -> bool:
+    return recipe.task in _TASKS[row.task] and (row.gpu, row.precision) == (recipe.gpu, recipe.precision)
+
+
 def _belongs(row: PublishedRow, recipe: BridgeRecipe) -> bool:
-    same = (
-        recipe.task in _TASKS[row.task]
-        and (row.gpu, row.gpus, row.precision) == (recipe.gpu, recipe.gpus, recipe.precision)
-        and (row.global_batch, row.micro_batch) == (recipe.global_batch, recipe.micro_batch)
-    )
-    return same and all((recipe.layout.get(axis) or 1) == size for axis, size in row.layout.items())
+    return _of_kind(row, recipe) and recipe.gpus == row.gpus and not _differing(row, recipe)
 
 
 def _row(number: int, record: Mapping[str, Any]) -> PublishedRow:
