@@ -16,6 +16,7 @@ from fp8launch.check.rehearsal import plan_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
+from fp8launch.engines.base import NotRehearsable
 from fp8launch.job.prepared import Prepared
 from fp8launch.rehearsal.rehearse import Plan, request_of
 from fp8launch.rehearsal.roles import Role, roles_of
@@ -80,7 +81,8 @@ def rehearse_run(run: Prepared, roles: int = 9, cpu_seconds: int = 120) -> list[
     """Results of the first `roles` roles of a run, without repeats at real sizes."""
     found = []
     for part in run.parts:
-        plan = plan_of(part, resolve_run(part, {}), Cluster())
+        step = part.engine.rehearsal(part.args, part.layout, part.loaded)
+        plan = plan_of(part, resolve_run(part, {}), step, Cluster())
         small = shrink(plan.args.values, plan.layout)
         chosen = roles_of(plan.layout)
         if roles == 2 and plan.layout.pp == 1:
@@ -102,7 +104,7 @@ def checked(runs: list[Prepared]) -> list[list[str]]:
 def one(run: Prepared, roles: int = 9) -> dict[str, Any]:
     try:
         outcomes = rehearse_run(run, roles)
-    except UserError as exc:
+    except (UserError, NotRehearsable) as exc:
         return {"verdict": "unknown", "message": str(exc)[:500]}
     refused = [o for o in outcomes if not o["ok"] and not o.get("unknown")]
     unknown = [o for o in outcomes if not o["ok"] and o.get("unknown")]

@@ -1,6 +1,7 @@
 """Rehearse every recipe of the pack: rehearse_pack.py RESULTS.jsonl [--megatron 0.19] [--only WORD] [--jobs 2]
 
-One JSON object per recipe and Megatron version goes to RESULTS.jsonl; what is there already is not repeated.
+One JSON object per recipe and Megatron version goes to RESULTS.jsonl; what is there already is not repeated. With
+`--bridge` the recipes are Megatron-Bridge's, those for pre-training of its newest release.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import UserError
+from fp8launch.engines import by_name
 from fp8launch.job.prepared import prepare
 from rehearsal_runs import checked, close_servers, one
 
@@ -25,11 +27,20 @@ def whole_recipes() -> list[Path]:
     return [*sorted((TOP / "recipes").glob("*.yaml")), *sorted((TOP / "recipes/studies").rglob("*.yaml"))]
 
 
+def of_bridge() -> list[str]:
+    """The names of Bridge's recipes for pre-training, as users write them."""
+    catalog = by_name("bridge").catalog()
+    assert catalog is not None
+    newest = catalog.releases()[-1]
+    return [f"bridge:{each.name}" for each in catalog.select(newest) if each.record["task"] == "pretrain"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--megatron", action="append", help="versions (default: what each recipe says)")
     parser.add_argument("--only", help="recipes whose name contains this")
+    parser.add_argument("--bridge", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--roles", type=int, default=9)
     options = parser.parse_args()
@@ -38,16 +49,15 @@ def main() -> None:
         known = {(r["recipe"], r["megatron"]) for r in map(json.loads, options.results.read_text().splitlines())}
     with options.results.open("a") as file, ThreadPoolExecutor(options.jobs) as pool:
 
-        def do(task: tuple[Path, str | None]) -> None:
-            path, version = task
-            name = str(path.relative_to(TOP / "recipes"))
+        def do(task: tuple[str, str | None]) -> None:
+            name, version = task
             answer: dict[str, Any] = {"recipe": name, "megatron": version}
             overrides = []
             if version is not None:
                 # Quoted: a version is text.
                 overrides = [f"software.megatron='{version}'", f"software.transformer_engine='{ENGINES[version]}'"]
             try:
-                run = prepare(str(path), overrides)
+                run = prepare(name if options.bridge else str(TOP / "recipes" / name), overrides)
                 codes = checked([run])[0]
                 answer |= {"verdict": "check", "message": codes} if codes else one(run, options.roles)
             except UserError as exc:
@@ -60,12 +70,12 @@ def main() -> None:
                     str(answer.get("message", ""))[:200], answer.get("at", "")]  # fmt: skip
             print(*line, flush=True)
 
+        names = of_bridge() if options.bridge else [str(path.relative_to(TOP / "recipes")) for path in whole_recipes()]
         tasks = []
         for version in options.megatron or [None]:
-            for path in whole_recipes():
-                name = str(path.relative_to(TOP / "recipes"))
+            for name in names:
                 if (name, version) not in known and (not options.only or options.only in name):
-                    tasks.append((path, version))
+                    tasks.append((name, version))
         list(pool.map(do, tasks))
     close_servers()
 

@@ -292,11 +292,3 @@ def test_runs_that_do_the_same_are_rehearsed_once(write: Callable[[str, str], st
     results = with_rehearsal(runs, checked, Cluster(), progress=progress, limits=Limits(seconds=0.1))
     assert totals == [4]
     assert [len(result.rehearsal.roles) for result in results if result.rehearsal] == [2, 2, 2]
-
-
-@needs_torch
-def test_a_recipe_of_bridge_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["check", "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--rehearse"]) == MACHINE_LACKS
-    shown = capsys.readouterr().err
-    assert "note: layer rehearsal not run: recipes of the engine bridge cannot be rehearsed yet" in shown
-    assert "1 without a verdict" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.wheel import NoMegatron, megatron_for
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS, Problem
+from fp8launch.engines.base import NotRehearsable, StepArguments
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.validators import site_of
@@ -28,6 +30,8 @@ from fp8launch.rehearsal.workers import LIMITS, Limits
 
 LAYER = "rehearsal"
 CODE = "rehearsal"
+# What injob/rank/config_fields.py reads.
+CONFIG = "FP8LAUNCH_CONFIG"
 # A longer sentence is cut in the problem; --json and -v have all of it.
 LONGEST = 300
 # Of the settings that the refusing code reads the innermost ones are shown.
@@ -40,11 +44,15 @@ class NoScript(Exception):
 
 @dataclass(frozen=True)
 class _Part:
-    """A phase of a run, or the run itself (`phase` is None), with the plan of its rehearsal."""
+    """A phase of a run, or the run itself (`phase` is None), with the plan of its rehearsal.
+
+    `without` names what of the engine's own program the rehearsal leaves out.
+    """
 
     phase: str | None
     seen: ResolvedRun
     plan: Plan
+    without: tuple[str, ...]
 
 
 def with_rehearsal(
@@ -77,7 +85,7 @@ def with_rehearsal(
             continue
         try:
             planned[index] = _parts(run, cluster, say)
-        except (NoMegatron, NoTransformerEngine, NoScript) as exc:
+        except (NoMegatron, NoTransformerEngine, NoScript, NotRehearsable) as exc:
             extended[index] = replace(_without(result, f"not run: {exc}"), exit_code=MACHINE_LACKS)
     outcomes = iter(rehearse([part.plan for parts in planned for part in parts], progress, limits, count))
     for index, parts in enumerate(planned):
@@ -96,12 +104,17 @@ def _parts(run: Prepared, cluster: Cluster, say: Callable[[str], None]) -> list[
     found = []
     for name, part in zip(names, run.parts, strict=True):
         seen = resolve_run(part, variables)
-        found.append(_Part(name, seen, plan_of(part, seen, cluster, say)))
+        step = part.engine.rehearsal(part.args, part.layout, part.loaded)
+        found.append(_Part(name, seen, plan_of(part, seen, step, cluster, say), step.without))
     return found
 
 
 def plan_of(
-    run: Prepared, seen: ResolvedRun, cluster: Cluster, say: Callable[[str], None] = lambda message: None
+    run: Prepared,
+    seen: ResolvedRun,
+    step: StepArguments,
+    cluster: Cluster,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Plan:
     """The plan of a run's rehearsal. Raises NoMegatron or NoTransformerEngine."""
     resources = run.loaded.recipe.resources
@@ -109,16 +122,18 @@ def plan_of(
     stated = seen.software.transformer_engine
     te = Version(".".join(map(str, stated)) if stated else ASSUMED_TE)
     paths = job_paths(run.loaded, cluster)
+    config = {CONFIG: json.dumps(step.config)} if step.config else {}
     return Plan(
-        args=run.args,
+        args=step.args,
         layout=run.layout,
         gpu=resources.gpu,
         gpus_per_node=resources.gpus_per_node,
-        environment=dict(seen.env),
+        environment={**seen.env, **config},
         megatron=site_of(megatron_for(run.args.version, say)),
         transformer_engine=transformer_engine_for(te, say) if on_gpu else None,
         script=_script(run, paths),
         own=words_of(run.args.own),
+        translated=step.translated,
         cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else CUDA,
     )
 
@@ -163,8 +178,14 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
     said = outcome.message if len(outcome.message) <= LONGEST else outcome.message[: LONGEST - 3] + "..."
     message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}{place}{_why(outcome)}"
     named = names_in(seen, outcome.message)
-    involved = [name for name in (*named, *_stated(seen, outcome.settings)) if recipe_field(seen, name)]
-    fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
+    stated = (*named, *_stated(seen, outcome.settings))
+    involved = [name for name in stated if recipe_field(seen, name)]
+    if seen.engine.covers("megatron_lm"):
+        fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
+    else:
+        # Advice is written for recipes of Megatron-LM, whose keys have other names.
+        shown = [f"{name} ({seen.value(name)})" for name in dict.fromkeys(stated)][:MOST_SETTINGS]
+        fix = f"change {' or '.join(shown)}" if shown else NAMELESS
     if fix == NAMELESS:
         fix = "`fp8launch check RECIPE --rehearse -v` shows the code that refuses it"
     return Problem("error", CODE, message, seen.where(*named, *involved, *names_in(seen, fix)), fix)
@@ -184,7 +205,7 @@ def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:
 
 def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport:
     roles = [_role(part.phase, outcome) for part, outcomes in found for outcome in outcomes]
-    left_out = dict.fromkeys(name for part, _ in found for name in not_rehearsed(part.seen))
+    left_out = dict.fromkeys(name for part, _ in found for name in (*part.without, *not_rehearsed(part.seen)))
     left_out |= dict.fromkeys(name for _, outcomes in found for outcome in outcomes for name in outcome.not_rehearsed)
     return RehearsalReport(tuple(roles), tuple(left_out))
 

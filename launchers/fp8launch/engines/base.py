@@ -150,6 +150,25 @@ class NeededFile:
     code: str = "file-missing"
 
 
+class NotRehearsable(Exception):
+    """A run that no rehearsal can stand for; the message says why."""
+
+
+@dataclass(frozen=True)
+class StepArguments:
+    """What a rehearsal runs: arguments of Megatron-LM's command line.
+
+    `config` are fields of Megatron's configuration that no flag sets, by name. `without` names what of the engine's
+    own program the rehearsal leaves out. `translated` is true where the engine itself uses another interface, so that
+    what Megatron-LM's command line says about its arguments is no verdict.
+    """
+
+    args: EngineArguments
+    config: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    translated: bool = False
+
+
 @dataclass(frozen=True)
 class AttemptArguments:
     """The arguments of a run that several attempts share: of all of them, of the first start, and of a resume.
@@ -303,6 +322,10 @@ class Engine(ABC):
     def traits(self, recipe: Recipe) -> EntryTraits:
         """Differences between this recipe's entry and Megatron-LM's own scripts."""
         return EntryTraits()
+
+    def rehearsal(self, args: EngineArguments, layout: Layout, loaded: LoadedRecipe) -> StepArguments:
+        """What a rehearsal of the run runs. Raises NotRehearsable."""
+        return StepArguments(args)
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         """Variables that the entry reads, such as those that make it prove FP8. `begin` is the iteration before."""

@@ -38,6 +38,9 @@ OTHER_SIZES = 3
 # How long a run is has no part in what its layers say.
 LENGTHS = ("train_iters", "global_batch_size")
 
+# What it refuses is no verdict on a run that says its configuration otherwise.
+COMMAND_LINE = "megatron/training/"
+
 # That of torch 2.11 from PyPI, where neither recipe nor image says.
 CUDA = "13.0"
 
@@ -51,6 +54,7 @@ class Plan:
 
     `megatron` and `transformer_engine` are folders with the packages, None for Transformer Engine on a CPU run.
     `script` is the training script, None for fp8launch's own entry; `own` are arguments that only the script knows.
+    `translated` says that the run itself does not use Megatron-LM's command line.
     """
 
     args: EngineArguments
@@ -63,6 +67,7 @@ class Plan:
     script: Path | None = None
     own: tuple[str, ...] = ()
     cuda: str = CUDA
+    translated: bool = False
 
     @property
     def key(self) -> str:
@@ -142,6 +147,9 @@ def _rehearsal(plan: Plan, role: Role) -> Task[Outcome]:
     """
     small = shrink(plan.args.values, plan.layout)
     outcome = _outcome(role, (yield request_of(plan, role, small)), small)
+    if not outcome.ok and plan.translated and outcome.at.startswith(COMMAND_LINE):
+        sentence = f"Megatron-LM's command line, which the run does not use, refuses it: {outcome.message}"
+        return replace(outcome, unknown=True, message=sentence)
     if outcome.ok or outcome.unknown or not _speaks_of_sizes(outcome, small):
         return outcome
     larger = shrink(plan.args.values, plan.layout, OTHER_SIZES)

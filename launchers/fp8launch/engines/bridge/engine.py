@@ -17,6 +17,7 @@ from fp8launch.engines.base import (
     Layout,
     NeededFile,
     RecipeCatalog,
+    StepArguments,
 )
 from fp8launch.engines.bridge import attributes
 from fp8launch.engines.bridge.fields import DERIVED, attribute_of, fields_of, hydra
@@ -60,7 +61,11 @@ class Bridge(Engine):
 
     name: ClassVar[str] = "bridge"
     description: ClassVar[EngineDescription] = EngineDescription(
-        checks="megatron_core", validators="none", log_dialect="megatron", evidence=("module report",)
+        checks="megatron_core",
+        validators="none",
+        log_dialect="megatron",
+        evidence=("module report",),
+        rehearsal=True,
     )
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "megatron-bridge"}
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
@@ -153,6 +158,11 @@ class Bridge(Engine):
         if recipe.bridge.model is None:
             return ()
         return [NeededFile(("bridge", "model"), str(PurePath(recipe.bridge.model, "config.json")))]
+
+    def rehearsal(self, args: EngineArguments, layout: Layout, loaded: LoadedRecipe) -> StepArguments:
+        from fp8launch.engines.bridge.rehearsal import step_arguments
+
+        return step_arguments(args, layout, _recipe(loaded))
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         found = {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}

@@ -64,7 +64,6 @@ ATTRIBUTES: Mapping[str, str] = {
     "ddp.bucket_size": "ddp_bucket_size",
     "ddp.num_buckets": "ddp_num_buckets",
     "ddp.average_in_collective": "ddp_average_in_collective",
-    "ddp.nccl_ub": "use_nccl_ub",
     "scheduler.lr_warmup_iters": "lr_warmup_iters",
     "scheduler.lr_decay_iters": "lr_decay_iters",
 }

@@ -1,0 +1,144 @@
+"""A recipe of Bridge as Megatron-LM's command line says it, for a rehearsal on machines without Bridge.
+
+Both projects make the same configurations of Megatron-Core: a model's, DDP's and the optimizer's. What Bridge fills in
+when it sets a run up is repeated here. Sources, release 0.6.0: `setup` of training/comm_overlap.py, `validate` of
+training/config.py, `finalize` of models/transformer_config.py, `_benchmark_common` of perf_recipes/_common.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8launch.engines.base import EngineArguments, Layout, NotRehearsable, StepArguments
+from fp8launch.engines.bridge.index import BridgeRecipe
+from fp8launch.megatron.arguments import FlagValue, as_parsed, attributes, emit_arguments
+from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.schema import Flag, FlagSchema, load_schema
+
+NOT_COVERED = ("Megatron-Bridge's own code (model provider, data, training loop)",)
+
+# Megatron-LM's attribute for one of Bridge's, where it has another name.
+_NAMES = {
+    "use_te_rng_tracker": "te_rng_tracker",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
+# Megatron-LM computes them from other arguments, or they say where Bridge reads a model from.
+_COMPUTED = frozenset(
+    (
+        "params_dtype", "pipeline_dtype", "fp8_param", "fp4_param", "batch_p2p_comm", "should_pad_vocab", "cpu_offloading",
+        "hf_model_id", "hf_model_revision", "moe_a2a_overlap", "accumulate_allreduce_grads_in_fp32", "cuda_graph_scope",
+    )
+)  # fmt: skip
+# Megatron-LM's command line refuses values of these that Bridge and Megatron-Core take.
+_PAST_THE_COMMAND_LINE = frozenset(("cross_entropy_fusion_impl",))
+# The letters of --pipeline-model-parallel-layout.
+_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+
+def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) -> StepArguments:
+    """Return the arguments of a step of Megatron-LM's command line with the same configuration of Megatron-Core.
+
+    Raises NotRehearsable for a model whose shape is not known here, or that Megatron-LM's GPT entry does not build.
+    """
+    if any(name not in args.attributes for name in ("num_layers", "hidden_size", "num_attention_heads")):
+        raise NotRehearsable(f"the shape of {recipe.model} is not known here: Bridge reads it from the hub in the job")
+    if args.attributes.get("hybrid_layer_pattern") or args.attributes.get("is_hybrid_model"):
+        raise NotRehearsable("hybrid (Mamba) models of Bridge cannot be rehearsed")
+    schema = load_schema(args.version)
+    values: dict[str, FlagValue] = {}
+    config: dict[str, Any] = {}
+    for name, value in _set_up(args.attributes, layout, recipe).items():
+        if name in _COMPUTED:
+            continue
+        flag_is_refused = name in _PAST_THE_COMMAND_LINE
+        found = None if flag_is_refused else _flag(_NAMES.get(name, name), value, schema)
+        if found is None:
+            config[name] = value
+        elif found[1] is not None:
+            values[found[0]] = found[1]
+    step = EngineArguments(
+        version=args.version,
+        values=values,
+        arguments=emit_arguments(values, schema),
+        attributes=attributes(as_parsed(values, schema), schema),
+        places={},
+    )
+    return StepArguments(step, config, NOT_COVERED, translated=True)
+
+
+def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> dict[str, Any]:
+    """The attributes after what Bridge fills in and turns off."""
+    found = {**stated, **_graphs(stated), "bf16": True}
+    # What performance recipes do without.
+    found.setdefault("check_for_nan_in_loss_and_grad", False)
+    found.setdefault("seq_length", recipe.sequence)
+    if layout.tp == 1:
+        found["sequence_parallel"] = False
+    if layout.tp == 1 or not found.get("sequence_parallel"):
+        found["tp_comm_overlap"] = False
+    if recipe.sections.get("comm_overlap") and found.get("use_distributed_optimizer") and layout.dp * layout.cp > 1:
+        found = {"overlap_grad_reduce": True, "overlap_param_gather": True, **found}
+    if found.get("use_megatron_fsdp"):
+        found |= {"ckpt_format": "fsdp_dtensor", "use_distributed_optimizer": True}
+        found["reuse_grad_buf_for_mxfp8_param_ag"] = False
+        if found.get("nccl_ub"):
+            found["fsdp_manual_registration"] = True
+        if not found.get("disable_symmetric_registration"):
+            found["ddp_average_in_collective"] = False
+    fused = found.pop("bias_activation_fusion", None)
+    if fused is not None:
+        found["bias_swiglu_fusion" if found.get("swiglu") else "bias_gelu_fusion"] = fused
+    stages = found.get("pipeline_model_parallel_layout")
+    if stages:  # it says how many virtual stages there are
+        found["num_virtual_stages_per_pipeline_rank"] = None
+    if isinstance(stages, list):
+        found["pipeline_model_parallel_layout"] = "|".join(
+            "".join(_LAYERS[layer] for layer in stage) for stage in stages
+        )
+    return found
+
+
+def _graphs(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """CUDA graphs by the names of Megatron-Core 0.19, which still reads the older ones."""
+    found = dict(stated)
+    parts = [*_listed(found.pop("cuda_graph_scope", None)), *_listed(found.pop("cuda_graph_modules", None))]
+    if "full_iteration" in parts:
+        return {**found, "cuda_graph_impl": "full_iteration", "cuda_graph_modules": None}
+    return {**found, "cuda_graph_modules": list(dict.fromkeys(parts)) or None}
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _flag(attribute: str, value: Any, schema: FlagSchema) -> tuple[str, FlagValue] | None:
+    """The flag that sets an attribute to a value, and its value; without one where the parser's default is the same.
+
+    None where no flag does.
+    """
+    for flag in schema.setting(attribute):
+        if value is None or value == flag.default:
+            return flag.name, None
+        if flag.takes_value:
+            stated = _of_type(flag, value, schema)
+            if stated is not None:
+                return flag.name, stated
+        elif flag.action == "boolean" and isinstance(value, bool):
+            return flag.name, value
+        elif flag.const == value:
+            return flag.name, True
+    return None
+
+
+def _of_type(flag: Flag, value: Any, schema: FlagSchema) -> FlagValue:
+    """The value as the flag takes it; None if it does not."""
+    if flag.nargs is not None:
+        value = _listed(value)
+    if flag.type == "int" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    stated: FlagValue = value
+    return None if value == [] or check_values({flag.name: stated}, schema) else stated

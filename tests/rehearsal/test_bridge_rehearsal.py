@@ -1,0 +1,120 @@
+"""Recipes of Megatron-Bridge, rehearsed through Megatron-LM's command line on a machine without Bridge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from fp8launch.check.checker import check_all
+from fp8launch.check.rehearsal import LAYER, plan_of, with_rehearsal
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cli import run
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import MACHINE_LACKS
+from fp8launch.engines.base import NotRehearsable, StepArguments
+from fp8launch.engines.bridge.fields import fields_of
+from fp8launch.engines.bridge.index import recipes_of
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.schema import load_schema
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+
+LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
+QWEN = "bridge:qwen3_30b_a3b_pretrain_64gpu_h100_bf16_config"
+RECIPES = sorted(
+    name for name, each in recipes_of("0.6.0").items() if each.task == "pretrain" and each.gpu in GPUS
+)  # fmt: skip
+
+
+def step(one: Prepared) -> StepArguments:
+    return one.engine.rehearsal(one.args, one.layout, one.loaded)
+
+
+def flags(name: str, *sets: str) -> Mapping[str, Any]:
+    return step(prepare(name, sets)).args.values
+
+
+@pytest.mark.parametrize("name", RECIPES[::9])
+def test_every_setting_of_a_recipe_is_a_flag_or_a_field_of_megatrons(name: str) -> None:
+    one = prepare(f"bridge:{name}")
+    try:
+        found = step(one)
+    except NotRehearsable:
+        assert "hidden_size" not in one.args.attributes or one.args.attributes.get("is_hybrid_model")
+        return
+    schema = load_schema(found.args.version)
+    assert check_values(found.args.values, schema) == []
+    known = fields_of("0.6.0")
+    fields = {*schema.config_only, *known["model"], *known["ddp"], *known["optimizer"]}
+    assert found.config.keys() - fields == set()
+    # The sizes and the layout go through as they are.
+    for name_ in ("num_layers", "hidden_size", "num_attention_heads", "num_experts", "tensor_model_parallel_size"):
+        assert found.args.attributes.get(name_, one.args.attributes.get(name_)) == one.args.attributes.get(name_)
+
+
+def test_what_bridge_fills_in_is_there() -> None:
+    found = flags(LLAMA)
+    assert found["overlap_grad_reduce"] is True and found["overlap_param_gather"] is True
+    assert (found["fp8_format"], found["fp8_recipe"]) == ("hybrid", "tensorwise")
+    assert "sequence_parallel" not in found and "tp_comm_overlap" not in found
+    # Its command line refuses this value, which Megatron-Core takes.
+    assert "cross_entropy_fusion_impl" not in found
+    assert step(prepare(LLAMA)).config["cross_entropy_fusion_impl"] == "te"
+
+
+def test_stages_and_graphs_have_megatron_lms_spelling() -> None:
+    found = flags("bridge:deepseek_v3_pretrain_256gpu_gb200_fp8mx_config")
+    assert found["cuda_graph_impl"] == "full_iteration" and "cuda_graph_modules" not in found
+    stages = found["pipeline_model_parallel_layout"]
+    assert isinstance(stages, str) and stages.count("t") == 61 and stages.endswith("mL")
+    assert "num_virtual_stages_per_pipeline_rank" not in found
+
+
+def test_fields_without_a_flag_reach_the_processes() -> None:
+    one = prepare(QWEN, ["model.fused_single_qkv_rope=true"])
+    plan = plan_of(one, resolve_run(one), step(one), Cluster())
+    assert json.loads(plan.environment["FP8LAUNCH_CONFIG"])["fused_single_qkv_rope"] is True
+    assert plan.translated
+
+
+@needs_torch
+@pytest.mark.train
+def test_a_recipe_of_nvidia_passes_and_says_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", LLAMA, "--rehearse", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["rehearsal"]
+    assert [role["result"] for role in found["roles"]] == ["passed", "passed"]
+    assert found["not_rehearsed"][0].startswith("Megatron-Bridge's own code")
+
+
+@needs_torch
+@pytest.mark.train
+def test_what_megatron_core_refuses_is_said_in_bridges_names(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "model.moe_router_load_balancing_type=sinkhorn", "--set", "model.moe_router_fusion=false"]
+    assert run(["check", QWEN, *words, "--rehearse"]) == 1
+    shown = capsys.readouterr().out
+    assert "Sinkhorn routing does not support aux loss. (megatron/core/transformer/moe/router.py:" in shown
+    assert "fix: change moe_aux_loss_coeff" in shown
+
+
+@needs_torch
+@pytest.mark.train
+def test_megatron_lms_command_line_is_no_verdict_on_bridge() -> None:
+    one = prepare(LLAMA, ["ddp.overlap_grad_reduce=false"])
+    [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
+    assert "Megatron-LM's command line, which the run does not use, refuses it" in result.layers[LAYER]
+    assert result.exit_code == MACHINE_LACKS
+
+
+@needs_torch
+def test_a_model_of_unknown_shape_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "bridge:kimi_k2_pretrain_1024gpu_h100_bf16_config"
+    assert run(["check", name, "--rehearse"]) == MACHINE_LACKS
+    shown = capsys.readouterr().err
+    assert "note: layer rehearsal not run: the shape of kimi_k2 is not known here" in shown
+    assert "1 without a verdict" in shown
