@@ -30,6 +30,7 @@ CPU = {
 FULL = {"recompute_granularity": "full"}
 OPEN = {"CUDA_DEVICE_MAX_CONNECTIONS": 32}
 SEGMENTS = {**OPEN, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+UNDISTRIBUTED = {"use_distributed_optimizer": None, "overlap_param_gather": None, "fp8_param_gather": None}
 VPP = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2}
 
 # What Megatron's parser and our schema refuse.
@@ -236,6 +237,49 @@ BUILDING = {
             "use_transformer_engine_op_fuser": True,
         },
         "op-fuser-activation",
+    ),
+    "weights on the host beside FP8 gather": Set({"use_cpu_initialization": True}, "cpu-initialization"),
+    "weights on the host, one optimizer": Set({**UNDISTRIBUTED, "use_cpu_initialization": True}, "cpu-initialization"),
+    "fused rope of normalized queries": Set(
+        {"qk_layernorm": True}, "fused-rope-norm", more={"launch": {"config": {"fused_single_qkv_rope": True}}}
+    ),
+    "full graph of a plain pipeline": Set(
+        {
+            "pipeline_model_parallel_size": 2,
+            "cuda_graph_impl": "full_iteration",
+            "te_rng_tracker": True,
+            "no_check_for_nan_in_loss_and_grad": True,
+        },
+        "full-graph-pipeline",
+    ),
+    "clipped logits in FSDP": Set({**FSDP, "qk_clip": True}, "fsdp-qk-clip", env=OPEN),
+    "logged logits in FSDP": Set({**FSDP, "log_max_attention_logit": True}, "fsdp-qk-clip", env=OPEN),
+    "fused router in double precision": Set(
+        {**MOE, "moe_router_dtype": "fp64", "moe_router_fusion": True}, "fused-router-dtype"
+    ),
+    "scaled inputs of many experts": Set({**MOE, "moe_apply_probs_on_input": True}, "probs-on-input"),
+    "shared experts with biases": Set(
+        {**MOE, "moe_shared_expert_intermediate_size": 768, "moe_grouped_gemm": None, "disable_bias_linear": None},
+        "shared-expert-bias",
+    ),
+    "several instances of no distributed optimizer": Set(
+        {**UNDISTRIBUTED, "num_distributed_optimizer_instances": 2}, "undistributed-instances"
+    ),
+    "fp16 master beside gathered mxfp8 weights": Set(
+        {**MXFP8, "fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+        "fp8-param-gather-states",
+        gpu="b200",
+    ),
+    "bf16 moments beside gathered fp4 weights": Set(
+        {
+            **NVFP4,
+            "fp4_param_gather": True,
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": "bf16",
+            "exp_avg_sq_dtype": "bf16",
+        },
+        "fp4-param-gather-states",
+        gpu="b200",
     ),
     "distributed SGD": Set({"optimizer": "sgd"}, "distributed-optimizer-kind"),
     "FSDP in a pipeline": Set({**FSDP, "pipeline_model_parallel_size": 2}, "fsdp-pipeline", env=OPEN),

@@ -119,6 +119,22 @@ GOOD: dict[str, Set] = {
     "fused experts before Megatron 0.19": Set(
         {**MOE, "use_transformer_engine_op_fuser": True}, software={"megatron": "0.18"}
     ),
+    "weights from the host through the distributed optimizer": Set(
+        {"use_cpu_initialization": True, "fp8_param_gather": None}
+    ),
+    "weights from the host, before Megatron 0.19": Set({"use_cpu_initialization": True}, software={"megatron": "0.18"}),
+    "fused rope of plain queries": Set({}, more={"launch": {"config": {"fused_single_qkv_rope": True}}}),
+    "full graph of an interleaved pipeline": Set(
+        {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2,
+         "cuda_graph_impl": "full_iteration", "te_rng_tracker": True, "no_check_for_nan_in_loss_and_grad": True},
+    ),
+    "clipped logits": Set({"qk_clip": True}, software={"cuda": "13.1"}),
+    "router in double precision": Set({**MOE, "moe_router_dtype": "fp64"}),
+    "scaled inputs of one expert": Set(
+        {**MOE, "moe_router_topk": 1, "moe_router_pre_softmax": True, "moe_apply_probs_on_input": True}
+    ),
+    "shared experts": Set({**MOE, "moe_shared_expert_intermediate_size": 768}),
+    "several instances": Set({"num_distributed_optimizer_instances": 2}),
     "latent attention": Set(MLA),
     "latent attention, blockwise": Set({**MLA, **BLOCKWISE}),
     "latent attention, mxfp8": Set({**MLA, **MXFP8}, gpu="b200"),

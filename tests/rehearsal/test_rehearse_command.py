@@ -43,14 +43,16 @@ batch: {micro: 1, global: 4, sequence: 8192}
 train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
 resources: {nodes: 1, gpus_per_node: 2}
 """
-# Refused by Megatron when its first layer runs.
+# Refused by Megatron when its first layer of experts runs.
 REFUSED = """
 name: refused
-extends: [models/qwen3_4b, parts/pretrain, parts/distributed_optimizer, parts/fused_kernels, precision/tensorwise,
+extends: [models/qwen3_30b_a3b, parts/pretrain, parts/distributed_optimizer, precision/tensorwise, moe/alltoall,
           hardware/h200]
 batch: {micro: 1, global: 4, sequence: 4096}
 train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
 resources: {nodes: 1, gpus_per_node: 2}
+model: {num_layers: 4, moe_router_load_balancing_type: sinkhorn}
+megatron: {moe_router_fusion: null}
 """
 
 
@@ -124,9 +126,9 @@ def test_a_refusal_reads_like_any_other_problem(
     captured = capsys.readouterr()
     shown = captured.out
     assert re.search(
-        r"pack: parts/fused_kernels, line 8: error: fails in a rehearsal of the first rank: AssertionError: "
-        r"fused_single_qkv_rope requested .* \(megatron/core/transformer/attention.py:\d+\) \[rehearsal\]\n"
-        r"    fix: set `launch: {config: {fused_single_qkv_rope: false}}`",
+        r"pack: models/qwen3_30b_a3b, line 14: error: fails in a rehearsal of the first rank: AssertionError: Sinkhorn "
+        r"routing does not support aux loss\. \(megatron/core/transformer/moe/router.py:\d+\) \[rehearsal\]\n"
+        r"    fix: change model.moe_aux_loss_coeff \(\[0.001\]\)",
         shown,
     )
     assert "first rank (rank 0), last rank (rank 1):\nTraceback (most recent call last):" in shown
@@ -218,14 +220,14 @@ def test_submit_rehearses_what_the_profile_wants_rehearsed(
     words = ["submit", recipe, "--backend", "local", "--dry-run"]
     assert run(words) == 0
     assert run([*words, "--rehearse"]) == 1
-    assert "fused_single_qkv_rope requested" in capsys.readouterr().err
+    assert "Sinkhorn routing does not support aux loss" in capsys.readouterr().err
     # One GPU for an hour.
     assert run([*words, "--cluster", write("more.yaml", "rehearse: {from_gpu_hours: 1.1}\n")]) == 0
     cheap = write("less.yaml", "rehearse: {from_gpu_hours: 0.9}\n")
     assert run([*words, "--cluster", cheap, "--no-rehearse"]) == 0
     assert "rehearsal" not in capsys.readouterr().err
     assert run([*words, "--cluster", cheap]) == 1
-    assert "fused_single_qkv_rope requested" in capsys.readouterr().err
+    assert "Sinkhorn routing does not support aux loss" in capsys.readouterr().err
 
 
 def test_a_profile_that_wants_rehearsals_needs_torch_here(

@@ -134,7 +134,7 @@ def plan_of(
         script=_script(run, paths),
         own=words_of(run.args.own),
         translated=step.translated,
-        cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else CUDA,
+        cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else step.cuda or CUDA,
     )
 
 
@@ -184,8 +184,8 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
         fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
     else:
         # Advice is written for recipes of Megatron-LM, whose keys have other names.
-        shown = [f"{name} ({seen.value(name)})" for name in dict.fromkeys(stated)][:MOST_SETTINGS]
-        fix = f"change {' or '.join(shown)}" if shown else NAMELESS
+        shown = [f"{name} ({seen.value(name)})" for name in dict.fromkeys(stated) if name in seen.places]
+        fix = f"change {' or '.join(shown[:MOST_SETTINGS])}" if shown else NAMELESS
     if fix == NAMELESS:
         fix = "`fp8launch check RECIPE --rehearse -v` shows the code that refuses it"
     return Problem("error", CODE, message, seen.where(*named, *involved, *names_in(seen, fix)), fix)

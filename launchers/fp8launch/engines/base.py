@@ -160,13 +160,15 @@ class StepArguments:
 
     `config` are fields of Megatron's configuration that no flag sets, by name. `without` names what of the engine's
     own program the rehearsal leaves out. `translated` is true where the engine itself uses another interface, so that
-    what Megatron-LM's command line says about its arguments is no verdict.
+    what Megatron-LM's command line says about its arguments is no verdict. `cuda` is that of the engine's own
+    containers, for runs whose recipe and image state none.
     """
 
     args: EngineArguments
     config: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     translated: bool = False
+    cuda: str | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ def install() -> None:
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
     with suppress(ImportError):
         _uneven_shards()
+    # It binds the process to the cores near the GPU, by packages of the image (cuda-python, pynvml).
+    pipeline: Any = importlib.import_module("megatron.core.pipeline_parallel.utils")
+    pipeline.set_ideal_affinity_for_current_gpu = lambda: None
     for name in WEAK_REFERENCES:
         with suppress(ImportError):
             _strong_references(importlib.import_module(name))

@@ -26,7 +26,10 @@ _FLAGS: tuple[tuple[str, Effect], ...] = (
     (r"(rerun_mode|no_check_for_nan.*|check_weight_hash.*)", "neutral"),
     (r"(tensor|pipeline|context|expert|virtual|num_virtual|num_layers_per_virtual)_?.*parallel.*", "speed"),
     (r"(num_virtual_stages|sequence_parallel|use_tp_pp_dp|account_for_|decoder_(first|last)_pipeline).*", "speed"),
-    (r"(micro_batch_size|num_workers|manual_gc.*|recompute.*|.*offload.*|ddp_(bucket|num|pad).*|(use_)?nccl_ub)", "speed"),
+    (
+        r"(micro_batch_size|num_workers|manual_gc.*|recompute.*|.*offload.*|ddp_(bucket|num|pad).*|(use_)?nccl_ub)",
+        "speed",
+    ),
     (r"(overlap|tp_comm|no_overlap|disable_tp_comm|no_align|defer_|delay_|cuda_graph|te_rng|high_priority).*", "speed"),
     (
         r"(.*fusion.*|.*fused.*|attention_backend|use_transformer_engine_op_fuser|use_te_activation_func|nccl.*|use_flash_attn)",

@@ -24,6 +24,10 @@ def _dispatches_by_alltoall(run: ResolvedRun) -> bool:
     return run.on("num_experts") and run.value("moe_token_dispatcher_type") == "alltoall"
 
 
+def _whole_step_graph(run: ResolvedRun) -> bool:
+    return run.value("cuda_graph_impl") == "full_iteration" or "full_iteration" in _graph_modules(run)
+
+
 @rule("router-padding-fusion", "error", source=f"{_DISPATCHER}:648 and transformer_engine/pytorch/router.py:190, H200")
 def padding_leaves_the_fused_router_alone(run: ResolvedRun) -> Iterator[Finding]:
     if not (_dispatches_by_alltoall(run) and run.uses_te):
@@ -219,3 +223,110 @@ def fused_experts_have_their_variable(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("use_transformer_engine_op_fuser") and run.env.get(name, "0") in ("", "0"):
         message = f"use_transformer_engine_op_fuser with gated experts needs {name}=1 since Megatron 0.19"
         yield Finding(message, run.where("use_transformer_engine_op_fuser"), f"add `env: {{{name}: 1}}`")
+
+
+@rule("cpu-initialization", "error", source="megatron 0.19.2: training/models/dist_utils.py:172 moves no weights, H200")
+def weights_on_the_host_are_trained_by_nothing(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("use_cpu_initialization") or run.gpu.name == "cpu" or run.fsdp or run.megatron[:2] < (0, 19):
+        return
+    if run.loaded.recipe.launch.script is not None:
+        return
+    if not run.on("use_distributed_optimizer"):
+        reason = "its optimizer takes them from a GPU only"
+    elif run.on("fp8_param_gather"):
+        reason = "a run with FP8 weights ends in an illegal memory access"
+    else:
+        return  # the distributed optimizer's buffer has the weights, on the GPU
+    message = f"Megatron 0.19 leaves the weights of use_cpu_initialization on the host, and {reason}"
+    fix = "remove use_cpu_initialization"
+    yield Finding(message, run.where("use_cpu_initialization", "fp8_param_gather"), fix)
+
+
+@rule(
+    "fused-rope-norm", "error", source="megatron/core/transformer/attention.py:1361 (985 in 0.17, 1091 in 0.18), H200"
+)
+def fused_rope_has_plain_queries(run: ResolvedRun) -> Iterator[Finding]:
+    name = "fused_single_qkv_rope"
+    if not (run.loaded.recipe.launch.config.get(name) or run.on(name)) or run.on("multi_latent_attention"):
+        return
+    normalized = [norm for norm in ("qk_layernorm", "qk_l2_norm") if run.on(norm)]
+    if normalized:
+        message = f"{name} does not support normalized queries and keys ({normalized[0]})"
+        if run.engine.covers("megatron_lm"):
+            fix = f"set `launch: {{config: {{{name}: false}}}}`"
+        else:
+            fix = f"set model.{name} to false"
+        yield Finding(message, run.where(name, normalized[0]), fix)
+
+
+@rule(
+    "full-graph-pipeline",
+    "error",
+    source="megatron/core/pipeline_parallel/p2p_communication.py:416 waits for the GPU, which no capture may contain",
+)
+def whole_graphs_have_overlapped_messages(run: ResolvedRun) -> Iterator[Finding]:
+    if not _whole_step_graph(run) or run.layout.pp == 1 or run.layout.vp > 1:
+        return
+    if run.loaded.recipe.launch.config.get("batch_p2p_sync", True) is False:
+        return
+    message = (
+        f"a CUDA graph of the full iteration cannot contain the messages of PP {run.layout.pp} without virtual stages: "
+        "Megatron waits for the GPU after each of them"
+    )
+    fix = "set parallel.vp to 2 or more, or use cuda_graph_impl transformer_engine"
+    yield Finding(message, run.where("cuda_graph_impl", "pipeline_model_parallel_size"), fix)
+
+
+@rule("fsdp-qk-clip", "error", source="megatron/core/optimizer/qk_clip.py:23: FSDP wraps the model once more than DDP")
+def megatron_fsdp_clips_no_logits(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("use_megatron_fsdp") or not (run.on("bf16") or run.on("fp16")):
+        return
+    for name in ("qk_clip", "log_max_attention_logit"):
+        if run.on(name):
+            message = f"{name} does not find the layers of a model in Megatron-FSDP: the first step ends in an error"
+            yield Finding(message, run.where(name, "use_megatron_fsdp"), f"remove {name}, or parallel.fsdp")
+            return
+
+
+@rule("fused-router-dtype", "error", source="transformer_engine/pytorch/router.py:345 (130 in 2.14 and 2.16), H200")
+def fused_routers_have_no_double_precision(run: ResolvedRun) -> Iterator[Finding]:
+    if not (run.uses_te and run.on("num_experts") and run.on("moe_router_fusion")):
+        return
+    if run.value("moe_router_dtype") == "fp64":
+        message = "moe_router_fusion does not support moe_router_dtype fp64"
+        fix = "use moe_router_dtype fp32, or remove moe_router_fusion"
+        yield Finding(message, run.where("moe_router_dtype", "moe_router_fusion"), fix)
+
+
+@rule("probs-on-input", "error", source="megatron/core/transformer/moe/experts.py:782 (356 in 0.17, 671 in 0.18), H200")
+def scaled_inputs_go_to_one_expert(run: ResolvedRun) -> Iterator[Finding]:
+    chosen = run.integer("moe_router_topk", 2)
+    if run.on("num_experts") and run.on("moe_apply_probs_on_input") and chosen != 1:
+        message = f"moe_apply_probs_on_input needs moe_router_topk 1, not {chosen}"
+        fix = "remove moe_apply_probs_on_input"
+        yield Finding(message, run.where("moe_apply_probs_on_input", "moe_router_topk"), fix)
+
+
+@rule(
+    "shared-expert-bias",
+    "error",
+    source="megatron/core/transformer/moe/shared_experts.py:124 (54 in 0.17, 118 in 0.18), H200",
+)
+def shared_experts_have_no_bias(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("num_experts") and run.on("moe_shared_expert_intermediate_size") and run.on("add_bias_linear"):
+        message = "shared experts do not support biases of linear layers"
+        fix = "set disable_bias_linear, or remove moe_shared_expert_intermediate_size"
+        yield Finding(message, run.where("moe_shared_expert_intermediate_size", "add_bias_linear"), fix)
+
+
+@rule(
+    "undistributed-instances",
+    "error",
+    source="megatron/core/distributed/distributed_data_parallel.py:292 (227 in 0.17, 283 in 0.18), H200",
+)
+def several_instances_are_distributed(run: ResolvedRun) -> Iterator[Finding]:
+    instances = run.integer("num_distributed_optimizer_instances", 1)
+    if instances > 1 and not run.on("use_distributed_optimizer") and not run.fsdp:
+        message = f"num_distributed_optimizer_instances {instances} needs use_distributed_optimizer"
+        fix = "set use_distributed_optimizer, or remove num_distributed_optimizer_instances"
+        yield Finding(message, run.where("num_distributed_optimizer_instances"), fix)

@@ -114,10 +114,24 @@ def gathered_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
         )
         fix = "use main_params_dtype fp16, or precision recipe tensorwise, or remove fp8_param_gather"
         yield Finding(message, run.where("exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather"), fix)
-    if run.precision in ("tensorwise", "blockwise") and master == "fp16":
+    if run.precision in ("tensorwise", "blockwise", "mxfp8") and master == "fp16":
         message = f"{run.precision} with FP8 parameter gather and fp16 master weights fails in the first step"
         fix = "use main_params_dtype fp32, or precision recipe delayed, or remove fp8_param_gather"
         yield Finding(message, run.where("main_params_dtype", "fp8_param_gather"), fix)
+
+
+@rule("fp4-param-gather-states", "error", source="megatron/core/optimizer/distrib_optimizer.py:410 and 2770")
+def gathered_fp4_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
+    if run.fsdp or not run.on("fp4_param_gather") or not run.on("use_precision_aware_optimizer"):
+        return
+    # optimizer_config.py:404 asks for the recipe of FP8, which Megatron-LM's command line always has.
+    if run.value("main_params_dtype") != "fp32" or run.value("fp8_recipe") in (None, "delayed"):
+        message = (
+            "the precision-aware optimizer keeps no master copy of weights gathered in FP4 and finds none in the first "
+            "step"
+        )
+        fix = "set `precision: {param_gather: false}`, or remove use_precision_aware_optimizer and the types of states"
+        yield Finding(message, run.where("fp4_param_gather", "use_precision_aware_optimizer"), fix)
 
 
 @rule("blockwise-param-gather", "warning", source="Megatron-LM issue 1863; Megatron-Bridge leaves it off for blockwise")

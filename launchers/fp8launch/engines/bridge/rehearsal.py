@@ -17,6 +17,8 @@ from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import Flag, FlagSchema, load_schema
 
 NOT_COVERED = ("Megatron-Bridge's own code (model provider, data, training loop)",)
+# Of the container with Bridge 0.4 (its docs/releases/software-versions.md); newer ones have no older CUDA.
+CUDA = "13.1"
 
 # Megatron-LM's attribute for one of Bridge's, where it has another name.
 _NAMES = {
@@ -27,12 +29,13 @@ _NAMES = {
 # Megatron-LM computes them from other arguments, or they say where Bridge reads a model from.
 _COMPUTED = frozenset(
     (
-        "params_dtype", "pipeline_dtype", "fp8_param", "fp4_param", "batch_p2p_comm", "should_pad_vocab", "cpu_offloading",
-        "hf_model_id", "hf_model_revision", "moe_a2a_overlap", "accumulate_allreduce_grads_in_fp32", "cuda_graph_scope",
+        "params_dtype", "pipeline_dtype", "fp8_param", "fp4_param", "batch_p2p_comm", "should_pad_vocab",
+        "cpu_offloading", "hf_model_id", "hf_model_revision", "moe_a2a_overlap", "cuda_graph_scope",
+        "accumulate_allreduce_grads_in_fp32",
     )
 )  # fmt: skip
 # Megatron-LM's command line refuses values of these that Bridge and Megatron-Core take.
-_PAST_THE_COMMAND_LINE = frozenset(("cross_entropy_fusion_impl",))
+_PAST_THE_COMMAND_LINE = frozenset(("cross_entropy_fusion_impl", "overlap_param_gather_with_optimizer_step"))
 # The letters of --pipeline-model-parallel-layout.
 _LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -65,7 +68,7 @@ def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) 
         attributes=attributes(as_parsed(values, schema), schema),
         places={},
     )
-    return StepArguments(step, config, NOT_COVERED, translated=True)
+    return StepArguments(step, config, NOT_COVERED, translated=True, cuda=CUDA)
 
 
 def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> dict[str, Any]:
@@ -74,6 +77,8 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
     # What performance recipes do without.
     found.setdefault("check_for_nan_in_loss_and_grad", False)
     found.setdefault("seq_length", recipe.sequence)
+    # The optimizer reads it also where operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
+    found.setdefault("fp8_recipe", "tensorwise")
     if layout.tp == 1:
         found["sequence_parallel"] = False
     if layout.tp == 1 or not found.get("sequence_parallel"):
