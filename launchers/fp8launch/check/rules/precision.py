@@ -125,7 +125,7 @@ def gathered_fp4_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding
     if run.fsdp or not run.on("fp4_param_gather") or not run.on("use_precision_aware_optimizer"):
         return
     # optimizer_config.py:404 asks for the recipe of FP8, which Megatron-LM's command line always has.
-    if run.value("main_params_dtype") != "fp32" or run.value("fp8_recipe") in (None, "delayed"):
+    if (run.value("main_params_dtype") or "fp32") != "fp32" or run.value("fp8_recipe") in (None, "delayed"):
         message = (
             "the precision-aware optimizer keeps no master copy of weights gathered in FP4 and finds none in the first "
             "step"
