@@ -81,8 +81,7 @@ def rehearse_run(run: Prepared, roles: int = 9, cpu_seconds: int = 120) -> list[
     """Results of the first `roles` roles of a run, without repeats at real sizes."""
     found = []
     for part in run.parts:
-        step = part.engine.rehearsal(part.args, part.layout, part.loaded)
-        plan = plan_of(part, resolve_run(part, {}), step, Cluster())
+        plan = plan_of(part, resolve_run(part, {}), Cluster())
         small = shrink(plan.args.values, plan.layout)
         chosen = roles_of(plan.layout)
         if roles == 2 and plan.layout.pp == 1:

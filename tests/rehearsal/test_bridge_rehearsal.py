@@ -78,7 +78,7 @@ def test_stages_and_graphs_have_megatron_lms_spelling() -> None:
 
 def test_fields_without_a_flag_reach_the_processes() -> None:
     one = prepare(QWEN, ["model.fused_single_qkv_rope=true"])
-    plan = plan_of(one, resolve_run(one), step(one), Cluster())
+    plan = plan_of(one, resolve_run(one), Cluster())
     assert json.loads(plan.environment["FP8LAUNCH_CONFIG"])["fused_single_qkv_rope"] is True
     assert plan.translated
 

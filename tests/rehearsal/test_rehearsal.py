@@ -60,6 +60,18 @@ BIASED = GROUPED.replace("qwen3_30b_a3b", "gpt_oss_120b").replace(
     'software: {megatron: "0.19", transformer_engine: "2.20", cuda: "13.2.1"}\n'
     "env: {NVTE_CUTEDSL_FUSED_GROUPED_MLP: 1}",
 )
+# FSDP shows zeros as weights: without balanced routing every token chose the same experts, and the last rank got none.
+SHARDED = """
+name: sharded
+extends: [models/gpt_oss_120b, parts/pretrain, hardware/b300, precision/tensorwise, parts/megatron_fsdp, moe/base]
+software: {megatron: "0.19", transformer_engine: "2.20"}
+parallel: {ep: 8}
+model: {num_layers: 4}
+megatron: {moe_router_force_load_balancing: null, moe_router_fusion: null}
+batch: {micro: 4, global: 256, sequence: 2048}
+train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
+resources: {nodes: 2, gpus_per_node: 8}
+"""
 
 
 def rehearsed(recipe: str) -> CheckResult:
@@ -77,7 +89,7 @@ def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> N
 
 @needs_torch
 @pytest.mark.train
-@pytest.mark.parametrize("recipe", [NVFP4, GROUPED, BIASED], ids=["nvfp4", "grouped", "biased"])
+@pytest.mark.parametrize("recipe", [NVFP4, GROUPED, BIASED, SHARDED], ids=["nvfp4", "grouped", "biased", "sharded"])
 def test_a_run_that_no_machine_here_has_gpus_for_passes(
     write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:

@@ -19,7 +19,7 @@ from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.wheel import NoMegatron, megatron_for
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS, Problem
-from fp8launch.engines.base import NotRehearsable, StepArguments
+from fp8launch.engines.base import NotRehearsable
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.validators import site_of
@@ -44,15 +44,11 @@ class NoScript(Exception):
 
 @dataclass(frozen=True)
 class _Part:
-    """A phase of a run, or the run itself (`phase` is None), with the plan of its rehearsal.
-
-    `without` names what of the engine's own program the rehearsal leaves out.
-    """
+    """A phase of a run, or the run itself (`phase` is None), with the plan of its rehearsal."""
 
     phase: str | None
     seen: ResolvedRun
     plan: Plan
-    without: tuple[str, ...]
 
 
 def with_rehearsal(
@@ -104,19 +100,15 @@ def _parts(run: Prepared, cluster: Cluster, say: Callable[[str], None]) -> list[
     found = []
     for name, part in zip(names, run.parts, strict=True):
         seen = resolve_run(part, variables)
-        step = part.engine.rehearsal(part.args, part.layout, part.loaded)
-        found.append(_Part(name, seen, plan_of(part, seen, step, cluster, say), step.without))
+        found.append(_Part(name, seen, plan_of(part, seen, cluster, say)))
     return found
 
 
 def plan_of(
-    run: Prepared,
-    seen: ResolvedRun,
-    step: StepArguments,
-    cluster: Cluster,
-    say: Callable[[str], None] = lambda message: None,
+    run: Prepared, seen: ResolvedRun, cluster: Cluster, say: Callable[[str], None] = lambda message: None
 ) -> Plan:
-    """The plan of a run's rehearsal. Raises NoMegatron or NoTransformerEngine."""
+    """The plan of a run's rehearsal. Raises NoMegatron, NoTransformerEngine, NoScript or NotRehearsable."""
+    step = run.engine.rehearsal(run.args, run.layout, run.loaded)
     resources = run.loaded.recipe.resources
     on_gpu = seen.gpu.name != "cpu"
     stated = seen.software.transformer_engine
@@ -134,6 +126,7 @@ def plan_of(
         script=_script(run, paths),
         own=words_of(run.args.own),
         translated=step.translated,
+        without=step.without,
         cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else step.cuda or CUDA,
     )
 
@@ -205,7 +198,7 @@ def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:
 
 def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport:
     roles = [_role(part.phase, outcome) for part, outcomes in found for outcome in outcomes]
-    left_out = dict.fromkeys(name for part, _ in found for name in (*part.without, *not_rehearsed(part.seen)))
+    left_out = dict.fromkeys(name for part, _ in found for name in (*part.plan.without, *not_rehearsed(part.seen)))
     left_out |= dict.fromkeys(name for _, outcomes in found for outcome in outcomes for name in outcome.not_rehearsed)
     return RehearsalReport(tuple(roles), tuple(left_out))
 

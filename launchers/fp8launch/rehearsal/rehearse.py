@@ -54,7 +54,8 @@ class Plan:
 
     `megatron` and `transformer_engine` are folders with the packages, None for Transformer Engine on a CPU run.
     `script` is the training script, None for fp8launch's own entry; `own` are arguments that only the script knows.
-    `translated` says that the run itself does not use Megatron-LM's command line.
+    `translated` says that the run itself does not use Megatron-LM's command line, `without` names what of its program
+    is left out.
     """
 
     args: EngineArguments
@@ -68,6 +69,7 @@ class Plan:
     own: tuple[str, ...] = ()
     cuda: str = CUDA
     translated: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
