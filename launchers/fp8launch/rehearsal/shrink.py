@@ -117,8 +117,9 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
     sequence = _whole(values, "seq_length")
     if sequence is None:
         return
-    # Context parallelism deals two chunks to each rank.
-    small = residue(sequence, 2 * block * layout.tp * layout.cp)
+    # Context parallelism deals two chunks to each rank. What a stage keeps of its micro batches grows with the sequence.
+    chunks = 2 * layout.cp if layout.cp > 1 else 1
+    small = residue(sequence, block * layout.tp * chunks)
     put("seq_length", small)
     positions = _whole(values, "max_position_embeddings")
     if positions is not None:

@@ -313,8 +313,8 @@ def scaled_inputs_go_to_one_expert(run: ResolvedRun) -> Iterator[Finding]:
     source="megatron/core/transformer/moe/shared_experts.py:124 (54 in 0.17, 118 in 0.18), H200",
 )
 def shared_experts_have_no_bias(run: ResolvedRun) -> Iterator[Finding]:
-    if not run.on("hidden_size"):  # a model that is only read in the job
-        return
+    if "add_bias_linear" not in run.given and not run.engine.covers("megatron_lm"):
+        return  # the engine's model has a default of its own
     if run.on("num_experts") and run.on("moe_shared_expert_intermediate_size") and run.on("add_bias_linear"):
         message = "shared experts do not support biases of linear layers"
         fix = "set disable_bias_linear, or remove moe_shared_expert_intermediate_size"
