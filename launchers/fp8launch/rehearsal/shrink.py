@@ -117,7 +117,7 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
     sequence = _whole(values, "seq_length")
     if sequence is None:
         return
-    # Context parallelism deals two chunks to each rank. What a stage keeps of its micro batches grows with the sequence.
+    # Context parallelism deals two chunks to each rank. A stage keeps all its micro batches: no longer than that.
     chunks = 2 * layout.cp if layout.cp > 1 else 1
     small = residue(sequence, block * layout.tp * chunks)
     put("seq_length", small)
