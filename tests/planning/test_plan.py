@@ -180,3 +180,50 @@ def test_recipes_whose_layout_no_key_changes_are_refused(
     code, message = refusal(f"bridge:{name}" if named else str(file), "--gpus", "8")
     assert code == 2
     assert "[plan-engine]" in message and "'bridge'" in message
+
+
+# --- dispatchers and CUDA graphs -------------------------------------------------------------------------------------
+
+MOE = ("plan", "qwen3_30b_a3b", "--gpu", "h100", "--gpus", "8", "--top", "8")
+
+
+def _words(layout: Any) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in layout["overrides"])
+
+
+def test_experts_on_several_gpus_get_hybridep_with_their_number_of_ranks(ask: Ask) -> None:
+    found = [_words(one) for one in ask(*MOE)]
+    assert any(one["parallel.ep"] != "1" for one in found)
+    for one in found:
+        spread = one["parallel.ep"] != "1"
+        assert (one.get("megatron.moe_flex_dispatcher_backend") == "hybridep") == spread
+        if spread:
+            assert one["env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"] == one["parallel.ep"]
+
+
+def test_a_dispatcher_that_is_set_stays(ask: Ask) -> None:
+    found = ask(*MOE, "--set", "megatron.moe_token_dispatcher_type=alltoall")
+    assert {_words(one)["megatron.moe_token_dispatcher_type"] for one in found} == {"alltoall"}
+
+
+def test_a_rack_keeps_the_ranks_of_hybridep_in_step_with_ep(ask: Ask) -> None:
+    for one in map(_words, ask("plan", "qwen3_235b_a22b_mxfp8_gb200", "--top", "3")):
+        assert one["env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"] == str(min(int(one["parallel.ep"]), 72))
+
+
+def test_full_recompute_goes_without_graphs_of_layers(ask: Ask) -> None:
+    """Megatron refuses both together; the models of the pack have such graphs."""
+    found = [_words(one) for one in ask(*MOE)]
+    full = [one for one in found if one.get("megatron.recompute_granularity") == "full"]
+    assert full and all(one["megatron.cuda_graph_impl"] == "null" for one in full)
+
+
+def test_graphs_of_layers_where_the_host_is_slower(ask: Ask) -> None:
+    words = ("plan", "llama3_2_1b", "--gpu", "h100", "--gpus", "8", "--sequence", "2048", "--top", "20")
+    for one in ask(*words):
+        graphs = "megatron.cuda_graph_impl=transformer_engine" in one["overrides"]
+        assert not (graphs and any(term["name"] == "host" for term in one["terms"]))
+        assert graphs or "fsdp" in str(one["overrides"]) or "host" not in str(one["terms"])
+    assert any("layer graphs" in one["layout"] for one in ask(*words))
+    stated = ask(*words, "--set", "megatron.cuda_graph_impl=none")
+    assert not any("layer graphs" in one["layout"] for one in stated)

@@ -113,7 +113,8 @@ def target_of(source: RecipeSource, overrides: Sequence[str], profile: Cluster |
     known = speeds(device, links)
     assert known is not None
     batch = recipe.batch.global_ or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
-    return Target(resources.world_size, batch, device, known)
+    fixed = frozenset(word.partition("=")[0] for word in overrides)
+    return Target(resources.world_size, batch, device, known, fixed)
 
 
 def _links(reference: Links, world: int, profile: Cluster | None) -> Links:

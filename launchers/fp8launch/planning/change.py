@@ -23,9 +23,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Target:
-    """What a model is planned for."""
+    """What a model is planned for. `fixed` are the recipe keys that the user has set."""
 
     gpus: int
     global_batch: int
     gpu: Gpu
     speeds: Speeds
+    fixed: frozenset[str] = frozenset()

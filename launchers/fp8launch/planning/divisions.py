@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.model_arithmetic import Arguments, query_groups, whole
 from fp8launch.planning.change import Change, Target
+from fp8launch.planning.execution import dispatcher
 
 MICRO_BATCHES = (1, 2, 4, 8)
 MOST_STAGES = 64
@@ -120,7 +121,7 @@ def _experts(args: Arguments, target: Target, tp: int, pp: int) -> Iterator[Chan
             yield Change(
                 {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1},
                 {"parallel.ep": str(ep), "parallel.etp": "1"},
-            )
+            ).then(dispatcher(args, target, ep))
 
 
 _OF_ONE_PIPELINE = (

@@ -16,6 +16,7 @@ from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
 from fp8launch.megatron.parameters import whole_model
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.divisions import divisions
+from fp8launch.planning.execution import LAYER_GRAPHS, layer_graphs
 from fp8launch.planning.savings import savings
 from fp8launch.planning.step_time import StepTime, step_time_at
 
@@ -80,6 +81,10 @@ class Layout:
         elif args.get("recompute_granularity") == "full":
             block = args.get("recompute_method") == "block"
             words.append(f"recompute {args['recompute_num_layers']} layers a stage" if block else "recompute all")
+        if keys.get("megatron.moe_flex_dispatcher_backend") == "hybridep":
+            words.append("HybridEP")
+        if "megatron.cuda_graph_impl" in keys:
+            words.append("layer graphs" if args.get("cuda_graph_impl") in LAYER_GRAPHS else "no graphs")
         if "precision.recipe" in keys:
             words.append(keys["precision.recipe"])
         words += [name for key, name in _SHORT.items() if key in keys]
@@ -114,7 +119,9 @@ def search(
                 continue
             step = step_time_at(change.args, target.gpus, target.global_batch, target.speeds)
             if step is not None:
-                bounds.append((step.ms, change))
+                # CUDA graphs may take the host's time away.
+                host = _host_ms(step) if layer_graphs(change.args, target) else 0.0
+                bounds.append((step.ms - host, change))
     bounds.sort(key=lambda one: one[0])
     found: dict[Hashable, Layout] = {}
     misses: dict[Hashable, Layout] = {}
@@ -176,8 +183,21 @@ def _fitted(change: Change, target: Target) -> tuple[Layout | None, bool]:
     for saving in ways:
         memory = _memory(change.then(saving).args, target)
         if memory is not None and fits(memory, target):
-            return _predicted(change.then(saving), memory, target), True
+            return _with_graphs(_predicted(change.then(saving), memory, target), target), True
     return None, False
+
+
+def _host_ms(step: StepTime) -> float:
+    return sum(term.ms for term in step.terms if term.name == "host")
+
+
+def _with_graphs(layout: Layout | None, target: Target) -> Layout | None:
+    """The layout with CUDA graphs of its layers where it would wait for the host, and they make it faster."""
+    if layout is None or not _host_ms(layout.step):
+        return layout
+    graphs = layer_graphs(layout.change.args, target)
+    other = None if graphs is None else _predicted(layout.change.then(graphs), layout.memory, target)
+    return other if other is not None and other.step.ms < layout.step.ms else layout
 
 
 def _memory(merged: Arguments, target: Target) -> MemoryEstimate | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.planning.change import Change
+from fp8launch.planning.execution import no_layer_graphs
 
 
 def savings(args: Arguments) -> Iterator[Change]:
@@ -55,12 +56,13 @@ def _recomputes(args: Arguments) -> Iterator[Change]:
     stages = (whole(args, "pipeline_model_parallel_size") or 1) * (
         whole(args, "num_virtual_stages_per_pipeline_rank") or 1
     )
+    full = none.then(no_layer_graphs(args))
     deep = max(-(-(whole(args, "num_layers") or 1) // stages), 1)
     for layers in sorted({max(deep // 4, 1), max(deep // 2, 1), max(3 * deep // 4, 1)} - {deep}):
         block = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": layers}
-        yield none.then(Change(block, {f"megatron.{name}": str(value) for name, value in block.items()}))
-    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    yield none.then(Change(full, {f"megatron.{name}": str(value) for name, value in full.items()}))
+        yield full.then(Change(block, {f"megatron.{name}": str(value) for name, value in block.items()}))
+    whole_stage = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    yield full.then(Change(whole_stage, {f"megatron.{name}": str(value) for name, value in whole_stage.items()}))
 
 
 def _param_gather(args: Arguments) -> Change | None:

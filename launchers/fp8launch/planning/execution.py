@@ -1,0 +1,76 @@
+"""How a layout runs: the dispatcher of tokens to experts, and CUDA graphs of layers.
+
+Neither changes what is computed. Both are varied only by GPU and division; the rules of the check and Megatron's own
+validators have the last word.
+"""
+
+from __future__ import annotations
+
+from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.planning.change import Change, Target
+
+LAYER_GRAPHS = ("local", "transformer_engine")
+_GRAPH_FLAGS = ("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope")
+# With flex dispatch these are refused or without effect (megatron/core/transformer/transformer_config.py of 0.19).
+_ALLTOALL_ONLY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap")
+
+
+def dispatcher(args: Arguments, target: Target, ep: int) -> Change:
+    """HybridEP in place of an all-to-all where experts are spread over GPUs from Hopper on.
+
+    Settings are those of `moe/hybridep` and the parts for NVLink domains of 8 and 72 GPUs. A recipe that dispatches by
+    HybridEP gets its number of ranks in an NVLink domain.
+    """
+    kind, domain = args.get("moe_token_dispatcher_type"), target.speeds.device.links.domain
+    flex = kind == "flex"
+    if flex and args.get("moe_flex_dispatcher_backend") == "hybridep":
+        return Change({}, {"env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(ep, domain))})
+    fixed = "megatron.moe_token_dispatcher_type" in target.fixed or any(args.get(name) for name in _ALLTOALL_ONLY)
+    if flex or fixed or ep == 1 or target.gpu.capability < (9, 0):
+        return Change()
+    return Change(
+        {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
+        {
+            "megatron.moe_token_dispatcher_type": "flex",
+            "megatron.moe_flex_dispatcher_backend": "hybridep",
+            "megatron.moe_hybridep_num_sms": "32",
+            "env.NVTE_FWD_LAYERNORM_SM_MARGIN": "20",
+            "env.NVTE_BWD_LAYERNORM_SM_MARGIN": "20",
+            "env.NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
+            "env.NVLINK_DOMAIN_SIZE": str(domain),
+            "env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(ep, domain)),
+            "env.USE_MNNVL": str(int(domain > 8)),
+        },
+    )
+
+
+def layer_graphs(args: Arguments, target: Target) -> Change | None:
+    """Graphs of what has fixed sizes in every layer; None where there are graphs, or none are possible."""
+    if args.get("cuda_graph_impl") not in (None, "none") or args.get("enable_cuda_graph"):
+        return None
+    if "megatron.cuda_graph_impl" in target.fixed or args.get("transformer_impl") == "local":
+        return None
+    if args.get("recompute_granularity") == "full" or args.get("use_megatron_fsdp") or args.get("use_torch_fsdp2"):
+        return None
+    modules = ["attn", "mlp"]
+    if whole(args, "num_experts"):
+        modules = ["attn", "moe_router", "moe_preprocess"]
+        if args.get("moe_token_dispatcher_type") != "flex" and args.get("moe_router_padding_for_quantization"):
+            modules.pop()  # the number of rows varies
+    return Change(
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules, "te_rng_tracker": True},
+        {
+            "megatron.cuda_graph_impl": "transformer_engine",
+            "megatron.cuda_graph_modules": "[" + ", ".join(modules) + "]",
+            "megatron.te_rng_tracker": "true",
+            "env.NCCL_GRAPH_REGISTER": "0",
+        },
+    )
+
+
+def no_layer_graphs(args: Arguments) -> Change:
+    """What takes graphs of layers away, which Megatron refuses beside full recompute."""
+    if args.get("cuda_graph_impl") not in LAYER_GRAPHS:
+        return Change()
+    stated = [name for name in _GRAPH_FLAGS if args.get(name)]
+    return Change(dict.fromkeys(_GRAPH_FLAGS), {f"megatron.{name}": "null" for name in stated})
