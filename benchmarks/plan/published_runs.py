@@ -61,7 +61,7 @@ def published_runs() -> Iterator[Run]:
 def arguments(recipe: BridgeRecipe, row: PublishedRow) -> dict[str, Any]:
     """The recipe's settings on the sizes of its model."""
     layout = recipe.layout
-    args = {**_model(MODELS[recipe.model]), **recipe.settings}
+    args = {**model_sizes(MODELS[recipe.model]), **recipe.settings}
     if "num_moe_experts" in args:
         args["num_experts"] = args["num_moe_experts"]
     args |= {
@@ -95,12 +95,12 @@ def arguments(recipe: BridgeRecipe, row: PublishedRow) -> dict[str, Any]:
     return args
 
 
-def _model(part: str) -> dict[str, Any]:
+def model_sizes(part: str) -> dict[str, Any]:
     """Sizes of a model of the pack, with what it extends, by Megatron's attribute names."""
     document = yaml.safe_load((RECIPES / "models" / f"{part}.yaml").read_text())
     found: dict[str, Any] = {}
     for name in document.get("extends", ()):
-        found |= _model(Path(name).name)
+        found |= model_sizes(Path(name).name)
     for section in ("model", "megatron"):
         found |= document.get(section) or {}
     if found.pop("disable_bias_linear", False):

@@ -145,11 +145,19 @@ def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., t
         (("tiny_cpu",), "nothing is known of the speed of cpu"),
         (("llama8b_fp8", "--gpus", "8", "--nodes", "1"), "exclude each other"),
         (("no_such_model",), "no such recipe"),
-        (("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*M*"), "of this kind of model are not predicted"),
+        (
+            ("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*M*"),
+            "mixes Mamba with attention, are not modelled",
+        ),
     ],
 )
 def test_bad_input_is_named(words: tuple[str, ...], message: str, refusal: Callable[..., tuple[int, str]]) -> None:
     assert message in refusal(*words)[1]
+
+
+def test_estimate_says_that_a_hybrid_is_not_modelled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "bridge:nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config"]) == 0
+    assert "mixes Mamba with attention, are not modelled, so parameters, memory" in capsys.readouterr().err
 
 
 def test_text_shows_layouts_terms_and_how_to_run_the_first(capsys: pytest.CaptureFixture[str]) -> None:

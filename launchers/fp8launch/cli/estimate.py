@@ -26,6 +26,7 @@ from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.cost import Cost, Throughput, cost
+from fp8launch.megatron.flops import why_not_counted
 from fp8launch.megatron.memory import MIB, MemoryEstimate
 from fp8launch.megatron.parameters import Parameters, parameters
 from fp8launch.planning.step_time import StepTime, step_time
@@ -190,7 +191,8 @@ def _as_json(one: _Estimated) -> dict[str, Any]:
 def _show(one: _Estimated) -> None:
     prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
     if counted is None:
-        eprint("parameters and memory cannot be computed for this kind of model or this division of its layers")
+        reason = why_not_counted(run.arguments) or "the layers do not divide as asked, or a size is missing"
+        eprint(f"{reason}, so parameters, memory and the time of a step are not estimated")
     else:
         _show_parameters(run, counted)
     if memory is not None:

@@ -13,6 +13,7 @@ from fp8launch.engines import engine_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.megatron.architecture import architecture
+from fp8launch.megatron.flops import why_not_counted
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, load_recipe, read_recipe
@@ -98,7 +99,8 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
     args = engine.translate(loaded)
     values = {**engine.defaults(args), **engine.traits(loaded.recipe).fills_in, **args.attributes}
     if architecture(values) is None:
-        message = "the speed and memory of this kind of model are not predicted"
+        reason = why_not_counted(values) or "a size of the model is missing"
+        message = f"{reason}, so neither speed nor memory can be predicted"
         raise error("model-not-counted", message, loaded.where("model"), "plan a transformer (docs/speed_model.md)")
     return Change(values, chosen)
 

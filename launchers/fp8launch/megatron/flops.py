@@ -71,10 +71,16 @@ def miscounted(args: Arguments) -> tuple[str, ...]:
 
 def is_counted(args: Arguments) -> bool:
     """Whether the model is of a kind that is counted here: not a hybrid, not one of linear attention."""
-    hybrid = ("is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern")
-    if any(args.get(name) for name in hybrid):
-        return False
-    return args.get("experimental_attention_variant") not in ("gated_delta_net", "kimi_delta_attention")
+    return why_not_counted(args) is None
+
+
+def why_not_counted(args: Arguments) -> str | None:
+    """Why a kind of model is not counted, as a clause; None for one that is."""
+    if any(args.get(name) for name in ("is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern")):
+        return "hybrid models, whose layer pattern mixes Mamba with attention, are not modelled"
+    if args.get("experimental_attention_variant") in ("gated_delta_net", "kimi_delta_attention"):
+        return "models with linear attention are not modelled"
+    return None
 
 
 def _attention(args: Arguments) -> tuple[float, float] | None:
