@@ -41,8 +41,8 @@ MEANING = {
     "recipe": {
         "name": "names the run, its folder and the Slurm job",
         "description": "one line for `fp8launch recipes`",
-        "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), or the "
-        "script of `launch.script`; these keys imply it",
+        "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), "
+        "Hugging Face Accelerate (`accelerate.sharding`), or the script of `launch.script`; these keys imply it",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
         "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
@@ -71,6 +71,9 @@ MEANING = {
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
         "launch.config": "fields of Megatron's TransformerConfig that have no flag",
         "launch.tensor_stats": "measure FP8 tensors every N iterations: underflow, scales, largest values",
+        "accelerate.sharding": "what the ranks divide: nothing (`ddp`), or as FSDP2 or DeepSpeed's ZeRO 1 to 3 do",
+        "accelerate.fp8": "the library of FP8; `msamp` is refused with its reason",
+        "accelerate.rowwise": "torchao scales each row, with `precision: {recipe: tensorwise, format: e4m3}`",
         "bridge.recipe": "name of a recipe of Megatron-Bridge (`fp8launch recipes --engine bridge`)",
         "bridge.release": "release that has it; the newest by default",
         "bridge.model": "local folder with the `config.json` that the recipe would read from the Hugging Face hub",

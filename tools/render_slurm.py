@@ -1,4 +1,6 @@
-"""Write `slurm/*.sbatch`, one portable script for each recipe at the top of the pack: `python tools/render_slurm.py`.
+"""Write `slurm/*.sbatch`, one portable script for each recipe at the top of the pack and in `peers`.
+
+Run it as `python tools/render_slurm.py`.
 
 Scripts there that are written by hand are left alone. With `--check`, say which are stale and exit with 1 instead.
 """
@@ -19,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def scripts() -> dict[Path, str]:
     """Every script that belongs in `slurm/`, with its text."""
     found = {}
-    for recipe in sorted((ROOT / "recipes").glob("*.yaml")):
+    pack = ROOT / "recipes"
+    for recipe in sorted([*pack.glob("*.yaml"), *(pack / "peers").glob("*_*.yaml")]):
         prepared = prepare(str(recipe))
         job = plan(prepared, Cluster(), None, runtime="pyxis", check_paths=False)
-        found[ROOT / "slurm" / f"{recipe.stem}.sbatch"] = batch_script(job)
+        found[ROOT / "slurm" / f"{prepared.loaded.recipe.name}.sbatch"] = batch_script(job)
     return found
 
 

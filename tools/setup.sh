@@ -9,8 +9,8 @@ torch=2.13.0
 mapfile -t megatrons < <(sed -n 's/^    "[0-9.]*": "\([0-9.]*\)",$/\1/p' launchers/fp8launch/megatron/versions.py)
 megatron=${megatrons[-1]}
 older_megatrons=("${megatrons[@]:0:${#megatrons[@]}-1}")
-# The peer of benchmarks/peers.
-peer=('accelerate>=1.15,<2' 'transformers>=5.23,<6' 'torchao>=0.18,<0.19')
+# The peers of recipes/peers.
+peers=('accelerate>=1.15,<2' 'transformers>=5.23,<6' 'torchao>=0.18,<0.19' 'deepspeed>=0.19.8,<0.20')
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -102,9 +102,9 @@ set_up_test() {
         say "downloads W&B and MLflow with their 80 dependencies (700 MB on disk) into .cache/trackers"
     readarray -t trackers < <(required_by wandb mlflow)
     beside trackers "${trackers[@]}"
-    has .cache/peer/bin/python accelerate transformers torchao ||
-        say "downloads accelerate, transformers and torchao (200 MB on disk) into .cache/peer"
-    beside peer "${peer[@]}"
+    has .cache/peer/bin/python accelerate transformers torchao deepspeed ||
+        say "downloads accelerate, transformers, torchao and DeepSpeed (220 MB on disk) into .cache/peer"
+    DS_BUILD_OPS=0 beside peer "${peers[@]}"
     packages=$("$venv/bin/python" tools/system_packages.py --missing)
     if [ -n "$packages" ]; then
         say "the distribution's packages that tests use and this machine lacks: ${packages//$'\n'/, }"

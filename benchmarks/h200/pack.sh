@@ -10,6 +10,10 @@ folder=$1 site=$2
 mkdir -p "$folder/whl"
 python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \
     'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments nvidia-ml-py
+# DeepSpeed, for the peers: no wheels are published, and it needs none of its kernels here.
+DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --wheel-dir "$folder/whl" 'deepspeed>=0.19.8,<0.20'
+python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \
+    hjson 'msgpack>=1,<2' ninja py-cpuinfo einops
 [ "$site" -ef "$folder/hopper-site.tar.xz" ] || cp "$site" "$folder/hopper-site.tar.xz"
 # torchao, in a folder ao/, for the peers; a name that run.sh looks for.
 [ $# = 2 ] || [ "$3" -ef "$folder/torchao-peers.tar.xz" ] || cp "$3" "$folder/torchao-peers.tar.xz"
@@ -22,7 +26,7 @@ if [ ! -f "$folder/flash3.tar.xz" ]; then
     tar -C "$cut" -c . | xz -T0 > "$folder/flash3.tar.xz"
 fi
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
-git -C "$top" archive HEAD pyproject.toml launchers recipes clusters containers tools/text_dataset.py benchmarks/peers \
+git -C "$top" archive HEAD pyproject.toml launchers recipes clusters containers tools/text_dataset.py \
     benchmarks/h200/{run.sh,setup.sh,tune.sh,ceiling.py,lists,recipes} |
     xz -T0 > "$folder/code.tar.xz"
 du -sh "$folder"

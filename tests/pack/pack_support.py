@@ -22,6 +22,7 @@ from fp8launch.recipe.load import load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "recipes"
 HEADLINE = sorted(PACK.glob("*.yaml"))
+PEERS = sorted((PACK / "peers").glob("*_*.yaml"))
 STUDIES = sorted((PACK / "studies").rglob("*.yaml"))
 
 

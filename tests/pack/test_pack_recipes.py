@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pack_support import HEADLINE, PACK, STUDIES, name_of, runs, verdicts
+from pack_support import HEADLINE, PACK, PEERS, STUDIES, name_of, runs, verdicts
 
 from fp8launch.check.checker import check_all
 from fp8launch.hardware.quantization import PRECISIONS
@@ -91,8 +91,8 @@ def test_nothing_needs_a_tokenizer_of_its_own() -> None:
 
 def test_every_part_is_used_or_offered() -> None:
     """A part that no recipe extends must be one that a user picks: a model, a piece of hardware, data, a long run."""
-    used = {file for recipe in [*HEADLINE, *STUDIES] for file in load_recipe(str(recipe)).files}
-    parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(STUDIES)
+    used = {file for recipe in [*HEADLINE, *PEERS, *STUDIES] for file in load_recipe(str(recipe)).files}
+    parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES)
     offered = {"models/gpt_oss_20b", "data/mock", "data/indexed_example", "moe/layer_graphs"}
     # `--set precision.recipe=...` picks any of these.
     chosen = {f"precision/{name}" for name in PRECISIONS}
@@ -113,7 +113,7 @@ def test_phases_follow_one_schedule() -> None:
 def test_check_finds_nothing_wrong() -> None:
     """All layers but the machine's, on every run. A warning that stays must be one that the recipe's notes explain."""
     explained = {("llama8b_fp8", "tight-memory")}
-    prepared = [run for file in [*HEADLINE, *STUDIES] for run in runs(file)]
+    prepared = [run for file in [*HEADLINE, *PEERS, *STUDIES] for run in runs(file)]
     results = check_all(prepared, layers=("schema", "rules", "memory"))
     found = {(run.loaded.recipe.name, p.code) for run, r in zip(prepared, results, strict=True) for p in r.problems}
     assert found <= explained, found - explained

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pack_support import HEADLINE, ROOT
+from pack_support import HEADLINE, PEERS, ROOT
 
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 
 
 def test_every_recipe_has_its_script_and_none_is_stale() -> None:
     by_hand = {"array", "health", "nccl_check"}
-    assert {script.stem for script in SCRIPTS} == {file.stem for file in HEADLINE} | by_hand
+    assert {script.stem for script in SCRIPTS} == {file.stem for file in HEADLINE} | {
+        f"peer_{file.stem}" for file in PEERS
+    } | by_hand
     done = subprocess.run(
         [sys.executable, "tools/render_slurm.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )

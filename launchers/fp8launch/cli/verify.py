@@ -27,8 +27,8 @@ _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yell
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.
 
-    Exits with 1 without evidence, and if FP8 was asked for and is not shown to have run. Several logs are the attempts
-    of one run. Each phase of a run has its own verdict.
+    Exits with 1 without evidence, if FP8 was asked for and is not shown to have run, and if ranks hold whole what ZeRO
+    or FSDP was to divide. Several logs are the attempts of one run. Each phase of a run has its own verdict.
     """
     logs = logs_named(names)
     if logs:
@@ -97,7 +97,7 @@ def _show(found: Verification) -> None:
     else:
         echo("  FP8 was not requested")
     for finding in found.findings:
-        echo(f"  {finding.kind:<10} {finding.text}")
+        echo(f"  {finding.kind:<10} {finding.text}", fg="red" if finding == found.not_partitioned else None)
     for warning in found.warnings:
         echo(f"  warning: {warning}", fg="yellow")
     if found.verdict == "requested only":

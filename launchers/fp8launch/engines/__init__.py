@@ -18,6 +18,7 @@ _BUILT_IN = {
     "megatron_lm": ("fp8launch.engines.megatron_lm.engine", "MegatronLM"),
     "script": ("fp8launch.engines.script.engine", "Script"),
     "bridge": ("fp8launch.engines.bridge.engine", "Bridge"),
+    "accelerate": ("fp8launch.engines.accelerate.engine", "Accelerate"),
 }
 # Recipe keys that ask for a measurement, and the evidence that it leaves.
 _MEASUREMENTS: Mapping[str, EvidenceSource] = {

@@ -3,6 +3,7 @@
 probe     FP8 modules, from one rank of each model-parallel position after the first iteration (`injob/rank/probe.py`)
 kernels   kernel families, from rank 0 after a profiled iteration
 tensors   FP8 tensor statistics at regular iterations (`injob/rank/tensor_stats.py`)
+sharding  how much of weights and optimizer states each rank holds (`injob/rank/accelerate_train.py`)
 node      the node, from its first process (`injob/rank/node_info.py`)
 """
 
@@ -16,8 +17,14 @@ from typing import Literal
 from fp8launch.injob.supervisor.log_lines import bounded_int, clean, split_prefix
 
 MARKER = b"fp8launch-"
-EvidenceKind = Literal["probe", "kernels", "node", "tensors"]
-_KINDS: Mapping[str, EvidenceKind] = {"probe": "probe", "kernels": "kernels", "node": "node", "tensors": "tensors"}
+EvidenceKind = Literal["probe", "kernels", "node", "tensors", "sharding"]
+_KINDS: Mapping[str, EvidenceKind] = {
+    "probe": "probe",
+    "kernels": "kernels",
+    "node": "node",
+    "tensors": "tensors",
+    "sharding": "sharding",
+}
 
 
 @dataclass(frozen=True)

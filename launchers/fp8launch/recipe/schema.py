@@ -290,6 +290,18 @@ class Bridge(Section):
     overrides: Overrides = {}
 
 
+class Accelerate(Section):
+    """A training by Hugging Face Accelerate, for `engine: accelerate`, which recipes of `peers/` use.
+
+    `fp8` is the library of a precision in FP8. With `rowwise`, torchao scales each row and not each tensor: Megatron
+    has no name for it, so `precision.recipe` stays tensorwise.
+    """
+
+    sharding: Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"] | None = None
+    fp8: Literal["torchao", "transformer_engine", "msamp"] | None = None
+    rowwise: bool = False
+
+
 class Recipe(Section):
     name: Name
     description: str = ""
@@ -307,6 +319,7 @@ class Recipe(Section):
     container: Container = Container()
     launch: Launch = Launch()
     bridge: Bridge = Bridge()
+    accelerate: Accelerate = Accelerate()
     software: Software = Software()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []

@@ -11,8 +11,9 @@ from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
 from fp8launch.logs import Ending, Failure, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
+from fp8launch.report.sharding import NOT_PARTITIONED
 from fp8launch.report.steady_state import Line, SteadyState
-from fp8launch.report.verify import NOT_RUNNING, Verification
+from fp8launch.report.verify import NOT_RUNNING, Fp8Finding, Verification
 from fp8launch.rundir.last_failure import last_failure
 from fp8launch.rundir.run_dir import RunFolder
 
@@ -22,12 +23,16 @@ Attempts = Sequence[tuple[ParsedLog, Process]]
 def status_of(attempts: Attempts, steady: SteadyState, verification: Verification) -> tuple[Status, Failure | None]:
     """Return the status of a run, and what failed.
 
-    ok: it ended as planned; failed: the log shows why it died, or that it did not run in FP8 as asked; incomplete:
-    neither; no_data: nothing at all.
+    ok: it ended as planned; failed: the log shows why it died, or that it did not run as asked, in FP8 or divided among
+    its ranks; incomplete: neither; no_data: nothing at all.
     """
     status, failure = _training_status(attempts, steady)
-    if status in ("ok", "incomplete") and verification.refuted:
-        return "failed", _not_running([log for log, _ in attempts], verification)
+    if status in ("ok", "incomplete"):
+        logs = [log for log, _ in attempts]
+        if verification.refuted:
+            return "failed", _not_running(logs, verification)
+        if verification.not_partitioned is not None:
+            return "failed", _not_partitioned(logs, verification.not_partitioned)
     return status, failure
 
 
@@ -39,7 +44,7 @@ def status_of_phases(
     if status in ("ok", "incomplete"):
         for phase in phases:
             refuted = phase.report.failure
-            if refuted and refuted.code == NOT_RUNNING:
+            if refuted and refuted.code in (NOT_RUNNING, NOT_PARTITIONED):
                 return "failed", refuted
     if status == "ok" and last_planned is not None and phases[-1].name != last_planned:
         return "incomplete", failure  # it left at the end of a phase, as planned, and others are to come
@@ -98,12 +103,21 @@ def _not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
     if finding:
         text += finding.text
     advice = "the speed is that of bf16; see `fp8launch verify`. Only Transformer Engine's layers run in FP8"
+    return _at_evidence(Failure(NOT_RUNNING, text, advice, depth=0, offset=0), logs, finding)
+
+
+def _not_partitioned(logs: Sequence[ParsedLog], finding: Fp8Finding) -> Failure:
+    advice = "memory and speed are those of replicated states; docs/peers.md says what causes it"
+    return _at_evidence(Failure(NOT_PARTITIONED, finding.text, advice, depth=0, offset=0), logs, finding)
+
+
+def _at_evidence(failure: Failure, logs: Sequence[ParsedLog], finding: Fp8Finding | None) -> Failure:
+    """The failure at the line that shows it."""
     for log in logs:
         for evidence in log.evidence:
             if finding and evidence.offset == finding.offset:
-                line = line_number(log.path, evidence.offset)
-                return Failure(NOT_RUNNING, text, advice, depth=0, offset=evidence.offset, line=line)
-    return Failure(NOT_RUNNING, text, advice, depth=0, offset=0)
+                return replace(failure, offset=evidence.offset, line=line_number(log.path, evidence.offset))
+    return failure
 
 
 def attempt_of(log: ParsedLog, process: Process) -> AttemptReport:

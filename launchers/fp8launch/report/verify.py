@@ -1,23 +1,26 @@
-"""Did FP8 run? A verdict from the evidence in the logs of a run, the strongest first.
+"""Did what was asked for run? A verdict on FP8 from the evidence in the logs of a run, the strongest first.
 
 kernels    GEMM kernels on FP8 operands, in a profile of one iteration
 modules    what each linear layer did in its last forward, and the type of its weights, as the job's own probe read it
 arguments  what was asked for; proves nothing, because Megatron trains in bf16 silently where a layer ignores it
+
+Beside it, `sharding`: whether the ranks hold parts of weights and optimizer states, where the job says how much.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fp8launch.hardware.quantization import QUANTIZATION
 from fp8launch.logs import Evidence, ParsedLog, Process
+from fp8launch.report.sharding import judge_sharding
 from fp8launch.untyped import as_mapping
 
 Fp8Verdict = Literal["verified", "requested only", "not FP8", "no evidence"]
-FindingKind = Literal["kernels", "modules", "arguments"]
+FindingKind = Literal["kernels", "modules", "arguments", "sharding"]
 
 NOT_RUNNING = "fp8-not-running"
 
@@ -39,8 +42,8 @@ class Fp8Finding:
 class Verification:
     """The verdict on a run. `recipe` is Megatron's name of what was asked for.
 
-    `no evidence` means that the logs hold neither Megatron's arguments nor a probe. `ok` is False for it, and where
-    FP8 was asked for and is not shown to run.
+    `no evidence` means that the logs hold neither Megatron's arguments nor a probe. `ok` is False for it, where FP8 was
+    asked for and is not shown to run, and where the ranks hold whole what they were to divide (`not_partitioned`).
     """
 
     verdict: Fp8Verdict
@@ -48,9 +51,12 @@ class Verification:
     recipe: str | None
     findings: tuple[Fp8Finding, ...]
     warnings: tuple[str, ...] = ()
+    not_partitioned: Fp8Finding | None = None
 
     @property
     def ok(self) -> bool:
+        if self.not_partitioned is not None:
+            return False
         return self.verdict == "verified" or (self.verdict == "not FP8" and not self.asked)
 
     @property
@@ -71,6 +77,7 @@ class Verification:
             "asked": self.asked,
             "recipe": self.recipe,
             "evidence": [f.as_json() for f in self.findings],
+            "not_partitioned": self.not_partitioned.text if self.not_partitioned else None,
             "warnings": list(self.warnings),
         }
 
@@ -101,7 +108,19 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
     arguments = process.head.arguments or logged
     if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
-    return judge(arguments, _of_kind("probe", evidence), profiles[-1:])
+    found = judge(arguments, _of_kind("probe", evidence), profiles[-1:])
+    return _with_sharding(found, _of_kind("sharding", evidence)[-1:])
+
+
+def _with_sharding(found: Verification, lines: Sequence[Evidence]) -> Verification:
+    """Add what the ranks hold."""
+    for line in lines:
+        judged = judge_sharding(line.data)
+        if judged is not None:
+            finding = Fp8Finding("sharding", None, judged.text, line.offset)
+            refuted = finding if judged.refuted else None
+            found = replace(found, findings=(*found.findings, finding), not_partitioned=refuted)
+    return found
 
 
 def _of_kind(kind: str, evidence: Iterable[Evidence]) -> list[Evidence]:

@@ -1,0 +1,197 @@
+"""Hugging Face Accelerate, a peer to compare with: FSDP2, DDP or ZeRO, FP8 by torchao or Transformer Engine.
+
+The program of the job is injob/rank/accelerate_train.py. It reads Megatron's arguments of the model, the batch and the
+optimizer; a setting that it does not read is refused, so that nothing is asked for that does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
+from fp8launch.engines.base import EngineArguments, EngineDescription, Entry, EntryTraits, Setting
+from fp8launch.engines.megatron_lm.engine import MegatronLM
+from fp8launch.megatron.arguments import Argument
+from fp8launch.megatron.schema import parser_defaults
+from fp8launch.megatron.versions import DEFAULT
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+
+TITLE = "Hugging Face Accelerate"
+# Flags of Megatron that the program reads.
+READ = frozenset((
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+    "seq_length", "vocab_size", "untie_embeddings_and_output_weights", "rotary_base", "norm_epsilon",
+    "init_method_std", "micro_batch_size", "global_batch_size", "train_iters", "lr", "weight_decay", "adam_beta1",
+    "adam_beta2", "adam_eps", "clip_grad", "seed", "bf16", "fp8_format", "fp8_recipe", "fp8_param_gather",
+    "fp8_amax_history_len", "fp8_amax_compute_algo",
+))  # fmt: skip
+# Flags whose value says what the program does anyway; None for any value.
+ALWAYS: Mapping[str, object] = {
+    "group_query_attention": True,
+    "position_embedding_type": "rope",
+    "rotary_percent": 1.0,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "lr_decay_style": "constant",
+    "mock_data": True,
+    "tokenizer_type": "NullTokenizer",
+    "max_position_embeddings": None,
+    "make_vocab_size_divisible_by": None,
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "log_interval": 1,
+    "split": None,
+}
+# What comes nearest in Megatron, for the memory estimate and for comparisons.
+_IN_MEGATRON: Mapping[str, Mapping[str, str | bool]] = {
+    "ddp": {},
+    "zero1": {"use_distributed_optimizer": True},
+    "zero2": {
+        "use_distributed_optimizer": True,
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": "optim_grads",
+    },
+    "zero3": {
+        "use_distributed_optimizer": True,
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": "optim_grads_params",
+    },
+}
+# The libraries of FP8, and the recipes that Accelerate's integration offers of each.
+RECIPES = {"torchao": ("tensorwise",), "transformer_engine": ("delayed", "mxfp8")}
+_NOT_HERE = {
+    ("checkpoint", "dir"): "remove it: the program compares speed, and saves nothing",
+    ("parallel", "fsdp"): "use accelerate.sharding",
+    ("launch", "config"): "remove it: it sets fields of Megatron",
+}
+_MS_AMP = (
+    "MS-AMP is not maintained: it has no release since 2024, needs its own build of CUDA kernels for old releases of "
+    "PyTorch, cannot be installed without a network, and Accelerate marks it as deprecated"
+)
+
+
+class Accelerate(MegatronLM):
+    """The model and batch of a recipe, trained by Accelerate."""
+
+    name: ClassVar[str] = "accelerate"
+    description: ClassVar[EngineDescription] = EngineDescription(
+        checks="hardware", validators="none", log_dialect="megatron", evidence=("module report", "kernel profile")
+    )
+    own_keys: ClassVar[tuple[str, ...]] = ("accelerate.sharding", "accelerate.fp8", "accelerate.rowwise")
+
+    def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
+        recipe = loaded.recipe
+        if recipe.accelerate.sharding is None:
+            fix = f"write `accelerate: {{sharding: {' | '.join(('ddp', 'fsdp2', 'zero1', 'zero2', 'zero3'))}}}`"
+            yield Problem("error", "no-sharding", "`engine: accelerate` needs a sharding", loaded.where("engine"), fix)
+        for (section, key), fix in _NOT_HERE.items():
+            if getattr(getattr(recipe, section), key) not in (None, "none", {}):
+                message = f"`{section}.{key}` has no meaning for `engine: accelerate`"
+                yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
+        yield from _precision_problems(loaded)
+
+    def settings(self, recipe: Recipe) -> Iterator[Setting]:
+        yield from super().settings(recipe)
+        sharding = recipe.accelerate.sharding or "ddp"
+        for flag, value in _IN_MEGATRON["zero3" if sharding == "fsdp2" else sharding].items():
+            yield flag, value, ("accelerate", "sharding")
+
+    def translate(self, loaded: LoadedRecipe) -> EngineArguments:
+        args = super().translate(loaded)
+        stated = loaded.recipe.accelerate
+        nearest_flags = _IN_MEGATRON["zero3"]
+        foreign = [
+            flag
+            for flag, value in args.values.items()
+            if flag not in READ
+            and flag not in nearest_flags
+            and (flag not in ALWAYS or ALWAYS[flag] not in (None, value))
+        ]
+        if foreign:
+            raise UserError([_not_read(flag, args) for flag in foreign], ANSWER_IS_NO)
+        own = [Argument("sharding", ("--sharding", str(stated.sharding)))]
+        if "fp8_format" in args.values:
+            own.append(Argument("fp8_library", ("--fp8-library", str(stated.fp8))))
+        args = replace(
+            args, version="", arguments=tuple(each for each in args.arguments if each.flag in READ), own=tuple(own)
+        )
+        return _by_rows(args) if stated.rowwise and "fp8_format" in args.values else args
+
+    def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
+        return parser_defaults(DEFAULT)
+
+    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return None if any(key.startswith("megatron.") for key in overrides) else overrides
+
+    def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
+        return Entry(program="accelerate_train.py", title=TITLE)
+
+    def traits(self, recipe: Recipe) -> EntryTraits:
+        return EntryTraits()
+
+    def attempts(self, args: EngineArguments) -> None:
+        return None
+
+
+def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Libraries and recipes of FP8 that do not go together, or that Accelerate's integration lacks."""
+    stated, precision = loaded.recipe.accelerate, loaded.recipe.precision
+    if stated.fp8 == "msamp":
+        fix = "use torchao or transformer_engine; recipes/studies/levels has its levels O1 to O3 in Megatron"
+        yield Problem("error", "msamp-abandoned", _MS_AMP, loaded.where("accelerate", "fp8"), fix)
+        return
+    if precision is None or not precision.quantized:
+        return
+    where = loaded.where("precision", "recipe")
+    if stated.fp8 is None:
+        library = next((name for name, offered in RECIPES.items() if precision.recipe in offered), "torchao")
+        message = f"precision recipe {precision.recipe} needs a library of FP8"
+        yield Problem("error", "no-fp8-library", message, where, f"set accelerate.fp8, such as {library}")
+        return
+    offered = RECIPES[stated.fp8]
+    if precision.recipe not in offered:
+        message = f"Accelerate has no {precision.recipe} of {stated.fp8}, only {' and '.join(offered)}"
+        others = [name for name, each in RECIPES.items() if precision.recipe in each]
+        fix = f"use accelerate.fp8={others[0]}" if others else f"use precision.recipe={offered[0]}"
+        yield Problem("error", "recipe-not-in-library", message, where, fix)
+        return
+    by_rows = stated.rowwise and stated.fp8 == "torchao"
+    if stated.rowwise and not by_rows:
+        message = f"`accelerate.rowwise` is a recipe of torchao, and accelerate.fp8 is {stated.fp8}"
+        yield Problem("error", "recipe-not-in-library", message, loaded.where("accelerate", "rowwise"), "remove it")
+    wanted = "e4m3" if by_rows else "hybrid"
+    if stated.fp8 == "torchao" and precision.format != wanted:
+        message = f"torchao's {'rowwise' if by_rows else 'tensorwise'} recipe is {wanted}, not {precision.format}"
+        where = loaded.where("precision", "format")
+        yield Problem("error", "format-not-in-library", message, where, f"use precision.format={wanted}")
+    if precision.param_gather and (by_rows or stated.fp8 != "torchao" or stated.sharding != "fsdp2"):
+        message = "weights are gathered in FP8 by torchao's tensorwise recipe with fsdp2 only"
+        yield Problem(
+            "error", "no-fp8-gather", message, loaded.where("precision", "param_gather"), "remove param_gather"
+        )
+
+
+def _not_read(flag: str, args: EngineArguments) -> Problem:
+    message = f"{flag} is {args.values[flag]}, which Accelerate's program does not do"
+    fix = f"use {ALWAYS[flag]}, or remove it" if flag in ALWAYS else "remove it, or compare with another engine"
+    return Problem("error", "not-in-accelerate", message, args.places.get(flag), fix)
+
+
+def _by_rows(args: EngineArguments) -> EngineArguments:
+    """Arguments with torchao's recipe with a scale per row, which Megatron has no name for."""
+    name = "rowwise"
+    words = {"fp8_recipe": Argument("fp8_recipe", ("--fp8-recipe", name))}
+    return replace(
+        args,
+        values={**args.values, "fp8_recipe": name},
+        arguments=tuple(words.get(each.flag, each) for each in args.arguments),
+        attributes={**args.attributes, "fp8_recipe": name},
+    )
