@@ -24,6 +24,8 @@ def scripts() -> dict[Path, str]:
     pack = ROOT / "recipes"
     for recipe in sorted([*pack.glob("*.yaml"), *(pack / "peers").glob("*_*.yaml")]):
         prepared = prepare(str(recipe))
+        if prepared.loaded.recipe.is_study:
+            continue  # a job for each of its points
         job = plan(prepared, Cluster(), None, runtime="pyxis", check_paths=False)
         found[ROOT / "slurm" / f"{prepared.loaded.recipe.name}.sbatch"] = batch_script(job)
     return found

@@ -112,7 +112,8 @@ def test_phases_follow_one_schedule() -> None:
 
 def test_check_finds_nothing_wrong() -> None:
     """All layers but the machine's, on every run. A warning that stays must be one that the recipe's notes explain."""
-    explained = {("llama8b_fp8", "tight-memory")}
+    # The second: ZeRO 1, by the memory of Megatron's distributed optimizer.
+    explained = {("llama8b_fp8", "tight-memory"), ("peer_zero_stages", "tight-memory")}
     prepared = [run for file in [*HEADLINE, *PEERS, *STUDIES] for run in runs(file)]
     results = check_all(prepared, layers=("schema", "rules", "memory"))
     found = {(run.loaded.recipe.name, p.code) for run, r in zip(prepared, results, strict=True) for p in r.problems}

@@ -15,9 +15,8 @@ SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 
 def test_every_recipe_has_its_script_and_none_is_stale() -> None:
     by_hand = {"array", "health", "nccl_check"}
-    assert {script.stem for script in SCRIPTS} == {file.stem for file in HEADLINE} | {
-        f"peer_{file.stem}" for file in PEERS
-    } | by_hand
+    peers = {f"peer_{file.stem}" for file in PEERS if file.stem != "zero_stages"}  # a study has no script of its own
+    assert {script.stem for script in SCRIPTS} == {file.stem for file in HEADLINE} | peers | by_hand
     done = subprocess.run(
         [sys.executable, "tools/render_slurm.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
