@@ -200,6 +200,11 @@ def distribute_on_cpu(sharding: str) -> None:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
+    if sharding in STAGES:
+        import deepspeed
+
+        # Its operator for shared memory is compiled at the start, by every rank; gloo does without.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true"):
         PartialState(cpu=True)
         if sharding == "fsdp2":
