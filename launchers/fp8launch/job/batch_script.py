@@ -17,6 +17,7 @@ from fp8launch.job.container_script import (
 from fp8launch.job.job import Job, JobPhase
 from fp8launch.job.phase_script import own_arguments, phase_cases, tracker
 from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quote
+from fp8launch.wording import counted
 
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
 UNHEALTHY = 75
@@ -60,7 +61,7 @@ def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
         [
             "#!/bin/bash",
             f"# A job array: runs that ask Slurm for the same and differ in values. {AUTHOR}",
-            *_sbatch_lines(options),
+            *sbatch_lines(options),
             "",
             "set -euo pipefail",
             f"mapfile -t runs < {quote(tasks)}",
@@ -72,7 +73,7 @@ def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
 
 def local_script(job: Job) -> str:
     """The script of a run on this machine: the same processes, started by torchrun instead of Slurm."""
-    head = ["#!/bin/bash", f"# {job.name}: {_count(job.processes_per_node, 'process')}. {AUTHOR}"]
+    head = ["#!/bin/bash", f"# {job.name}: {counted(job.processes_per_node, 'process')}. {AUTHOR}"]
     start: list[Word] = [_WITH_ENVIRONMENT]
     if "=" in job.python:
         # `env` would take the program for another variable.
@@ -80,42 +81,46 @@ def local_script(job: Job) -> str:
     command = [start, *start_in_container(job), *process_command(replace(job, mode="torchrun"))]
     redirect = '>> "$attempt.log" 2>&1'
     supervised = job.survival is not None
-    step = _with_status(command, redirect, _END_WATCH if supervised else [])
+    step = _with_status(command, redirect)
+    variables = []
+    if supervised:
+        step = _supervised_here(job, _with_status(command, redirect, _END_WATCH))
+        variables.append("FP8LAUNCH_STOP_AT")
     blocks = [
         head,
         _places(job, "FP8LAUNCH_START"),
         _setup(job),
         _begin(job),
         _environment(job),
-        container_environment(job, *(["FP8LAUNCH_STOP_AT"] if supervised else [])),
+        container_environment(job, *variables),
         _health(replace(job, survival=None)),
         _arguments(job),
         _start(job),
-        _supervised_here(job, step) if supervised else step,
+        step,
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _count(number: int, what: str) -> str:
-    if number == 1:
-        return f"{number} {what}"
-    ending = "es" if what.endswith("s") else "s"
-    return f"{number} {what}{ending}"
-
-
 def _header(job: Job) -> list[str]:
-    size = f"{_count(job.nodes, 'node')} x {_count(job.processes_per_node, 'process')}"
+    size = f"{counted(job.nodes, 'node')} x {counted(job.processes_per_node, 'process')}"
     lines = ["#!/bin/bash", f"# {job.name}: {size}. {AUTHOR}"]
     if job.folder is None:
         lines += [
             "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
             "# the like: on sbatch's command line, or as #SBATCH lines below these.",
         ]
-    return [*lines, *_sbatch_lines(job.slurm)]
+    return [*lines, *sbatch_lines(job.slurm)]
 
 
-def _sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
-    return [f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}") for name, value in options]
+def sbatch_lines(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return the lines of a batch script that set sbatch's options; None stands for an option without a value."""
+    lines = []
+    for name, value in options:
+        line = f"#SBATCH --{name}"
+        if value is not None:
+            line += f"={shlex.quote(value)}"
+        lines.append(line)
+    return lines
 
 
 def _supervised_here(job: Job, step: list[str]) -> list[str]:
@@ -177,11 +182,8 @@ def _setup(job: Job) -> list[str]:
 
 def _supervisor(job: Job) -> str:
     # It runs beside the container, where Slurm's commands are, so the image's Python is out of reach.
-    return (
-        '"$python" "$code/supervisor/supervisor.py"'
-        if job.container is None
-        else 'python3 "$code/supervisor/supervisor.py"'
-    )
+    python = '"$python"' if job.container is None else "python3"
+    return f'{python} "$code/supervisor/supervisor.py"'
 
 
 def _begin(job: Job) -> list[str]:
@@ -235,7 +237,9 @@ def _environment(job: Job) -> list[str]:
 
 
 def _own_environment(phase: JobPhase) -> list[str]:
-    return ["environment+=(", *_pairs(phase.environment), ")"] if phase.environment else []
+    if not phase.environment:
+        return []
+    return ["environment+=(", *_pairs(phase.environment), ")"]
 
 
 def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
@@ -254,12 +258,15 @@ def _health(job: Job, *options: str) -> list[str]:
     if job.health_gpus is None:
         return []
     look = " ".join(["bash", '"$code/health.sh"', *options, f"--gpus={job.health_gpus}"])
+    unhealthy = [f'echo {UNHEALTHY} > "$attempt.exit" || true']
+    if job.survival:
+        unhealthy += [f"status={UNHEALTHY}", *_end(job), "exit"]
+    else:
+        unhealthy.append(f"exit {UNHEALTHY}")
     return [
         "# One sick node stops or slows all others, so each is looked at first.",
         f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
-        f'{INDENT}echo {UNHEALTHY} > "$attempt.exit" || true',
-        *([f"{INDENT}status={UNHEALTHY}", *(INDENT + line for line in _end(job))] if job.survival else []),
-        f"{INDENT}exit {UNHEALTHY}" if job.survival is None else f"{INDENT}exit",
+        *(INDENT + line for line in unhealthy),
         "fi",
     ]
 
@@ -330,5 +337,5 @@ def process_command(job: Job) -> list[list[Word]]:
         if program != NODE_STARTS:
             start += [f"--worker={program}"]
     else:
-        start += [program if program.startswith("/") else RawShell(f'"$code/rank/{program}"')]
+        start.append(program if program.startswith("/") else RawShell(f'"$code/rank/{program}"'))
     return [[*start, *job.entry.options, "--", RawShell('"${megatron_args[@]}"')]]

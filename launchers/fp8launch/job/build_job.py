@@ -15,7 +15,7 @@ from fp8launch.cluster.images import image_for, local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS, storage_mounts
-from fp8launch.diagnostics import Problem, UserError, error
+from fp8launch.diagnostics import BAD_INPUT, MACHINE_LACKS, Problem, UserError, error
 from fp8launch.engines.base import AttemptArguments, Engine
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
 from fp8launch.job.job_comment import job_comment
@@ -174,14 +174,20 @@ def _environment(engine: Engine, recipe: Recipe, cluster: Cluster, begin: int = 
 
 def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:
     wanted = recipe.launch.health_check
-    if not (cluster.health_check if wanted is None else wanted):
+    if wanted is None:
+        wanted = cluster.health_check
+    if not wanted:
         return None
-    return 0 if recipe.resources.gpu == "cpu" else recipe.resources.gpus_per_node
+    if recipe.resources.gpu == "cpu":
+        return 0
+    return recipe.resources.gpus_per_node
 
 
 def _cpus_per_task(recipe: Recipe, mode: Mode) -> int | None:
     cpus = recipe.resources.cpus_per_task
-    return cpus * recipe.resources.gpus_per_node if cpus and mode == "torchrun" else cpus
+    if cpus and mode == "torchrun":
+        return cpus * recipe.resources.gpus_per_node
+    return cpus
 
 
 def site_options(cluster: Cluster) -> dict[str, str | None]:
@@ -210,8 +216,10 @@ def own_options(cluster: Cluster) -> dict[str, str | None]:
                 f"cluster profile: options.{name}",
                 "remove it",
             )
-        if value is not False:
-            options[name] = None if value is True else str(value)
+        if value is True:
+            options[name] = None
+        elif value is not False:
+            options[name] = str(value)
     return options
 
 
@@ -225,11 +233,13 @@ def _slurm_options(
         "ntasks-per-node": "1" if mode == "torchrun" else str(need.gpus_per_node),
         "time": need.time,
     }
+    gpus = str(need.gpus_per_node)
+    if cluster.gres_type:
+        gpus = f"{cluster.gres_type}:{gpus}"
     if need.gpu != "cpu" and cluster.gpus == "gpus-per-node":
-        kind = f"{cluster.gres_type}:" if cluster.gres_type else ""
-        options["gpus-per-node"] = f"{kind}{need.gpus_per_node}"
+        options["gpus-per-node"] = gpus
     elif need.gpu != "cpu" and cluster.gpus == "gres":
-        options["gres"] = f"gpu:{cluster.gres_type + ':' if cluster.gres_type else ''}{need.gpus_per_node}"
+        options["gres"] = f"gpu:{gpus}"
     cpus = _cpus_per_task(recipe, mode)
     named = {
         "cpus-per-task": str(cpus) if cpus else None,
@@ -288,7 +298,11 @@ def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
 
 def continue_by(cluster: Cluster) -> str:
     """How a further attempt comes on a cluster: `requeue` of the same job unless the profile says otherwise."""
-    return cluster.continue_by or ("dependency" if cluster.requeue is False else "requeue")
+    if cluster.continue_by:
+        return cluster.continue_by
+    if cluster.requeue is False:
+        return "dependency"
+    return "requeue"
 
 
 def stop_before(recipe: Recipe) -> int:
@@ -325,7 +339,8 @@ def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, 
         else:
             mounts.append(found)
     if problems:
-        raise UserError(problems, exit_code=3 if all(p.code == "mount-missing" for p in problems) else 2)
+        missing = all(problem.code == "mount-missing" for problem in problems)
+        raise UserError(problems, exit_code=MACHINE_LACKS if missing else BAD_INPUT)
     return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
 
 
@@ -337,7 +352,8 @@ def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
 def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
-    source = str(local_path(source, where)) if source.startswith("~") else source
+    if source.startswith("~"):
+        source = str(local_path(source, where))
     target = target or source
     if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
         return Problem(

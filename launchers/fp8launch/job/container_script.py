@@ -40,7 +40,9 @@ def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
 
 def _own_folders(job: Job) -> list[str]:
     """The script's variables for the folders that every job mounts: a portable script needs the checkout too."""
-    return ["$run_folder"] if job.folder is not None else ["$run_folder", "$home"]
+    if job.folder is None:
+        return ["$run_folder", "$home"]
+    return ["$run_folder"]
 
 
 def _names(job: Job) -> Iterable[str]:
@@ -51,7 +53,10 @@ def _names(job: Job) -> Iterable[str]:
 
 def script_variables(job: Job) -> list[str]:
     """Variables that the script itself sets for the processes."""
-    return ["MASTER_ADDR", "MASTER_PORT", *(["FP8LAUNCH_STOP_AT"] if job.survival else [])]
+    names = ["MASTER_ADDR", "MASTER_PORT"]
+    if job.survival:
+        names.append("FP8LAUNCH_STOP_AT")
+    return names
 
 
 def container_environment(job: Job, *from_the_script: str) -> list[str]:

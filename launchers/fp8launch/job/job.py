@@ -20,7 +20,10 @@ class Mount:
     read_only: bool = False
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+        text = f"{self.source}:{self.target}"
+        if self.read_only:
+            text += ":ro"
+        return text
 
 
 @dataclass(frozen=True)

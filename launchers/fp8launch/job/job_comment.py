@@ -16,16 +16,22 @@ def job_comment(key: str, text: str = "") -> str:
 def key_in(comment: object) -> str | None:
     """Return the key in a job's comment; None for a comment that is not ours."""
     text = str(comment)
-    return text.removeprefix(_SUBMITTED).partition(" ")[0] if text.startswith(_SUBMITTED) else None
+    if not text.startswith(_SUBMITTED):
+        return None
+    return text.removeprefix(_SUBMITTED).partition(" ")[0]
 
 
 def key_in_command(command: str) -> str | None:
     """Return the key in the command line of an sbatch that we called; None for any other command line."""
     _, found, rest = command.partition(f"--comment={_SUBMITTED}")
-    return rest.partition(" ")[0] if found else None
+    if not found:
+        return None
+    return rest.partition(" ")[0]
 
 
 def text_in(comment: object) -> str:
     """Return the cluster profile's part of a comment."""
     text = str(comment or "")
-    return text.partition(" ")[2] if text.startswith(_SUBMITTED) else text
+    if not text.startswith(_SUBMITTED):
+        return text
+    return text.partition(" ")[2]

@@ -15,12 +15,16 @@ def phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list
     for one in job.phases:
         if own := lines_of(one):
             cases += [f"{quote(one.name)})", *(INDENT + line for line in own), f"{INDENT};;"]
-    return ['case "$phase" in', *cases, "esac"] if cases else []
+    if not cases:
+        return []
+    return ['case "$phase" in', *cases, "esac"]
 
 
 def own_arguments(one: JobPhase) -> list[str]:
     lines = flag_lines(one.arguments)
-    return ["megatron_args+=(", *(INDENT + line for line in lines), ")"] if lines else []
+    if not lines:
+        return []
+    return ["megatron_args+=(", *(INDENT + line for line in lines), ")"]
 
 
 def tracker(survival: Survival) -> str:

@@ -68,7 +68,8 @@ def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prep
         from fp8launch.cluster.storage import data_place
 
         place = data_place(cluster)
-        loaded = loaded if place is None else with_data_below(loaded, place)
+        if place is not None:
+            loaded = with_data_below(loaded, place)
     phases = phases_of(loaded)
     if phases:
         return Prepared(loaded, phases[0].args, phases[0].layout, phases)

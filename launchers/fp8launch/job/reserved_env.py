@@ -94,13 +94,14 @@ def _secret_problem(message: str, where: str, fix: str) -> Problem:
 def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
     profile = cluster.model_dump(exclude={"env", "ssh"}, exclude_defaults=True)
     for name, value in profile.items():
-        entries = value if isinstance(value, dict) else {"": value}
-        for key, entry in entries.items():
+        entries = {name: value}
+        if isinstance(value, dict):
+            entries = {f"{name}.{key}": entry for key, entry in value.items()}
+        for place, entry in entries.items():
             texts = entry if isinstance(entry, list) else [entry]
             # Lines of shell: what they assign is judged by its name.
             found = [secret_in(str(text), assignments=name == "setup") for text in texts]
             for kind in filter(None, found):
-                place = f"{name}.{key}" if key else name
                 yield _secret_problem(f"{place} holds {kind}", f"cluster profile: {place}", _EXPORT)
 
 

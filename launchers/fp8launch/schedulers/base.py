@@ -64,6 +64,12 @@ class JobState:
         return self.detail[len(self.status) :].lstrip(":, ")
 
 
+def ended_with(exit_status: int) -> JobState:
+    """Return the state of a job whose exit status its run folder holds."""
+    status: Status = "completed" if exit_status == 0 else "failed"
+    return JobState(status, f"exit status {exit_status}", exit_status, "run folder")
+
+
 @dataclass(frozen=True)
 class JobTimes:
     """Times of a job in the scheduler's own words: elapsed, the limit, and the estimated start of one that waits."""

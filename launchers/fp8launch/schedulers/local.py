@@ -18,7 +18,7 @@ from fp8launch.job.batch_script import local_script
 from fp8launch.job.job import Job
 from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.base import Capabilities, JobState, Scheduler, Submission
+from fp8launch.schedulers.base import Capabilities, JobState, Scheduler, Submission, ended_with
 from fp8launch.schedulers.environment import LOCAL_KEY, clean_environment
 
 GRACE_SECONDS = 20.0
@@ -105,7 +105,9 @@ def _started_here(run: RunFolder) -> str | None:
     alive = _oldest_first(processes_with(LOCAL_RUN, str(run.path)))
     if alive:
         return _job_id(alive[0])
-    return "0:" if run.attempts() else None  # it has ended, and its log shows how
+    if run.attempts():
+        return "0:"  # it has ended, and its log shows how
+    return None
 
 
 def _job_id(pid: int) -> str:
@@ -127,11 +129,10 @@ def _state(run: RunFolder) -> JobState:
     if manifest.get("cancelled"):
         return JobState("cancelled", "by fp8launch cancel", source="run folder")
     attempts = run.attempts()
-    status = attempts[-1].exit_status if attempts else None
-    if status is None:
+    if not attempts or attempts[-1].exit_status is None:
         how = "ended without an exit status (killed, or the machine went down)"
         return JobState("failed", how, source="run folder")
-    return JobState("completed" if status == 0 else "failed", f"exit status {status}", status, "run folder")
+    return ended_with(attempts[-1].exit_status)
 
 
 def _alive(run: RunFolder) -> list[int]:
@@ -139,6 +140,8 @@ def _alive(run: RunFolder) -> list[int]:
     manifest = run.manifest()
     if not manifest.get("jobs") or manifest.get("host") not in (None, os.uname().nodename):
         return []
+    found = list(processes_with(LOCAL_RUN, str(run.path)))
     pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
-    script = [int(pid)] if started and start_of(int(pid)) == started else []
-    return list(dict.fromkeys([*script, *processes_with(LOCAL_RUN, str(run.path))]))
+    if started and start_of(int(pid)) == started:
+        found = [int(pid), *found]
+    return list(dict.fromkeys(found))

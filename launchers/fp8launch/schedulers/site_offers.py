@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fp8launch.wording import counted
+
 
 @dataclass(frozen=True)
 class Association:
@@ -34,9 +36,11 @@ class PartitionOffer:
     def words(self) -> str:
         """The partition's GPUs, nodes and time limit in a few words."""
         kinds = [f"{count} x {kind or 'GPU'}" for kind, count in sorted(self.gpus.items())]
-        limit = "no time limit" if self.max_minutes is None else f"at most {self.max_minutes} minutes"
-        size = f"{self.nodes} node{'s' * (self.nodes != 1)}"
-        return f"{size}, {' or '.join(kinds) or 'no GPUs known to Slurm'} each, {limit}"
+        gpus = " or ".join(kinds) or "no GPUs known to Slurm"
+        limit = "no time limit"
+        if self.max_minutes is not None:
+            limit = f"at most {self.max_minutes} minutes"
+        return f"{counted(self.nodes, 'node')}, {gpus} each, {limit}"
 
     @property
     def typed(self) -> list[str]:
@@ -45,7 +49,9 @@ class PartitionOffer:
 
     def gpu_of(self, kind: str | None) -> str | None:
         """Return the GPU, by fp8launch's name, that a GPU type of this partition means; None where it is unclear."""
-        models = {self.models.get(one) for one in ([kind] if kind else self.typed)}
+        if kind:
+            return self.models.get(kind)
+        models = set(map(self.models.get, self.typed))
         return models.pop() if len(models) == 1 else None
 
 

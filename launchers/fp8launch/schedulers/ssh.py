@@ -65,9 +65,10 @@ def run_there(login: Login, command: Sequence[str], secrets: Mapping[str, str] |
         text = "".join(f"{name}={value}\0" for name, value in secrets.items()).encode()
         return subprocess.run([*_ssh(login), _words(_WITH_SECRETS, *command)], input=text, check=False).returncode
     # With a terminal of its own the command there ends by Ctrl-C here, and draws bars.
-    terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    quiet = None if terminal else subprocess.DEVNULL
-    return subprocess.run([*_ssh(login, *terminal), _words(_PLAIN, *command)], stdin=quiet, check=False).returncode
+    words = _words(_PLAIN, *command)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return subprocess.run([*_ssh(login, "-t"), words], check=False).returncode
+    return subprocess.run([*_ssh(login), words], stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def put(login: Login, files: Mapping[str, str]) -> Path:
@@ -132,7 +133,8 @@ def _ssh(login: Login, *options: str) -> list[str]:
         command += ["-p", str(login.port)]
     if login.user:
         command += ["-l", login.user]
-    command += [word for name, value in stated.items() for word in ("-o", f"{name}={value}")]
+    for name, value in stated.items():
+        command += ["-o", f"{name}={value}"]
     return [*command, "--", login.host]
 
 
@@ -144,8 +146,9 @@ def _sockets() -> Path | None:
         found = folder.lstat()
     except OSError:
         return None
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return folder if mine else None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        return None
+    return folder
 
 
 def _words(script: str, *arguments: str) -> str:

@@ -44,7 +44,9 @@ def read_checkout(file: Path) -> Checkout | None:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         # No exception that a damaged or hostile checkout raises in the reader may stop a submission.
         return None
-    return Checkout(**{**answer, "changes": tuple(answer["changes"])}) if answer else None
+    if not answer:
+        return None
+    return Checkout(**{**answer, "changes": tuple(answer["changes"])})
 
 
 def answer(folder: str, git_folder: str, common: str, memory: str) -> None:
@@ -65,8 +67,9 @@ def _find(folder: Path) -> tuple[Path, Path, Path] | None:
         if not _is_mine(entry) or not _is_mine(top):
             return None
         if entry.is_dir() and not entry.is_symlink():
-            linked = os.path.lexists(entry / "commondir")
-            return None if linked else (top, entry, entry)
+            if os.path.lexists(entry / "commondir"):
+                return None
+            return top, entry, entry
         return _find_linked(top, entry)
     return None
 
@@ -81,11 +84,14 @@ def _find_linked(top: Path, entry: Path) -> tuple[Path, Path, Path] | None:
         if (git_folder / "commondir").is_file():
             back = read_regular(git_folder / "gitdir", 4096).decode().strip()
             common = (git_folder / read_regular(git_folder / "commondir", 4096).decode().strip()).resolve()
-            return (top, git_folder, common) if (git_folder / back).resolve() == entry.resolve() else None
+            if (git_folder / back).resolve() != entry.resolve():
+                return None
+            return top, git_folder, common
     except (OSError, ValueError):
         return None
-    inside = any(git_folder.is_relative_to(parent / ".git" / "modules") for parent in top.parents)
-    return (top, git_folder, git_folder) if inside else None
+    if not any(git_folder.is_relative_to(parent / ".git" / "modules") for parent in top.parents):
+        return None
+    return top, git_folder, git_folder
 
 
 def _is_mine(path: Path) -> bool:

@@ -75,8 +75,9 @@ class CheckoutReader:
                 return None
             before = dict(self._tree(store, head.tree, b"", 0))
             index_file = self._git_folder / "index"
-            index = Index(str(index_file)) if stat.S_ISREG(index_file.lstat().st_mode) else None
-            entries = dict(index.items()) if index is not None else {}
+            entries: dict[bytes, Any] = {}
+            if stat.S_ISREG(index_file.lstat().st_mode):
+                entries = dict(Index(str(index_file)).items())
             changed: list[str] = []
             shown: list[str] = []
             others = False
@@ -107,7 +108,9 @@ class CheckoutReader:
         visited = 0
         for parent, below, files in os.walk(self._folder):
             above = os.path.relpath(parent, self._folder)
-            prefix = "" if above == "." else f"{above}/"
+            prefix = f"{above}/"
+            if above == ".":
+                prefix = ""
             rules = Path(parent) / ".gitignore"
             if os.path.lexists(rules) and not is_regular(rules):
                 below.clear()
@@ -132,17 +135,18 @@ class CheckoutReader:
     def _head(self) -> tuple[str | None, str]:
         text = read_regular(self._git_folder / "HEAD", 4096).decode().strip()
         if not text.startswith("ref:"):
-            return (text if _OBJECT_ID.fullmatch(text) else None), "HEAD"
+            return _object_id(text), "HEAD"
         reference = text.removeprefix("ref:").strip()
         if not _REFERENCE.fullmatch(reference) or ".." in reference:
             return None, ""
         branch = reference.removeprefix("refs/heads/")
         for place in (self._git_folder, self._common):
             if os.path.lexists(place / reference):
-                commit = read_regular(place / reference, 4096).decode().strip()
-                return (commit if _OBJECT_ID.fullmatch(commit) else None), branch
+                return _object_id(read_regular(place / reference, 4096).decode().strip()), branch
         packed = self._common / "packed-refs"
-        for line in read_regular(packed, 64 << 20).decode(errors="replace").splitlines() if packed.exists() else ():
+        if not packed.exists():
+            return None, branch
+        for line in read_regular(packed, 64 << 20).decode(errors="replace").splitlines():
             commit, _, name = line.partition(" ")
             if name == reference and _OBJECT_ID.fullmatch(commit):
                 return commit, branch
@@ -194,7 +198,9 @@ class CheckoutReader:
             if self._links[place]:
                 return None
         place = place / os.fsdecode(parts[-1])
-        return place if os.path.lexists(place) else None
+        if not os.path.lexists(place):
+            return None
+        return place
 
     def _difference(
         self, store: DiskObjectStore, path: bytes, old: tuple[int, bytes] | None, tracked: bool
@@ -221,3 +227,10 @@ class CheckoutReader:
 
 def _name(path: bytes) -> str:
     return path.decode("utf-8", "replace")
+
+
+def _object_id(text: str) -> str | None:
+    """The id of an object as it is; None for any other text."""
+    if not _OBJECT_ID.fullmatch(text):
+        return None
+    return text

@@ -13,7 +13,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.data.build import missing
 from fp8launch.data.files import read_json, write_json
 from fp8launch.data.plan import BuildPlan
-from fp8launch.job.batch_script import AUTHOR
+from fp8launch.job.batch_script import AUTHOR, sbatch_lines
 from fp8launch.job.build_job import own_options, site_options
 from fp8launch.job.shell_quoting import quote
 from fp8launch.rundir.atomic_io import uninterrupted, write_atomically
@@ -103,12 +103,17 @@ def known_jobs(plan: BuildPlan, scheduler: Scheduler) -> DataJobs | None:
         return None
     found = scheduler.find([f"{key}.array", f"{key}.merge"])
     jobs = DataJobs(found.get(f"{key}.array"), found.get(f"{key}.merge"), submitted=False)
-    return jobs if jobs.ids and scheduler.waiting_or_running(jobs.ids) else None
+    if not jobs.ids or not scheduler.waiting_or_running(jobs.ids):
+        return None
+    return jobs
 
 
 def _key(plan: BuildPlan) -> str | None:
     content = read_json(plan.folder / RECORD)
-    return content["key"] if content else None
+    if not content:
+        return None
+    key: str = content["key"]
+    return key
 
 
 def _log(plan: BuildPlan, job: str) -> str:
@@ -131,15 +136,13 @@ def _options(plan: BuildPlan, cluster: Cluster, limit: str) -> dict[str, str | N
 
 def _script(plan: BuildPlan, what: str, options: dict[str, str | None], cluster: Cluster, command: str) -> str:
     lines = ["#!/bin/bash", f"# {what}: {plan.prefix!r}. {AUTHOR}"]
-    lines += [
-        f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}") for name, value in options.items()
-    ]
-    lines += ["", "set -euo pipefail"]
+    lines += [*sbatch_lines(options.items()), "", "set -euo pipefail"]
     if cluster.setup:
         lines += ["set +eu", *cluster.setup, "set -eu"]
     # Python's -m imports from its working folder first: there, only files of this build may lie.
     lines.append(f"cd {quote(str(plan.folder))}")
     # Not `export`: bash evaluates what is assigned to some of its own variables.
     environment = [quote(f"{name}={value}") for name, value in cluster.env.items()]
-    start = ["exec env", *environment, command] if environment else ["exec", command]
-    return "\n".join([*lines, " ".join(start), ""])
+    if environment:
+        command = " ".join(["env", *environment, command])
+    return "\n".join([*lines, f"exec {command}", ""])

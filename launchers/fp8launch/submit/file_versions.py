@@ -43,7 +43,9 @@ def mode_of(place: Path) -> int:
     found = place.lstat()
     if stat.S_ISLNK(found.st_mode):
         return 0o120000
-    return 0o100755 if found.st_mode & stat.S_IXUSR else 0o100644
+    if found.st_mode & stat.S_IXUSR:
+        return 0o100755
+    return 0o100644
 
 
 def current_version(place: Path) -> FileVersion | None:
@@ -53,7 +55,9 @@ def current_version(place: Path) -> FileVersion | None:
         return FileVersion(0o120000, os.fsencode(place.readlink()))
     if not stat.S_ISREG(found.st_mode):
         return None
-    content = read_regular(place, _SHOWN_BYTES, follow=False) if found.st_size <= _SHOWN_BYTES else None
+    content = None
+    if found.st_size <= _SHOWN_BYTES:
+        content = read_regular(place, _SHOWN_BYTES, follow=False)
     return FileVersion(mode_of(place), content)
 
 
@@ -91,8 +95,8 @@ def as_diff(name: str, before: FileVersion | None, after: FileVersion | None) ->
     head = f"diff --git a/{name} b/{name}\n{_mode_lines(before, after)}"
     if holds_credentials(name):
         return head + "(left out by fp8launch: a file of this name holds credentials)\n"
-    old = b"" if before is None else before.content
-    new = b"" if after is None else after.content
+    old = before.content if before else b""
+    new = after.content if after else b""
     if old is None or new is None or max(len(old), len(new)) > _SHOWN_BYTES:
         return head + _NOT_SHOWN
     if b"\0" in old or b"\0" in new:
@@ -102,16 +106,22 @@ def as_diff(name: str, before: FileVersion | None, after: FileVersion | None) ->
         return head + _NOT_SHOWN
     from_name = "/dev/null" if before is None else f"a/{name}"
     to_name = "/dev/null" if after is None else f"b/{name}"
-    body = difflib.unified_diff(old_lines, new_lines, from_name, to_name)
-    return head + "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in body)
+    text = head
+    for line in difflib.unified_diff(old_lines, new_lines, from_name, to_name):
+        text += line
+        if not line.endswith("\n"):
+            text += "\n\\ No newline at end of file\n"
+    return text
 
 
 def _mode_lines(before: FileVersion | None, after: FileVersion | None) -> str:
-    if before is None:
-        return "" if after is None else f"new file mode {after.mode:06o}\n"
-    if after is None:
+    if before and after and before.mode != after.mode:
+        return f"old mode {before.mode:06o}\nnew mode {after.mode:06o}\n"
+    if after and not before:
+        return f"new file mode {after.mode:06o}\n"
+    if before and not after:
         return f"deleted file mode {before.mode:06o}\n"
-    return "" if before.mode == after.mode else f"old mode {before.mode:06o}\nnew mode {after.mode:06o}\n"
+    return ""
 
 
 def _lines(content: bytes) -> list[str]:

@@ -15,6 +15,7 @@ from fp8launch.engines.base import Entry
 from fp8launch.job.prepared import Prepared
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.wording import counted
 
 MAX_POINTS = 10_000
 
@@ -36,8 +37,9 @@ class Point:
     @property
     def label(self) -> str:
         """The point in words, such as `2 nodes, recipe=delayed, repeat 2`."""
-        parts = [f"{self.nodes} node{'s' * (self.nodes > 1)}"] if self.nodes else []
-        parts += [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
+        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
+        if self.nodes:
+            parts.insert(0, counted(self.nodes, "node"))
         return ", ".join([*parts, f"repeat {self.repeat}"])
 
 
@@ -62,7 +64,9 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     """`section.key=a,b,c` to the key and its values, each read as YAML. Raises UserError for anything else."""
     key, sign, listed = text.partition("=")
     place = f"--sweep {text}"
-    values = parse_yaml(f"[{listed}]", place, numbered=False).plain() if sign else []
+    values = []
+    if sign:
+        values = parse_yaml(f"[{listed}]", place, numbered=False).plain()
     if not re.fullmatch(r"\w+(\.\w+)+", key.strip()) or not values:
         raise error("bad-axis", "must look like section.key=value,value", place)
     if len({json.dumps(v, sort_keys=True) for v in values}) != len(values):
@@ -81,10 +85,15 @@ def parse_nodes(text: str) -> list[int]:
 def point_key(point: Point, prepared: Prepared) -> str:
     """The identity of a point as 12 hex digits: two points with one key are the same run."""
     recipe = prepared.loaded.recipe
+    argv: Any = prepared.args.argv
+    environment: Any = recipe.environment
+    if prepared.phases:
+        argv = [one.args.argv for one in prepared.parts]
+        environment = [one.loaded.recipe.environment for one in prepared.parts]
     content = [
         prepared.args.version,
-        [one.args.argv for one in prepared.parts] if prepared.phases else prepared.args.argv,
-        [one.loaded.recipe.environment for one in prepared.parts] if prepared.phases else recipe.environment,
+        argv,
+        environment,
         recipe.resources.model_dump(),
         recipe.container.model_dump(),
         _launch(recipe),
@@ -96,13 +105,17 @@ def point_key(point: Point, prepared: Prepared) -> str:
 
 def _launch(recipe: Recipe) -> dict[str, Any]:
     """The launch section for a key. A field that came later counts where it is set, so that older studies are found."""
-    return recipe.launch.model_dump(exclude=None if recipe.launch.arguments else {"arguments"})
+    if recipe.launch.arguments:
+        return recipe.launch.model_dump()
+    return recipe.launch.model_dump(exclude={"arguments"})
 
 
 def _entry(prepared: Prepared) -> list[Any]:
     """The program of an engine that has its own; empty for others, so that older studies are found."""
     entry = prepared.engine.entry(prepared.loaded, in_container=True, check_paths=False)
-    return [] if entry.program == Entry.program else [entry.program, entry.options]
+    if entry.program == Entry.program:
+        return []
+    return [entry.program, entry.options]
 
 
 def study_id(name: str, keys: Sequence[str]) -> str:
@@ -112,8 +125,11 @@ def study_id(name: str, keys: Sequence[str]) -> str:
 
 def run_name(point: Point, name: str, key: str) -> str:
     """The id of a point's run: readable, unique by its key, safe as a folder."""
-    values = [str(value) for value in point.values.values()]
-    slug = "-".join([name, *([f"n{point.nodes}"] if point.nodes else []), *values, f"r{point.repeat}"])
+    parts = [name]
+    if point.nodes:
+        parts.append(f"n{point.nodes}")
+    parts += map(str, point.values.values())
+    slug = "-".join([*parts, f"r{point.repeat}"])
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', slug)[:90]}-{key[:6]}"
 
 

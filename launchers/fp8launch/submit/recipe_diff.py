@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from fp8launch.cluster.images import software_in
@@ -77,18 +78,21 @@ def differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
         return _differences(a, b, cluster)
     each = {name: _differences(_part(a, name), _part(b, name), cluster) for name in names}
     found: list[Difference] = []
-    for one in (one for differing in each.values() for one in differing):
+    for one in chain.from_iterable(each.values()):
         those = [name for name in names if one in each[name]]
-        said = one if len(those) == len(names) else replace(one, name=f"{one.name} ({', '.join(those)})")
-        if said not in found:
-            found.append(said)
+        if len(those) < len(names):
+            one = replace(one, name=f"{one.name} ({', '.join(those)})")
+        if one not in found:
+            found.append(one)
     return found
 
 
 def _part(recipe: Prepared, phase: str) -> Prepared:
     """A phase of a recipe; the first where it has others, the recipe where it has none."""
     names = [one.name for one in recipe.phases]
-    return recipe.parts[names.index(phase) if phase in names else 0]
+    if phase not in names:
+        return recipe.parts[0]
+    return recipe.parts[names.index(phase)]
 
 
 def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
@@ -105,7 +109,8 @@ def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]
     found += [Difference("software", n, x, y, "numerics") for n, x, y in _unequal(_software(a), _software(b))]
     slurm_a, slurm_b = _slurm(a, cluster), _slurm(b, cluster)
     for name, x, y in _unequal(slurm_a, slurm_b):
-        found.append(Difference("slurm", name, x, y, "neutral" if name in _NEUTRAL_SLURM else "speed"))
+        effect: Effect = "neutral" if name in _NEUTRAL_SLURM else "speed"
+        found.append(Difference("slurm", name, x, y, effect))
     return found
 
 
@@ -142,13 +147,17 @@ def _of_launch(name: str) -> Effect:
     if name.startswith("config."):
         # A field of the config is judged as the flag of its name would be.
         return _of_flag(name.removeprefix("config."))
-    return "neutral" if name in ("probe", "profile_iteration", "tensor_stats", "health_check") else "numerics"
+    if name in ("probe", "profile_iteration", "tensor_stats", "health_check"):
+        return "neutral"
+    return "numerics"
 
 
 def _of_variable(name: str) -> Effect:
     if _NUMERIC_ENV.fullmatch(name):
         return "numerics"
-    return "neutral" if _NEUTRAL_ENV.fullmatch(name) else "speed"
+    if _NEUTRAL_ENV.fullmatch(name):
+        return "neutral"
+    return "speed"
 
 
 def _of_size(name: str) -> Effect:

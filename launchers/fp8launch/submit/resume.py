@@ -24,6 +24,7 @@ from fp8launch.rundir.attempts import (
 from fp8launch.rundir.run_dir import RunFolder, write_atomically
 from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.submit.submission import record_job
+from fp8launch.untyped import as_mapping
 
 
 def resume(
@@ -119,7 +120,9 @@ def resumable_from(run: RunFolder) -> int | None:
         return None
     start = checkpoints.latest(Path(plan["checkpoint"]))
     done = plan["iterations"] is not None and start >= plan["iterations"]
-    return None if done or start == 0 else start
+    if done or start == 0:
+        return None
+    return start
 
 
 def _plan(run: RunFolder) -> dict[str, Any]:
@@ -129,11 +132,11 @@ def _plan(run: RunFolder) -> dict[str, Any]:
         plan = read_json(file)
     except (OSError, ValueError) as exc:
         raise error("bad-survive", f"cannot be read: {exc}", str(file)) from None
-    found = plan if isinstance(plan, dict) else {}
+    found = as_mapping(plan)
     iterations = found.get("iterations")
     if not isinstance(found.get("checkpoint"), str) or not (iterations is None or isinstance(iterations, int)):
         raise error("bad-survive", "does not contain the plan of a run", str(file))
-    return found
+    return dict(found)
 
 
 def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:

@@ -17,7 +17,9 @@ from fp8launch.rundir.atomic_io import make_folders
 def link_name(recipe: Recipe) -> str | None:
     """Return the name in the run folder that a relative `checkpoint.dir` begins with; None for any other."""
     stated = PurePath(os.path.normpath(recipe.checkpoint.dir or "/"))
-    return None if stated.is_absolute() or stated.parts[:1] in ((), ("..",)) else stated.parts[0]
+    if stated.is_absolute() or stated.parts[:1] in ((), ("..",)):
+        return None
+    return stated.parts[0]
 
 
 def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, Path]:
@@ -49,7 +51,9 @@ def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, P
 def _new_folder(place: Path, name: str) -> Path:
     """A folder that did not exist: runs of two studies may have one name, and none may find another's checkpoints."""
     for count in itertools.count(1):
-        folder = place / (name if count == 1 else f"{name}-{count}")
+        folder = place / name
+        if count > 1:
+            folder = place / f"{name}-{count}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o755)
             return folder

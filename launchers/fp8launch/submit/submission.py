@@ -69,7 +69,8 @@ def next_key(run: RunFolder) -> str:
 def record_begin(runs: Sequence[RunFolder], key: str) -> None:
     """Record under which key these runs are being submitted, as tasks of an array when they are several."""
     for index, run in enumerate(runs):
-        run.update(submission=new_submission(key, index if len(runs) > 1 else None))
+        task = index if len(runs) > 1 else None
+        run.update(submission=new_submission(key, task))
         sync_folder(run.path)  # a power cut must not undo what the scheduler is about to make true
 
 

@@ -161,13 +161,18 @@ def make_run(
 
 def _manifest(prepared: Prepared, cluster: Cluster, job: Job, scheduler: Scheduler, origin: Origin) -> dict[str, Any]:
     recipe = prepared.loaded.recipe
+    host, image, runtime = None, None, None
+    if scheduler.capabilities.on_this_machine:
+        host = os.uname().nodename
+    if job.container:
+        image, runtime = job.container.image, job.container.runtime
     return {
         "format": 1,
         "run_id": Path(job.folder or "").name,
         "name": recipe.name,
         "created": now(),
         "backend": scheduler.name,
-        "host": os.uname().nodename if scheduler.capabilities.on_this_machine else None,
+        "host": host,
         "jobs": [],
         "command": sys.argv[1:],
         "recipe": resolved_recipe(prepared),
@@ -183,8 +188,8 @@ def _manifest(prepared: Prepared, cluster: Cluster, job: Job, scheduler: Schedul
         "slurm": dict(job.slurm),
         "cluster": cluster.name or None,
         "python": job.python,
-        "image": image_record(job.container.image if job.container else None),
-        "runtime": job.container.runtime if job.container else None,
+        "image": image_record(image),
+        "runtime": runtime,
         "git": origin.git,
         "versions": origin.versions,
     }

@@ -102,12 +102,16 @@ def submit_study(
     remember_root(root)
     outcome = Outcome(study)
     # A study whose runs are waited for is held for hours: no use waiting for that.
-    with locked(study, 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS):
+    patience = 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS
+    with locked(study, patience):
         add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
-        there = [run for one in points if ((run := study.run(one.run_name)).path / MANIFEST).is_file()]
+        planned = [study.run(one.run_name) for one in points]
+        there = [run for run in planned if (run.path / MANIFEST).is_file()]
         need_mine(*there)
         recover_jobs(there, scheduler)
-        again = _failed(there, scheduler) if retry else set()
+        again: set[RunFolder] = set()
+        if retry:
+            again = _failed(there, scheduler)
         folders = _RunFolders(study, cluster, scheduler, set(there), again)
         missing = []
         for one in progress(points, "making run folders"):

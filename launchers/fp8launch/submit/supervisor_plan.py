@@ -17,6 +17,7 @@ from fp8launch.job.job_comment import text_in
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.schedulers.base import Capabilities, ContinueBy
+from fp8launch.untyped import as_int
 
 SURVIVE = PLAN
 HANG_AFTER = 1800
@@ -34,11 +35,10 @@ def survival_text(
     recipe = loaded.recipe
     _refuse_unknown_causes(cluster.rules, "cluster profile: rules")
     _refuse_unknown_causes(recipe.survive.rules, loaded.where("survive", "rules"))
-    iterations = args.attributes.get("train_iters")
     plan: dict[str, Any] = {
         "format": 1,
         "checkpoint": job.survival.checkpoint,
-        "iterations": iterations if isinstance(iterations, int) else None,
+        "iterations": as_int(args.attributes.get("train_iters")),
         "phases": [{"name": one.name, "end": one.end} for one in job.phases],
         "attempts": recipe.survive.attempts,
         "stuck": recipe.survive.stuck,
@@ -68,7 +68,10 @@ def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict
     rules = with_overrides({**cluster.rules, **recipe.survive.rules})
     if capabilities.several_nodes:
         return rules
-    return {cause: "go-on" if action == "exclude" else action for cause, action in rules.items()}
+    for cause, action in rules.items():
+        if action == "exclude":
+            rules[cause] = "go-on"
+    return rules
 
 
 def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
@@ -92,8 +95,10 @@ def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
 
 
 def _number(args: EngineArguments, name: str, default: int) -> int:
-    value = args.attributes.get(name)
-    return value if isinstance(value, int) else default
+    value = as_int(args.attributes.get(name))
+    if value is None:
+        return default
+    return value
 
 
 def _refuse_unknown_causes(rules: Mapping[str, str], where: str) -> None:

@@ -15,21 +15,23 @@ def associations() -> list[Association]:
         "sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=account,qos,defaultqos",
         timeout=TIMEOUT,
     )  # fmt: skip
-    return parse_associations(shown.stdout) if shown.returncode == 0 else []
+    if shown.returncode:
+        return []
+    return parse_associations(shown.stdout)
 
 
 def parse_associations(text: str) -> list[Association]:
     """Read lines of `account|qos,qos|default QOS`, of which there is one for each partition of an account."""
-    found: dict[str, Association] = {}
+    names: dict[str, set[str]] = {}
+    defaults: dict[str, str | None] = {}
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) < 3 or not fields[0]:
             continue
         account, qos, default = fields[0], fields[1], fields[2]
-        before = found.get(account)
-        names = {*(before.qos if before else ()), *(name for name in qos.split(",") if name)}
-        found[account] = Association(account, tuple(sorted(names)), default or (before.default_qos if before else None))
-    return [found[account] for account in sorted(found)]
+        names.setdefault(account, set()).update(filter(None, qos.split(",")))
+        defaults[account] = default or defaults.get(account)
+    return [Association(account, tuple(sorted(names[account])), defaults[account]) for account in sorted(names)]
 
 
 def default_account() -> str | None:
@@ -38,7 +40,9 @@ def default_account() -> str | None:
         "sacctmgr", "-n", "-P", "show", "user", getpass.getuser(), "format=defaultaccount", timeout=TIMEOUT
     )
     words = shown.stdout.split()
-    return words[0] if shown.returncode == 0 and words else None
+    if shown.returncode or not words:
+        return None
+    return words[0]
 
 
 def account_names() -> list[str]:

@@ -12,19 +12,20 @@ from fp8launch.schedulers.base import FINAL
 from fp8launch.schedulers.slurm import slurm_cli
 from fp8launch.schedulers.slurm.job_rows import OwnJob, is_job_of, queue_rows
 from fp8launch.schedulers.slurm.job_states import status_of
+from fp8launch.wording import and_more
 
 
 def cancel_runs(runs: Sequence[RunFolder]) -> None:
     """End every job of these runs, and the jobs that wait to follow them."""
     jobs: list[OwnJob] = []
     for run in runs:
-        waiting = attempts_of(run).waiting
-        jobs += [(job, run) for job in (*job_ids(run), *([waiting] if waiting else []))]
+        known = [*job_ids(run), attempts_of(run).waiting]
+        jobs += [(job, run) for job in known if job]
     if not jobs:
         return
     rows, trouble = queue_rows(runs)
     if trouble:
-        names = _listed(dict.fromkeys(job for job, _ in jobs))
+        names = and_more(list(dict.fromkeys(job for job, _ in jobs)), 5)
         message = f"cannot determine which run the jobs {names} belong to: {trouble}"
         raise error("slurm-silent", message, None, "retry when Slurm answers", 3)
     alive = {row.job: row for row in rows if status_of(row.word) not in FINAL}
@@ -43,11 +44,6 @@ def _shortened(ours: set[str], alive: Iterable[str]) -> list[str]:
 
 def _order(job: str) -> tuple[int, ...]:
     return tuple(int(part) for part in job.split("_"))
-
-
-def _listed(jobs: Iterable[str]) -> str:
-    found = list(jobs)
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def scancel(ids: Sequence[str]) -> None:

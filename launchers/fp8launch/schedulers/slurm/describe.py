@@ -49,9 +49,11 @@ def _partition(partition: Partition) -> Finding:
         gpus |= {f"{count} x {kind or 'GPU'}" for kind, count in node.gpus.items()}
     size = f"{len(partition.in_service)} of {partition.total_nodes} nodes in service"
     state: State = "ok" if partition.state == "UP" else "note"
-    mark = " (default)" if partition.default else ""
+    words = partition.state.lower()
+    if partition.default:
+        words += " (default)"
     has = ", ".join(sorted(gpus)) or "no GPUs known to Slurm"
-    return Finding(state, f"partition {partition.name}", f"{partition.state.lower()}{mark}, {size}, {has}")
+    return Finding(state, f"partition {partition.name}", f"{words}, {size}, {has}")
 
 
 def _accounting() -> Finding:

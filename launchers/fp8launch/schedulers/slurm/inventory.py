@@ -34,7 +34,9 @@ class Node:
 
     def gpus_of(self, kind: str | None) -> int:
         """How many GPUs a job can ask for on this node, of one type or of any."""
-        return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
+        if kind is None:
+            return sum(self.gpus.values())
+        return self.gpus.get(kind, 0)
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,14 @@ def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partiti
 
 def number(text: str | None) -> int | None:
     """A whole number that Slurm printed; None for anything else."""
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
+    if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
+        return None
+    return int(text)
 
 
 def minutes(text: str) -> int | None:
     """A Slurm time in minutes, seconds rounded up; None for UNLIMITED and other text."""
     seconds = slurm_seconds(text)
-    return None if seconds is None else -(-seconds // 60)
+    if seconds is None:
+        return None
+    return -(-seconds // 60)

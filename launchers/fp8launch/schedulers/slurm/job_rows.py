@@ -12,6 +12,7 @@ from pathlib import Path
 from fp8launch.job.job_comment import key_in, key_in_command
 from fp8launch.rundir.run_dir import STUDY, RunFolder
 from fp8launch.schedulers.slurm import slurm_cli
+from fp8launch.untyped import as_mapping
 
 # More tasks than any site's MaxArraySize allows.
 _MOST_TASKS = 4_000_001
@@ -76,7 +77,9 @@ def _names(row: JobRow, run: RunFolder) -> bool:
 def _key(row: JobRow) -> str | None:
     """Return the key of a job's submission: most accountings keep no comments, but the command line of sbatch."""
     key = key_in(row.comment)
-    return key_in_command(row.submitted_by) if key is None else key
+    if key is None:
+        return key_in_command(row.submitted_by)
+    return key
 
 
 def queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
@@ -105,8 +108,9 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
     users = _users(run for _, run in jobs)
     shown = slurm_cli.call("sacct", "-X", "-n", "-P", "-D", "-u", users, "-o", fields, "-j", numbers)
     if shown.returncode:
-        off = shown.returncode == 127 or "accounting storage is disabled" in shown.stderr.lower()
-        return Answer(trouble="" if off else slurm_cli.trouble(shown))
+        if shown.returncode == 127 or "accounting storage is disabled" in shown.stderr.lower():
+            return Answer()
+        return Answer(trouble=slurm_cli.trouble(shown))
     asked = {job for job, _ in jobs}
     rows = []
     for line in shown.stdout.splitlines():
@@ -135,22 +139,21 @@ def tasks_of(listed: str) -> Iterator[str]:
 def is_job_of(row: JobRow, run: RunFolder) -> bool:
     """Return whether a job is this run's, and not another that has its number now (a new database counts from 1)."""
     # What a manifest says may be somebody else's, in an archive that was unpacked: where the folder is, is not.
-    study = run.path.parent.name if (run.path.parent / STUDY).is_file() else None
+    places, study = [run.path], None
+    if (run.path.parent / STUDY).is_file():
+        places, study = [run.path, run.path.parent], run.path.parent.name
     if (key := _key(row)) is not None:
         serial = r"\.[a-z]?[0-9]+(-[0-9a-f]+)?"
         own = re.fullmatch(rf"{re.escape(run.run_id)}({serial})?", key)
         return bool(own or (study and re.fullmatch(rf"{re.escape(study)}{serial}", key)))
     # Some sites keep no comments, or write their own.
     manifest = run.manifest()
-    nemo_run = manifest.get("nemo_run")
-    experiment = str(nemo_run.get("experiment")) if isinstance(nemo_run, dict) else None
-    if row.command and not (experiment and experiment in row.command):
-        # The script that was submitted. Arguments would follow it; ours has none.
-        places = [run.path, *([run.path.parent] if study else [])]
-        if not any(_is_below(Path(row.command), place) for place in places):
-            return False
-    options = manifest.get("slurm")
-    names = (manifest.get("name"), options.get("job-name") if isinstance(options, dict) else None)
+    experiment = as_mapping(manifest.get("nemo_run")).get("experiment")
+    by_nemo_run = experiment and str(experiment) in row.command
+    # The script that was submitted. Arguments would follow it; ours has none.
+    if row.command and not by_nemo_run and not any(_is_below(Path(row.command), place) for place in places):
+        return False
+    names = (manifest.get("name"), as_mapping(manifest.get("slurm")).get("job-name"))
     known = [name for name in names if name]
     return not row.name or not known or row.name in known
 
@@ -174,4 +177,6 @@ def exit_code(text: str) -> int | None:
     if match is None:
         return None
     status, signal = int(match[1]), int(match[2] or 0)
-    return 128 + signal if status == 0 and signal else status
+    if status == 0 and signal:
+        return 128 + signal
+    return status

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.base import JobState, Status
+from fp8launch.schedulers.base import JobState, Status, ended_with
 from fp8launch.schedulers.slurm.job_rows import Answer, JobRow, OwnJob, ask_sacct, ask_squeue
 
 _STATUS: dict[str, Status] = {
@@ -56,7 +56,7 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     squeue knows the jobs that live; sacct those that ended, where a site has it; the exit status that the batch script
     left shows the end even where sacct is off or the controller does not answer.
     """
-    newest = [(ids[-1] if (ids := job_ids(run)) else "", run) for run in runs]
+    newest = [(next(reversed(job_ids(run)), ""), run) for run in runs]
     following = [(attempts_of(run).waiting or "", run) for run in runs]
     jobs = dict.fromkeys(own for own in (*newest, *following) if own[0])
     queue = ask_squeue(jobs)
@@ -83,7 +83,9 @@ def _state(
     if own in live and not live[own].final:
         return live[own]
     attempts = [attempt for attempt in run.attempts() if attempt.job_id == job]
-    exit_status = attempts[-1].exit_status if attempts else None
+    exit_status = None
+    if attempts:
+        exit_status = attempts[-1].exit_status
     if own in ended and (ended[own].final or exit_status is None):
         return _explained(ended[own], run, began=bool(attempts))
     if own in live:
@@ -91,8 +93,7 @@ def _state(
     if run.manifest().get("cancelled") and exit_status != 0:
         return JobState("cancelled", BY_US, exit_status, "run folder")
     if exit_status is not None:
-        status: Status = "completed" if exit_status == 0 else "failed"
-        return JobState(status, f"exit status {exit_status}", exit_status, "run folder")
+        return ended_with(exit_status)
     return _unknown(queue, accounts, began=bool(attempts))
 
 
@@ -140,7 +141,8 @@ def _state_of_row(row: JobRow, source: str) -> JobState:
 def status_of(word: str) -> Status:
     """Return the status that a word of Slurm's for a job's state means."""
     # "CANCELLED by 1000": the first word counts. A word that no version above had is a job that has not ended.
-    return _STATUS.get(word.split()[0].rstrip("+") if word.strip() else "", "unknown")
+    first = next(iter(word.split()), "")
+    return _STATUS.get(first.rstrip("+"), "unknown")
 
 
 def _detail(row: JobRow) -> str:

@@ -15,9 +15,9 @@ def site_offers() -> SiteOffers:
     """Ask Slurm for its partitions and the user's accounts. Raises UserError where no Slurm answers."""
     site = read_site(os.environ.get("SLURM_CONF"))
     if not isinstance(site, Site):
-        why = (
-            "this machine belongs to no Slurm cluster" if site is None else f"no Slurm controller answers: {site.words}"
-        )
+        why = "this machine belongs to no Slurm cluster"
+        if site is not None:
+            why = f"no Slurm controller answers: {site.words}"
         fix = "run this on a login node of the cluster; `fp8launch clusters` lists examples to copy"
         raise error("no-slurm", why, None, fix, MACHINE_LACKS)
     return SiteOffers(tuple(partitions(site)), tuple(accounts.associations()), accounts.default_account())

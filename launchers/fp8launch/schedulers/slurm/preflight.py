@@ -190,12 +190,13 @@ def _nodes_out_of_service(partition: Partition, fitting: Sequence[Node], job: Jo
     out = [node for node in fitting if not node.in_service]
     up = len(fitting) - len(out)
     if job.nodes > up:
-        states = ", ".join(f"{node.name} {node.state}" for node in out[:8]) + (", ..." if len(out) > 8 else "")
+        states = _first([f"{node.name} {node.state}" for node in out], 8)
+        fix = f"use --nodes {up} or less" if up else None
         message = (
             f"the job needs {job.nodes} nodes, but only {up} of the {len(fitting)} suitable ones in partition "
             f"{partition.name} are in service: it will wait for the others ({states})"
         )
-        yield Problem("warning", "slurm-nodes-down", message, where, f"use --nodes {up} or less" if up else None)
+        yield Problem("warning", "slurm-nodes-down", message, where, fix)
 
 
 def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem | None, Sequence[Node]]:
@@ -218,18 +219,20 @@ def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem
     if kind is not None and kind not in kinds:
         return _no_such_gpus(kind, kinds, name), fitting
     most = max(node.gpus_of(kind) for node in partition.nodes)
-    have = f"its nodes have {most}" if not fitting else f"{len(fitting)} of its nodes have as many"
-    message = (
-        f"the job needs {job.nodes} x {count} {f'{kind} GPUs' if kind else 'GPUs'}, but in partition {name} {have}"
-    )
-    fix = f"set resources.gpus_per_node to {most} or less" if not fitting else f"use --nodes {len(fitting)} or less"
+    have, fix = f"its nodes have {most}", f"set resources.gpus_per_node to {most} or less"
+    if fitting:
+        have, fix = f"{len(fitting)} of its nodes have as many", f"use --nodes {len(fitting)} or less"
+    gpus = f"{kind} GPUs" if kind else "GPUs"
+    message = f"the job needs {job.nodes} x {count} {gpus}, but in partition {name} {have}"
     return Problem("error", "slurm-gpus", message, loaded.where("resources", "gpus_per_node"), fix), fitting
 
 
 def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
     have = _list(k or "some without a type" for k in kinds)
     message = f"the job needs GPUs of type '{kind}', but partition {partition} has {have}"
-    near = nearest(kind, kinds) or (kinds[0] if len(kinds) == 1 else None)
+    near = nearest(kind, kinds)
+    if len(kinds) == 1:
+        near = kinds[0]
     fix = "remove `gres_type:`"
     if near:
         fix = f"set `gres_type: {near}`"
@@ -315,9 +318,17 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
 
 def _clock(minutes: int) -> str:
     days, rest = divmod(minutes, 24 * 60)
-    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    if days:
+        return f"{days}-{clock}"
+    return clock
 
 
 def _list(names: Iterable[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found[:12]) + (", ..." if len(found) > 12 else "") or "none"
+    return _first(sorted(names), 12) or "none"
+
+
+def _first(words: Sequence[str], most: int) -> str:
+    if len(words) > most:
+        words = [*words[:most], "..."]
+    return ", ".join(words)

@@ -21,8 +21,10 @@ class SbatchScheduler(SlurmScheduler):
         return sbatch_calls.sbatch(run.script, key, comment=dict(job.slurm).get("comment"))
 
     def submit_array(self, group: Group, key: str, folder: Path, max_running: int | None = None) -> list[str]:
-        at_once = f"%{max_running}" if max_running else ""
-        options = {**array_options(group, key, folder), "array": f"0-{len(group) - 1}{at_once}"}
+        tasks_of_array = f"0-{len(group) - 1}"
+        if max_running:
+            tasks_of_array += f"%{max_running}"
+        options = {**array_options(group, key, folder), "array": tasks_of_array}
         tasks = write_tasks(group, key, folder)
         script = folder / "arrays" / f"{key}.sbatch"
         write_atomically(script, array_script(tuple(options.items()), str(tasks)))

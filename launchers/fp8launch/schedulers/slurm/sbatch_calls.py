@@ -94,8 +94,10 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
         )
     # Jobs that ended a while ago are in the accounting only, and there only where the site stores comments.
     accounted = slurm_cli.call("sacct", "-X", "-n", "-P", "-S", "now-14days", "-o", "JobID,Comment")
-    lines = accounted.stdout.splitlines() if accounted.returncode == 0 else []
-    return _jobs_by_key([*lines, *shown.stdout.splitlines()], keys)
+    lines = shown.stdout.splitlines()
+    if accounted.returncode == 0:
+        lines = [*accounted.stdout.splitlines(), *lines]
+    return _jobs_by_key(lines, keys)
 
 
 def _jobs_by_key(lines: Iterable[str], keys: Sequence[str]) -> dict[str, str]:

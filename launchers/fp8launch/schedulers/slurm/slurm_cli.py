@@ -58,14 +58,18 @@ def trouble(shown: subprocess.CompletedProcess[str]) -> str:
 def version() -> str | None:
     """Return Slurm's version as sbatch prints it; None without Slurm."""
     shown = call("sbatch", "--version")
-    return shown.stdout.split()[-1] if shown.returncode == 0 and shown.stdout else None
+    if shown.returncode or not shown.stdout:
+        return None
+    return shown.stdout.split()[-1]
 
 
 def array_limit() -> int:
     """Return how many tasks an array may have here: MaxArraySize, or 1 when the controller does not answer."""
     shown = call("scontrol", "show", "config")
     match = re.search(r"^MaxArraySize\s*=\s*(\d{1,18})\b", shown.stdout, re.M)
-    return max(1, int(match[1])) if match else 1
+    if match is None:
+        return 1
+    return max(1, int(match[1]))
 
 
 def seconds_since_restart() -> float | None:

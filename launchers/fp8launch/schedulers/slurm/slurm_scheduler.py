@@ -18,6 +18,7 @@ from fp8launch.schedulers.base import Finding, JobState, JobTimes, Scheduler, Su
 from fp8launch.schedulers.site_offers import SiteOffers
 from fp8launch.schedulers.slurm import cancellation, job_states, sbatch_calls, slurm_cli
 from fp8launch.schedulers.slurm.arrays import groups_alike
+from fp8launch.untyped import as_mapping
 
 _HERE = "`--backend local` trains on this machine"
 # What a cluster profile says to sbatch and srun alone.
@@ -37,9 +38,10 @@ class SlurmScheduler(Scheduler):
         return groups_alike(jobs)
 
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
-        options = [f"--exclude={','.join(exclude)}"] if exclude else []
-        stated = run.manifest().get("slurm")
-        comment = stated.get("comment") if isinstance(stated, dict) else None
+        options = []
+        if exclude:
+            options.append(f"--exclude={','.join(exclude)}")
+        comment = as_mapping(run.manifest().get("slurm")).get("comment")
         return sbatch_calls.sbatch(run.script, key, *options, comment=comment)
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
@@ -75,11 +77,18 @@ class SlurmScheduler(Scheduler):
         rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 4]
         times = {}
         for job, elapsed, limit, start, state in rows:
-            waits = state == "PENDING"
-            estimated = start.replace("T", " ") if waits and start != "N/A" else ""
-            times[job] = JobTimes("" if waits else elapsed, limit, estimated)
-        newest = {run: ids[-1] for run in runs if (ids := job_ids(run))}
-        return {run: times[job] for run, job in newest.items() if job in times}
+            if state != "PENDING":
+                times[job] = JobTimes(elapsed, limit)
+            elif start == "N/A":
+                times[job] = JobTimes("", limit)
+            else:
+                times[job] = JobTimes("", limit, start.replace("T", " "))
+        found = {}
+        for run in runs:
+            newest = next(reversed(job_ids(run)), None)
+            if newest in times:
+                found[run] = times[newest]
+        return found
 
     def cancel(self, runs: Sequence[RunFolder]) -> None:
         cancellation.cancel_runs(runs)
@@ -153,4 +162,6 @@ def _job_in_a_log(submission: Submission) -> str | None:
     known = job_ids(run)
     new = [attempt.job_id for attempt in run.attempts() if attempt.job_id not in known]
     is_task = submission.index is not None
-    return new[-1] if new and ("_" in new[-1]) == is_task else None
+    if not new or ("_" in new[-1]) != is_task:
+        return None
+    return new[-1]
