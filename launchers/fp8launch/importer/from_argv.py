@@ -27,6 +27,7 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.untyped import as_mapping
 
 MOST_PROBLEMS = 100
 
@@ -49,8 +50,9 @@ def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[P
     recipe = recipe_from_values(values, schema, **sections)
     problems = [*more, *problems, *defaults]
     problems = [*launch.problems, *(replace(problem, where=problem.where or name) for problem in problems)]
-    software = {"software": {"megatron": schema.minor}} if megatron else {}
-    recipe = {"name": _recipe_name(name), "description": f"imported from {Path(name).name}", **recipe, **software}
+    recipe = {"name": _recipe_name(name), "description": f"imported from {Path(name).name}", **recipe}
+    if megatron:
+        recipe["software"] = {"megatron": schema.minor}
     problems = _few([*dict.fromkeys(problems), *_differences(recipe, values, schema)], name)
     return write_yaml(recipe, _comments(recipe, problems)), problems
 
@@ -70,8 +72,8 @@ def with_dashes(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], lis
     changed: list[str] = []
     for word in argv:
         name, equals, value = word.partition("=")
-        flag = schema.find(name) if name.startswith("--") and "_" in name else None
-        if flag is None or name in flag.options:
+        flag = schema.find(name)
+        if flag is None or name in flag.options or not name.startswith("--") or "_" not in name:
             words.append(word)
             continue
         changed.append(name)
@@ -100,9 +102,10 @@ def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], d
 
 def _script(launch: Launch) -> str | None:
     """The path of the script that the recipe names."""
-    section = launch.sections.get("launch")
-    script = section.get("script") if isinstance(section, dict) else None
-    return str(script) if script else None
+    script = as_mapping(launch.sections.get("launch")).get("script")
+    if not script:
+        return None
+    return str(script)
 
 
 def _entry_defaults(values: Values, launch: Launch) -> tuple[Values, list[Problem]]:
@@ -147,8 +150,9 @@ def _last_of_each(values: Values, schema: FlagSchema) -> tuple[Values, list[Prob
     by_dest: dict[str, str] = {}
     problems = []
     for flag in values:
-        found = schema.find(flag)
-        dest = found.dest if found else flag
+        dest = flag
+        if found := schema.find(flag):
+            dest = found.dest
         if dest in by_dest:
             message = (
                 f"{by_dest[dest]} and {flag} set the same value; Megatron uses the last one, {flag}, and so does the "
@@ -209,8 +213,13 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
 
 
 def _comments(recipe: Tree, problems: Sequence[Problem]) -> dict[str, list[str]]:
-    notes = [f"{p.where}: {p.message}" if p.where else p.message for p in problems]
-    comments = {"": ["Not imported unchanged:", *(f"- {note}" for note in notes)] if notes else []}
+    notes = []
+    for problem in problems:
+        place = f"{problem.where}: " if problem.where else ""
+        notes.append(f"- {place}{problem.message}")
+    if notes:
+        notes.insert(0, "Not imported unchanged:")
+    comments = {"": notes}
     resources = recipe.get("resources", {})
     unsaid = [key for key in ("nodes", "gpus_per_node", "gpu") if key not in resources]
     if unsaid:

@@ -106,7 +106,8 @@ def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, 
     if recipe in UNQUANTIZED:
         return
     yield ("precision", "format"), fp8 or fp4
-    if values.get("fp4_param_gather" if fp4 else "fp8_param_gather"):
+    gather = "fp4_param_gather" if fp4 else "fp8_param_gather"
+    if values.get(gather):
         yield ("precision", "param_gather"), True
     if values.get("first_last_layers_bf16"):
         for end in ("start", "end"):
@@ -131,7 +132,9 @@ def _weight(word: str) -> str | int | float:
 def effective(values: Values, flag: str, schema: FlagSchema) -> object:
     """The value that Megatron sees: a section may state a default that the arguments leave unsaid."""
     found = schema.find(flag)
-    return values.get(flag, found.default if found else None)
+    if flag in values or found is None:
+        return values.get(flag)
+    return found.default
 
 
 # --- held against translation

@@ -15,6 +15,7 @@ from typing import Any
 
 from fp8launch.diagnostics import UserError, error
 from fp8launch.recipe.yaml_source import MAX_BYTES, read_start
+from fp8launch.untyped import as_mapping
 
 # The kinds of models (`model_type`) whose every field below has a flag in Megatron.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
@@ -35,10 +36,14 @@ class HfModel:
 
 def read_config(path: Path) -> HfModel:
     """Read a `config.json`, or that of a folder. Raises UserError."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / "config.json"
+    config = None
     try:
         raw = read_start(file)
-        config = json.loads(raw) if len(raw) <= MAX_BYTES else None
+        if len(raw) <= MAX_BYTES:
+            config = json.loads(raw)
     except OSError as exc:
         raise error("unreadable-file", f"cannot be read: {exc.strerror}", str(file)) from None
     except (ValueError, RecursionError) as exc:
@@ -143,8 +148,7 @@ def _attention(reader: _Reader, kind: str, notes: list[str]) -> dict[str, Any]:
 
 def _rope(reader: _Reader) -> dict[str, Any]:
     # transformers 5 has both in one field.
-    parameters = reader.config.get("rope_parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
+    parameters = as_mapping(reader.config.get("rope_parameters"))
     scaling = reader.config.get("rope_scaling") or parameters
     base = parameters.get("rope_theta", reader.config.get("rope_theta", 10000.0))
     if not isinstance(base, (int, float)) or isinstance(base, bool):
@@ -155,7 +159,9 @@ def _rope(reader: _Reader) -> dict[str, Any]:
         "rotary_base": int(base),
         "rotary_percent": reader.number("partial_rotary_factor", 1.0),
     }
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "?"
+    kind = "?"
+    if isinstance(scaling, Mapping):
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return rope
     if kind != "llama3" or any(scaling.get(name) != value for name, value in LLAMA3_ROPE.items()):

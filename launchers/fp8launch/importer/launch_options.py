@@ -142,12 +142,15 @@ def launcher_counts(words: Sequence[str], where: str) -> tuple[dict[str, int], l
     if everywhere is None:
         return found, problems
     # accelerate counts machines, mpirun the processes of each.
-    wanted, stated = ("nodes", "gpus_per_node") if "gpus_per_node" in found else ("gpus_per_node", "nodes")
-    parts = found.get(stated, 1)
+    if "gpus_per_node" in found:
+        wanted, parts = "nodes", found["gpus_per_node"]
+        each = f"nodes of {parts}"
+    else:
+        wanted, parts = "gpus_per_node", found.get("nodes", 1)
+        each = f"{parts} nodes"
     if everywhere % parts == 0:
         found[wanted] = everywhere // parts
     else:
-        each = f"{parts} nodes" if stated == "nodes" else f"nodes of {parts}"
         message = f"{everywhere} processes cannot be divided over {each}"
         problems.append(Problem("warning", "import-resources", message, where, f"set resources.{wanted}"))
     return found, problems
@@ -156,11 +159,14 @@ def launcher_counts(words: Sequence[str], where: str) -> tuple[dict[str, int], l
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Options with their values, however the two are joined: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`."""
     for at, word in enumerate(words):
-        following = words[at + 1] if at + 1 < len(words) else ""
-        following = "" if following.startswith("-") else following
+        following = next(iter(words[at + 1 : at + 2]), "")
+        if following.startswith("-"):
+            following = ""
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            yield option, value if equals else following
+            if not equals:
+                value = following
+            yield option, value
         elif word in _LAUNCHER_COUNTS:
             yield word, following
         elif word[:2] in _SHORT and not _LONG_NAME.match(word[2:]):

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import PurePosixPath
 
 from fp8launch.diagnostics import Problem, UserError
@@ -26,19 +27,7 @@ def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
 
     Raises UserError when there are none.
     """
-    argv = _json_list(text)
-    read = read_yaml_launch(text, name, schema) if argv is None else None
-    if read is not None:
-        launch = read
-    elif argv is None and _first_word(text).startswith("-"):
-        words, holes = read_list(text, name)
-        argv, problems = without_holes(words, holes, schema, name)
-        launch = Launch(tuple(argv), problems=tuple(problems))
-    elif argv is not None:
-        launch = Launch(tuple(argv))
-    else:
-        launch = _script(text, name, schema)
-    launch = _without_secrets(launch, schema, name)
+    launch = _without_secrets(_read(text, name, schema), schema, name)
     if not any(re.match("--.", word) for word in launch.argv):
         nothing = Problem(
             "error",
@@ -58,7 +47,9 @@ def _without_secrets(launch: Launch, schema: FlagSchema, name: str) -> Launch:
     argv: list[str] = []
     for group in _by_flag(launch.argv):
         flag = group[0].partition("=")[0]
-        value = group[1] if len(group) > 1 else group[0].partition("=")[2]
+        value = group[0].partition("=")[2]
+        if len(group) > 1:
+            value = group[1]
         held = secret_in(" ".join(group))
         if held is None and schema.find(flag) is None and is_secret(flag, value):
             held = f"the value of {flag}"
@@ -69,8 +60,7 @@ def _without_secrets(launch: Launch, schema: FlagSchema, name: str) -> Launch:
             argv += group
     sections = dict(launch.sections)
     container = sections.get("container")
-    image = container.get("image") if isinstance(container, dict) else None
-    if isinstance(container, dict) and (held := secret_in(str(image))):
+    if isinstance(container, dict) and (held := secret_in(str(container.get("image")))):
         sections["container"] = {key: value for key, value in container.items() if key != "image"}
         message = f"container.image is omitted, because it contains {held}"
         fix = "write the image without the login; store logins in the container tool's credential file"
@@ -87,6 +77,20 @@ def _by_flag(argv: Sequence[str]) -> list[list[str]]:
     return groups
 
 
+def _read(text: str, name: str, schema: FlagSchema) -> Launch:
+    argv = _json_list(text)
+    if argv is not None:
+        return Launch(tuple(argv))
+    read = read_yaml_launch(text, name, schema)
+    if read is not None:
+        return read
+    if _first_word(text).startswith("-"):
+        words, holes = read_list(text, name)
+        argv, problems = without_holes(words, holes, schema, name)
+        return Launch(tuple(argv), problems=tuple(problems))
+    return _script(text, name, schema)
+
+
 def _json_list(text: str) -> list[str] | None:
     if not text.lstrip().startswith("["):
         return None
@@ -94,7 +98,9 @@ def _json_list(text: str) -> list[str] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else None
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        return None
+    return value
 
 
 def _first_word(text: str) -> str:
@@ -121,19 +127,24 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
             "condition is true"
         )
         problems.append(Problem("warning", "import-condition", message, where))
-    script = holes.shown(training.script) if training.script else None
+    script = None
+    if training.script:
+        script = holes.shown(training.script)
     argv, more = without_holes(training.arguments, holes, load_schema(schema.version, script), name)
     problems += more
     env, secrets, more = environment(command.env, holes, name)
     problems += more
-    around = [*(word for wrapper in command.wrappers for word in wrapper), *command.words[: training.start]]
+    around = [*chain.from_iterable(command.wrappers), *command.words[: training.start]]
     resources, container, more = resources_and_container(slurm, around, holes, where)
     problems += more
     launch, more = entry(training, holes, where)
     problems += more
     sections = {"env": env, "secrets": secrets, "resources": resources, "container": container, "launch": launch}
     stated = {key: value for key, value in sections.items() if value}
-    return Launch(tuple(argv), stated, tuple(problems), PurePosixPath(script).name if script else None)
+    program = None
+    if script:
+        program = PurePosixPath(script).name
+    return Launch(tuple(argv), stated, tuple(problems), program)
 
 
 def _arguments_alone(
@@ -141,13 +152,14 @@ def _arguments_alone(
 ) -> Launch:
     """A file that fills variables with arguments, for another script to use."""
     variables = argument_variables(reading, schema)
-    argv, more = without_holes([w for words in variables.values() for w in words], reading.holes, schema, name)
+    argv, more = without_holes(list(chain.from_iterable(variables.values())), reading.holes, schema, name)
     if variables:
-        several = len(variables) > 1
-        message = (
-            f"no training command was found; the variable{'s' * several} {', '.join(variables)} "
-            f"{'were' if several else 'was'} taken as its arguments"
-        )
+        taken = f"the variable {', '.join(variables)} was"
+        if len(variables) > 1:
+            taken = f"the variables {', '.join(variables)} were"
+        message = f"no training command was found; {taken} taken as its arguments"
         problems.append(Problem("warning", "import-no-command", message, name))
-    resources = {"resources": slurm.resources} if slurm.resources else {}
-    return Launch(tuple(argv), resources, (*problems, *more))
+    sections = {}
+    if slurm.resources:
+        sections["resources"] = slurm.resources
+    return Launch(tuple(argv), sections, (*problems, *more))

@@ -43,8 +43,10 @@ def environment(
             hole = holes.of(value)[0]
             message = f"environment variable {key} is omitted: {hole}"
             problems.append(Problem("warning", "import-unresolved", message, f"{name}:{hole.line}", "add it to env:"))
+        elif re.fullmatch(r"0|[1-9]\d{0,17}", value):
+            env[key] = int(value)
         else:
-            env[key] = int(value) if re.fullmatch(r"0|[1-9]\d{0,17}", value) else value
+            env[key] = value
     if others:
         message = f"environment variables of the machine were omitted: {', '.join(others)}"
         fix = "add those that training needs to env:"
@@ -68,11 +70,11 @@ def resources_and_container(
             message = f"{key} is {value} for the launcher and {stated} for Slurm; the launcher's value was used"
             problems.append(Problem("warning", "import-resources", message, where, f"check resources.{key}"))
         resources[key] = value
-    unknown = [
-        holes.of(word)[0]
-        for before, word in zip(["", *around], around, strict=False)
-        if not is_known(word) and _SIZE.match(word if word.startswith("-") else before)
-    ]
+    unknown = []
+    for before, word in zip(["", *around], around, strict=False):
+        option = word if word.startswith("-") else before
+        if not is_known(word) and _SIZE.match(option):
+            unknown.append(holes.of(word)[0])
     for hole in dict.fromkeys(unknown):
         problems.append(Problem("warning", "import-unresolved", f"resources may be incomplete: {hole}", where))
     return resources, step.container, problems
@@ -104,5 +106,6 @@ def entry(training: Training, holes: Holes, where: str) -> tuple[dict[str, objec
     message = f"runs {shown}, whose path in the job is not known"
     problem = Problem("warning", "import-script", message, where, "set launch.script to its absolute path")
     # Left out, fp8launch would train GPT by its own entry.
-    stated = script if is_known(script) else megatron_script(shown) or PurePosixPath(shown).name
-    return {"script": stated}, [problem]
+    if is_known(script):
+        return {"script": script}, [problem]
+    return {"script": megatron_script(shown) or PurePosixPath(shown).name}, [problem]

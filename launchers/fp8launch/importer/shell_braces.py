@@ -44,7 +44,9 @@ def expand_braces(word: Word) -> list[Word]:
 
 
 def _pieces(part: Part) -> Sequence[_Piece]:
-    return part.text if isinstance(part, Text) and not part.quoted else [part]
+    if isinstance(part, Text) and not part.quoted:
+        return part.text
+    return [part]
 
 
 def _joined(pieces: Sequence[_Piece]) -> Iterator[Part]:
@@ -101,8 +103,9 @@ def _sequence(text: str) -> Iterator[str] | None:
     """`1..3`, `01..10..2` or `a..e`."""
     if found := _NUMBERS.fullmatch(text):
         ends = found[1], found[2]
-        padded = any(re.match(r"-?0\d", end) for end in ends)
-        width = max(map(len, ends)) if padded else 0
+        width = 0
+        if any(re.match(r"-?0\d", end) for end in ends):
+            width = max(map(len, ends))
         return (f"{number:0{width}d}" for number in _steps(int(ends[0]), int(ends[1]), found[3]))
     if found := _LETTERS.fullmatch(text):
         return map(chr, _steps(ord(found[1]), ord(found[2]), found[3]))
@@ -111,4 +114,6 @@ def _sequence(text: str) -> Iterator[str] | None:
 
 def _steps(first: int, last: int, step: str | None) -> range:
     size = abs(int(step or 1)) or 1
-    return range(first, last + 1, size) if first <= last else range(first, last - 1, -size)
+    if first > last:
+        return range(first, last - 1, -size)
+    return range(first, last + 1, size)

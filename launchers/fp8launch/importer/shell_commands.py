@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fp8launch.diagnostics import error
-from fp8launch.importer.shell_expand import Value, WordExpander, assigned_name, assigned_value
+from fp8launch.importer.shell_expand import Value, WordExpander, assigned_name, assigned_value, size_of
 from fp8launch.importer.shell_reading import ASSUMED, Command, Mode, Reading, Truth
 from fp8launch.importer.shell_tokens import Word
 
@@ -27,10 +27,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _CHANGING = ("unset", "read", "mapfile", "readarray", "getopts")
 
 Wrappers = tuple[tuple[str, ...], ...]
-
-
-def _size(value: Value) -> int:
-    return len(value) if isinstance(value, str) else sum(map(len, value)) + len(value)
 
 
 class SimpleCommands(WordExpander, ABC):
@@ -75,14 +71,16 @@ class SimpleCommands(WordExpander, ABC):
         if rest[0].bare in _DECLARING:
             return self._declare(rest, mode)
         expanded = self.fields(rest)
-        self._grow(sum(map(len, expanded)) + len(expanded))
-        return self._run(prefix, expanded, rest[0].line, mode) if expanded else ASSUMED
+        self._grow(size_of(expanded))
+        if not expanded:
+            return ASSUMED
+        return self._run(prefix, expanded, rest[0].line, mode)
 
     def assign(self, word: Word, certain: bool) -> None:
         name = str(assigned_name(word))
-        before = _size(self.variables.get(name, ""))
+        before = size_of(self.variables.get(name, ""))
         super().assign(word, certain)
-        self._grow(_size(self.variables.get(name, "")) - before)
+        self._grow(size_of(self.variables.get(name, "")) - before)
 
     def _grow(self, size: int) -> None:
         self._reading.size += size
@@ -101,7 +99,9 @@ class SimpleCommands(WordExpander, ABC):
             return ASSUMED
         if name in _CHANGING:
             self._change_variables(words[1:])
-            return None if name in ("read", "getopts") else ASSUMED
+            if name in ("read", "getopts"):
+                return None
+            return ASSUMED
         if name == "eval" and mode is Mode.RUN and self._depth < MAX_DEPTH:
             self._depth += 1
             self.read(" ".join(words[1:]), line)
@@ -142,8 +142,10 @@ class SimpleCommands(WordExpander, ABC):
             name = assigned_name(word)
             if name:
                 self.assign(word, mode is Mode.RUN)
-            if exports:
-                self._export_names([name] if name else self.fields([word]), withdraw="-n" in options)
+            if exports and name:
+                self._export_names([name], withdraw="-n" in options)
+            elif exports:
+                self._export_names(self.fields([word]), withdraw="-n" in options)
         return ASSUMED
 
     def _export_names(self, names: Sequence[str], withdraw: bool) -> None:

@@ -79,7 +79,7 @@ class WordExpander:
                     yield "", None
                 yield element, False
         else:
-            yield self._bounded(value if isinstance(value, str) else " ".join(value)), not part.quoted
+            yield self._bounded(" ".join(_elements(value))), not part.quoted
 
     def joined(self, word: Word) -> str:
         """A word as one text, as in an assignment."""
@@ -100,17 +100,17 @@ class WordExpander:
         value = self._value(part)
         if isinstance(value, Word):
             return self.joined(value)
-        return self._bounded(value if isinstance(value, str) else " ".join(value))
+        return self._bounded(" ".join(_elements(value)))
 
     def _value(self, part: Variable) -> Value | Word:
         """The text of a variable: its value, a hole, or the fallback that is written with it."""
         value = self.variables.get(part.name)
         if names_a_secret(part.name) and value != "":
             return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
-        if isinstance(value, list) and not part.index:
-            value = value[0] if value else None
-        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", part.index):
-            value = value[int(part.index)] if int(part.index) < len(value) else None
+        if isinstance(value, list) and re.fullmatch("[0-9]{0,9}", part.index):
+            # Without an index an array is its first element.
+            at = int(part.index or 0)
+            value = next(iter(value[at : at + 1]), None)
         if part.fallback is not None:
             return self._by_rule(part, value)
         if value is not None:
@@ -120,10 +120,12 @@ class WordExpander:
     def _by_rule(self, part: Variable, value: Value | None) -> Value | Word:
         assert part.fallback is not None
         present = value is not None and (value not in ("", []) or ":" not in part.rule)
-        if value is not None and not is_known(*([value] if isinstance(value, str) else value)):
+        if value is not None and not is_known(*_elements(value)):
             return value
+        if part.rule[-1] == "+" and present:
+            return part.fallback
         if part.rule[-1] == "+":
-            return part.fallback if present else ""
+            return ""
         if present and value is not None:
             return value
         # Slurm and torchrun set their own variables in every job, so a default for them says little.
@@ -145,7 +147,9 @@ class WordExpander:
 
         def number(match: re.Match[str]) -> str:
             value = self.variables.get(match[0])
-            return f"({value})" if isinstance(value, str) else match[0]
+            if not isinstance(value, str):
+                return match[0]
+            return f"({value})"
 
         try:
             return str(whole_number(ast.parse(re.sub(r"[A-Za-z_]\w*", number, text).strip(), mode="eval").body))
@@ -156,33 +160,42 @@ class WordExpander:
 
     def exported(self, names: Iterable[str]) -> dict[str, str]:
         """The values of those names that are set; of an array the first, as a shell exports it."""
-        found = {name: self.variables[name] for name in names if name in self.variables}
-        return {name: value if isinstance(value, str) else "".join(value[:1]) for name, value in found.items()}
+        found = {}
+        for name in names:
+            if name in self.variables:
+                found[name] = "".join(_elements(self.variables[name])[:1])
+        return found
 
     def assign(self, word: Word, certain: bool) -> None:
         """`NAME=value`, `NAME+=value` or an array of them. Where it may not happen, the variable is no longer known."""
         name = assigned_name(word)
         assert name is not None
         appends = _appends(word)
-        value: Value = self.fields(word.array) if word.array is not None else self.joined(assigned_value(word))
+        value = self._assigned(word)
         current = self.variables.get(name)
         if appends:
             value = self._appended(name, current, value, word.line)
-        # One more for each element, so that many empty ones count.
-        size = len(value) if isinstance(value, str) else sum(len(text) + 1 for text in value)
-        if size > MAX_TEXT:
+        if size_of(value) > MAX_TEXT:
             raise error("shell-too-large", "has a variable whose value becomes too long", f"{self.name}:{word.line}")
         if certain or value == current:
             self.variables[name] = value
         else:
             self._perhaps(name, word, current, value, appends)
 
+    def _assigned(self, word: Word) -> Value:
+        """The value behind the equals sign."""
+        if word.array is not None:
+            return self.fields(word.array)
+        return self.joined(assigned_value(word))
+
     def _appended(self, name: str, current: Value | None, value: Value, line: int) -> Value:
+        if current is None and isinstance(value, list):
+            return value
         if current is None:
-            return value if isinstance(value, list) else self.holes.mark(f"${name}", line, unset_reason(name)) + value
-        if isinstance(current, list):
-            return [*current, *([value] if isinstance(value, str) else value)]
-        return current + value if isinstance(value, str) else [current, *value]
+            current = self.holes.mark(f"${name}", line, unset_reason(name))
+        if isinstance(current, str) and isinstance(value, str):
+            return current + value
+        return [*_elements(current), *_elements(value)]
 
     def _perhaps(self, name: str, word: Word, current: Value | None, value: Value, appends: bool) -> None:
         """What is added to an array or a text is a hole of its own; so is each assignment of several branches."""
@@ -199,8 +212,10 @@ class WordExpander:
             raw = " ".join([f"{name}=...", *added])
             hole = self.holes.mark(raw, word.line, "depends on a condition that is not known here")
             self.variables[name] = _extended(current, value, hole)
+        elif isinstance(current, str) and not is_known(current):
+            self.variables[name] = current + hole
         else:
-            self.variables[name] = current + hole if isinstance(current, str) and not is_known(current) else hole
+            self.variables[name] = hole
 
     def forget(self, name: str, line: int) -> None:
         """Mark a variable as unknown: its new value is known only when the script runs."""
@@ -217,20 +232,45 @@ def _extended(current: str, value: str, hole: str) -> str:
     if not current.strip() or current not in value:
         return hole
     before, _, after = value.partition(current)
-    start = hole + " " * before[-1:].isspace() if before else ""
-    end = " " * after[:1].isspace() + hole if after else ""
-    return start + current + end
+    text = current
+    if before:
+        space = " " if before[-1].isspace() else ""
+        text = hole + space + text
+    if after:
+        space = " " if after[0].isspace() else ""
+        text = text + space + hole
+    return text
+
+
+def _elements(value: Value) -> list[str]:
+    """The elements of an array; a text is one element."""
+    if isinstance(value, str):
+        return [value]
+    return value
+
+
+def size_of(value: Value) -> int:
+    """The size of a value in letters; of an array one more for each element, so that many empty ones count."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(len(text) + 1 for text in value)
 
 
 def _head(word: Word) -> re.Match[str] | None:
-    first = word.parts[0] if word.parts else None
-    return _ASSIGNMENT.match(first.text) if isinstance(first, Text) and not first.quoted else None
+    if not word.parts:
+        return None
+    first = word.parts[0]
+    if not isinstance(first, Text) or first.quoted:
+        return None
+    return _ASSIGNMENT.match(first.text)
 
 
 def assigned_name(word: Word) -> str | None:
     """NAME, for the words NAME=..., NAME+=... and NAME=(...)."""
     head = _head(word)
-    return head[1] if head else None
+    if head is None:
+        return None
+    return head[1]
 
 
 def _appends(word: Word) -> bool:

@@ -33,7 +33,9 @@ class Holes:
         """The mark of a hole."""
         # What stands there may itself be the product of an expansion, with marks of earlier holes.
         raw, why = self.shown(raw), self.shown(why)
-        hole = Hole(raw if len(raw) <= 60 else f"{raw[:57]}...", line, why)
+        if len(raw) > 60:
+            raw = f"{raw[:57]}..."
+        hole = Hole(raw, line, why)
         number = self._numbers.setdefault(hole, len(self._all))
         if number == len(self._all):
             self._all.append(hole)

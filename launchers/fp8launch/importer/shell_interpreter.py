@@ -46,7 +46,9 @@ def _reached(mode: Mode, certain: bool, impossible: bool) -> Mode:
     """How surely a branch is reached from commands that are reached as `mode` says."""
     if certain:
         return mode
-    return Mode.SKIP if impossible else min(mode, Mode.MAYBE)
+    if impossible:
+        return Mode.SKIP
+    return min(mode, Mode.MAYBE)
 
 
 def _checked(text: str, name: str) -> str:
@@ -79,7 +81,9 @@ class _Script(SimpleCommands):
         self._tokens, self._at = kept
 
     def _peek(self) -> Token | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+        if self._at >= len(self._tokens):
+            return None
+        return self._tokens[self._at]
 
     def _is(self, *texts: str) -> bool:
         """The next token is one of these operators or keywords."""
@@ -133,9 +137,11 @@ class _Script(SimpleCommands):
                 self._at += 1
             self._command(mode)
             truth = ASSUMED
-        if negated:
-            return not truth if isinstance(truth, bool) else None
-        return truth
+        if not negated:
+            return truth
+        if isinstance(truth, bool):
+            return not truth
+        return None
 
     def _command(self, mode: Mode) -> Truth:
         token = self._peek()
@@ -221,7 +227,9 @@ class _Script(SimpleCommands):
     def _case(self, mode: Mode) -> Truth:
         self._at += 1
         token = self._peek()
-        subject = self.joined(token) if isinstance(token, Word) and mode else ""
+        subject = ""
+        if mode and isinstance(token, Word):
+            subject = self.joined(token)
         while self._peek() is not None and not self._is("in"):
             self._at += 1
         self._past("in")
@@ -246,12 +254,11 @@ class _Script(SimpleCommands):
     def _function(self, mode: Mode) -> Truth:
         self._past("function")
         token = self._peek()
-        name = token.bare if isinstance(token, Word) else None
         self._at += 1
         while self._is("(", ")", "\n"):
             self._at += 1
-        if name and mode:
-            self._functions[name] = (self._tokens, self._at)
+        if mode and isinstance(token, Word) and token.bare:
+            self._functions[token.bare] = (self._tokens, self._at)
         self._command(Mode.SKIP)
         return ASSUMED
 
@@ -292,7 +299,9 @@ class _Script(SimpleCommands):
             self._at += 1
         if closing:
             self._past(closing)
-        return Test(items).truth() if known and mode else None
+        if not known or not mode:
+            return None
+        return Test(items).truth()
 
     # --- simple commands
 

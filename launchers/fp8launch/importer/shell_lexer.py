@@ -89,8 +89,7 @@ class _Reader:
             elif self._starts("\\\n"):
                 self._at += 2
             elif self._next() == "#":
-                end = self._text.find("\n", self._at)
-                self._at = len(self._text) if end < 0 else end
+                self._at = self._end_of_line()
             else:
                 return True
 
@@ -99,7 +98,9 @@ class _Reader:
         if self._next() == "\n":
             self._at += 1
             self._skip_here_documents()
-            return Operator("\n", line) if self._shell else None
+            if not self._shell:
+                return None
+            return Operator("\n", line)
         if self._shell:
             if self._starts("(("):
                 return Sum(self._enclosed("((", "))"), line)
@@ -132,24 +133,33 @@ class _Reader:
     def _skip_here_documents(self) -> None:
         for delimiter, indented in self._here:
             while self._at < len(self._text):
-                end = self._text.find("\n", self._at)
-                end = len(self._text) if end < 0 else end
+                end = self._end_of_line()
                 row = self._text[self._at : end]
+                if indented:
+                    row = row.lstrip("\t")
                 self._at = min(end + 1, len(self._text))
-                if (row.lstrip("\t") if indented else row) == delimiter:
+                if row == delimiter:
                     break
         self._here.clear()
+
+    def _end_of_line(self) -> int:
+        """Where this line ends: at its line feed, or at the end of the text."""
+        end = self._text.find("\n", self._at)
+        if end < 0:
+            return len(self._text)
+        return end
 
     # --- words
 
     def _word(self) -> Word:
         line = self._line
         parts: list[Part] = []
-        ends = " \t\n" + (";&|()<>" if self._shell else "")
+        ends = " \t\n"
+        if self._shell:
+            ends += ";&|()<>"
         while self._next() and self._next() not in ends:
             parts += self._part(ends)
-            text = parts[0].text if parts and isinstance(parts[0], Text) and not parts[0].quoted else ""
-            if self._shell and self._next() == "(" and len(parts) == 1 and _ARRAY_START.fullmatch(text):
+            if self._shell and self._next() == "(" and _begins_array(parts):
                 self._at += 1
                 return Word(tuple(parts), line, tuple(self._elements(line)))
         if not parts and self._next():
@@ -191,7 +201,9 @@ class _Reader:
         if char == "\\":
             text = self._text[self._at + 1 : self._at + 2]
             self._at += 2
-            return [] if text == "\n" else [Text(text or "\\", True)]
+            if text == "\n":
+                return []
+            return [Text(text or "\\", True)]
         if char in "$`":
             return self._dollar(False)
         start = self._at
@@ -208,8 +220,10 @@ class _Reader:
             if char == "\\":
                 following = self._text[self._at + 1 : self._at + 2]
                 self._at += 2
-                if following != "\n":
-                    parts.append(Text(following if following and following in '$`"\\' else "\\" + following, True))
+                if following and following in '$`"\\':
+                    parts.append(Text(following, True))
+                elif following != "\n":
+                    parts.append(Text("\\" + following, True))
             elif char in "$`":
                 parts += self._dollar(True)
             else:
@@ -247,17 +261,20 @@ class _Reader:
         match = _PARAMETER.match(self._text, self._at)
         if match is None:
             return [Text("$", quoted)]
-        # Without braces a positional parameter is a single digit.
-        name = match[0][0] if match[0].isdigit() else match[0]
+        name = match[0]
+        if name.isdigit():
+            # Without braces a positional parameter is a single digit.
+            name = name[0]
         self._at += len(name)
-        index = name if name in "@*" else ""
-        return [Variable(name, f"${name}", quoted, line, index)]
+        return [Variable(name, f"${name}", quoted, line, _own_index(name))]
 
     def _braced(self, quoted: bool, line: int) -> Part:
         start = self._at
         self._at += 2
         match = _PARAMETER.match(self._text, self._at)
-        name = match[0] if match else ""
+        name = ""
+        if match:
+            name = match[0]
         self._at += len(name)
         index = ""
         if found := re.compile(r"\[(@|\*|\d+)\]").match(self._text, self._at):
@@ -265,7 +282,7 @@ class _Reader:
             self._at = found.end()
         if name and self._next() == "}":
             self._at += 1
-            return Variable(name, self._text[start : self._at], quoted, line, index or (name if name in "@*" else ""))
+            return Variable(name, self._text[start : self._at], quoted, line, index or _own_index(name))
         rule = re.compile(r":?[-=+?]").match(self._text, self._at)
         if rule and name and (name.isdigit() or _NAME.match(name)):
             self._at = rule.end()
@@ -303,8 +320,12 @@ class _Reader:
                 raise self._unfinished("the quote $'", line)
             if char == "\\":
                 following = self._text[self._at + 1 : self._at + 2]
-                text.append(_ANSI_C.get(following, following if following in "\\'\"?" else "\\" + following))
                 self._at += 2
+                if following in _ANSI_C:
+                    following = _ANSI_C[following]
+                elif following not in "\\'\"?":
+                    following = "\\" + following
+                text.append(following)
             else:
                 text.append(char)
                 self._at += 1
@@ -340,5 +361,21 @@ def _as_quoted(text: str, name: str, line: int) -> Word:
 def _first_word(command: str) -> str:
     """Enough of a command to recognise it, and nothing of its arguments, which may hold a secret."""
     words = command.split(maxsplit=1)
-    first = words[0] if words else ""
-    return first if re.fullmatch(r"[\w./-]{1,30}", first) else ""
+    if not words or not re.fullmatch(r"[\w./-]{1,30}", words[0]):
+        return ""
+    return words[0]
+
+
+def _begins_array(parts: Sequence[Part]) -> bool:
+    """Whether the parts of a word so far are `NAME=` or `NAME+=`."""
+    if len(parts) != 1:
+        return False
+    first = parts[0]
+    return isinstance(first, Text) and not first.quoted and _ARRAY_START.fullmatch(first.text) is not None
+
+
+def _own_index(name: str) -> str:
+    """The index that `$@` and `$*` stand for by themselves; empty for any other parameter."""
+    if name in ("@", "*"):
+        return name
+    return ""

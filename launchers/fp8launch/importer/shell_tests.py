@@ -17,10 +17,14 @@ class Test:
 
     def truth(self) -> bool | None:
         answer = self._or()
-        return answer if self._at == len(self._items) else None
+        if self._at != len(self._items):
+            return None
+        return answer
 
     def _next(self) -> str | None:
-        return self._items[self._at] if self._at < len(self._items) else None
+        if self._at >= len(self._items):
+            return None
+        return self._items[self._at]
 
     def _or(self) -> bool | None:
         answer = self._and()
@@ -41,8 +45,7 @@ class Test:
     def _not(self) -> bool | None:
         if self._next() == "!":
             self._at += 1
-            answer = self._not()
-            return None if answer is None else not answer
+            return _opposite(self._not())
         if self._next() == "(":
             self._at += 1
             answer = self._or()
@@ -66,27 +69,39 @@ class Test:
         if len(rest) != 3:
             return None
         left, operator, right = rest
-        if operator in ("=", "==", "!="):
-            matched = matches(left, [right])
-            return None if matched is None else matched is not (operator == "!=")
+        if operator in ("=", "=="):
+            return matches(left, [right])
+        if operator == "!=":
+            return _opposite(matches(left, [right]))
         try:
             return _COMPARE[operator](int(left), int(right))
         except (KeyError, ValueError):
             return None
 
 
+def _opposite(answer: bool | None) -> bool | None:
+    """Logical not of an answer that may be unknown."""
+    if answer is None:
+        return None
+    return not answer
+
+
 def _either(one: bool | None, other: bool | None) -> bool | None:
     """Logical or of answers that may be unknown."""
     if one or other:
         return True
-    return None if None in (one, other) else False
+    if one is None or other is None:
+        return None
+    return False
 
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
     """Logical and of answers that may be unknown."""
     if one is False or other is False:
         return False
-    return None if None in (one, other) else True
+    if one is None or other is None:
+        return None
+    return True
 
 
 _COMPARE: Mapping[str, Callable[[int, int], bool]] = {
@@ -105,7 +120,9 @@ def matches(subject: str, patterns: Sequence[str]) -> bool | None:
         return None
     if subject in patterns or "*" in patterns:
         return True
-    return None if any(set("*?[\\") & set(pattern) for pattern in patterns) else False
+    if any(set("*?[\\") & set(pattern) for pattern in patterns):
+        return None
+    return False
 
 
 def whole_number(node: ast.expr) -> int:
@@ -114,16 +131,24 @@ def whole_number(node: ast.expr) -> int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value = whole_number(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
+        if isinstance(node.op, ast.USub):
+            return -value
+        return value
     if isinstance(node, ast.BinOp):
         left, right = whole_number(node.left), whole_number(node.right)
         if max(abs(left), abs(right)) < 1 << 63:
-            quotient = abs(left) // abs(right) if isinstance(node.op, (ast.Div, ast.Mod)) else 0
-            quotient = quotient if (left < 0) == (right < 0) else -quotient
             if isinstance(node.op, ast.Div):
-                return quotient
+                return _quotient(left, right)
             if isinstance(node.op, ast.Mod):
-                return left - right * quotient
+                return left - right * _quotient(left, right)
             if isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
                 return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}[type(node.op)]
     raise ValueError("not whole-number arithmetic")
+
+
+def _quotient(left: int, right: int) -> int:
+    """Division towards zero."""
+    quotient = abs(left) // abs(right)
+    if (left < 0) != (right < 0):
+        return -quotient
+    return quotient

@@ -118,7 +118,9 @@ def _first_argument(words: Sequence[str], known: int) -> int:
     for at in reversed(range(known)):
         behind_option = at > 0 and words[at - 1].startswith("-") and "=" not in words[at - 1]
         if not words[at].startswith("-") and not behind_option:
-            return known if _starts_another(words[at]) else at + 1
+            if _starts_another(words[at]):
+                return known
+            return at + 1
     return known
 
 

@@ -15,13 +15,17 @@ def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: 
     problems: list[Problem] = []
     at = 0
     while at < len(words):
-        flag = schema.find(words[at].partition("=")[0]) if words[at].startswith("--") else None
+        flag = None
+        if words[at].startswith("--"):
+            flag = schema.find(words[at].partition("=")[0])
         end = _end_of_argument(words, at, flag)
         group = words[at:end]
         unknown = _holes_of(group, holes)
         if unknown:
             where = f"{name}:{unknown[0].line}"
-            fix = "add it to the recipe with its value" if flag else "add its value to the recipe"
+            fix = "add its value to the recipe"
+            if flag:
+                fix = "add it to the recipe with its value"
             problems.append(Problem("warning", "import-unresolved", _omitted(group, unknown, holes), where, fix))
         else:
             kept += group
@@ -33,7 +37,9 @@ def _end_of_argument(words: Sequence[str], at: int, flag: Flag | None) -> int:
     """Where the argument that begins at `at` ends: a flag with its values, or a word by itself."""
     end = at + 1
     if flag and flag.takes_value and "=" not in words[at]:
-        limit = len(words) if flag.nargs in ("+", "*") else int(flag.nargs or 1)
+        limit = len(words)
+        if flag.nargs not in ("+", "*"):
+            limit = int(flag.nargs or 1)
         while end < len(words) and end - at <= limit and not words[end].startswith("--"):
             end += 1
     elif flag is None and _may_take_a_value(words[at]) and not is_known(*words[end : end + 1]):

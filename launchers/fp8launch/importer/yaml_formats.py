@@ -14,6 +14,7 @@ from fp8launch.importer.shell_interpreter import read_list, read_script
 from fp8launch.importer.unresolved import without_holes
 from fp8launch.megatron.schema import FlagSchema
 from fp8launch.recipe.yaml_source import Node, parse_yaml
+from fp8launch.untyped import as_mapping
 
 # A line such as `MODEL_ARGS:` or `model: {...}`, which no launch script begins with.
 _KEY = re.compile(r"""["']?[A-Za-z_][\w.-]*["']?:(\s|$)""")
@@ -102,7 +103,7 @@ def read_yaml_launch(text: str, name: str, schema: FlagSchema) -> Launch | None:
 
 
 def _keys(value: Any) -> set[str]:
-    return set(value) if isinstance(value, dict) else set()
+    return set(as_mapping(value))
 
 
 def _is_flag(key: str) -> bool:
@@ -126,7 +127,8 @@ def _test_case(tree: Mapping[str, Node], arguments: Mapping[str, Node], name: st
         if re.fullmatch(f"{_ARGUMENTS}_[0-9]+", key):
             message = f"{key}, the arguments of a later start, was not imported"
             problems.append(Problem("warning", "import-other-command", message, tree[key].where, "import it by itself"))
-    return Launch(tuple(argv), {"env": env} if env else {}, tuple(problems))
+    sections = {"env": env} if env else {}
+    return Launch(tuple(argv), sections, tuple(problems))
 
 
 def _as_list(arguments: Mapping[str, Node]) -> str:
@@ -154,7 +156,9 @@ def _written(node: Node) -> str:
     """A scalar as the file has it: 1e-2 stays 1e-2."""
     if node.text is not None:
         return node.text.strip()
-    return "" if node.value is None else str(node.value).strip()
+    if node.value is None:
+        return ""
+    return str(node.value).strip()
 
 
 def _quoted(text: str) -> str:
