@@ -7,6 +7,7 @@ Whatever only a shell could answer is kept as `Opaque`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from fp8launch.diagnostics import UserError, error
 from fp8launch.importer.shell_tokens import (
@@ -360,10 +361,8 @@ def _as_quoted(text: str, name: str, line: int) -> Word:
 
 def _first_word(command: str) -> str:
     """Enough of a command to recognise it, and nothing of its arguments, which may hold a secret."""
-    words = command.split(maxsplit=1)
-    if not words or not re.fullmatch(r"[\w./-]{1,30}", words[0]):
-        return ""
-    return words[0]
+    found = re.match(r"\s*([\w./-]{1,30})(?=\s|$)", command)
+    return found[1] if found else ""
 
 
 def _begins_array(parts: Sequence[Part]) -> bool:
