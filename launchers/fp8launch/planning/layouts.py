@@ -80,7 +80,9 @@ class Layout:
             words.append(f"recompute {'+'.join(args['recompute_modules'])}")
         elif args.get("recompute_granularity") == "full":
             block = args.get("recompute_method") == "block"
-            words.append(f"recompute {args['recompute_num_layers']} layers a stage" if block else "recompute all")
+            layers = args["recompute_num_layers"]
+            several = f"recompute {layers} layer{'s' * (layers != 1)} a stage"
+            words.append(several if block else "recompute all")
         if keys.get("megatron.moe_flex_dispatcher_backend") == "hybridep":
             words.append("HybridEP")
         if "megatron.cuda_graph_impl" in keys:
