@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
 from fp8launch.report.columns import Entry, Published
@@ -74,7 +75,7 @@ class Comparison:
                 yield "scaling", entry, entry.efficiency.ratio
 
     def runs(self) -> list[RunData]:
-        return [run for entry in self.entries for run in entry.row.runs]
+        return list(chain.from_iterable(entry.row.runs for entry in self.entries))
 
     def commands(self) -> list[str]:
         """The commands that started the runs, each once."""
@@ -264,10 +265,11 @@ def _row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
     notes = list(row.notes)
     if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
         notes.append("TFLOP/s are the log's own: its arguments do not determine them")
-    names = [name for name in differing([run.facts for run in row.runs]) if kind_of(name) != "neutral"]
+    differ = differing([run.facts for run in row.runs])
+    names = ", ".join(name for name in differ if kind_of(name) != "neutral")
     if names:
-        notes.append(f"its runs differ in {', '.join(names)}")
-    notes += dict.fromkeys(note for run in row.good for note in run.report.notes)
+        notes.append(f"its runs differ in {names}")
+    notes += dict.fromkeys(chain.from_iterable(run.report.notes for run in row.good))
     return notes
 
 
@@ -289,7 +291,8 @@ def _notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
-    notes += _absent([run for row in rows for run in row.runs if run.absent])
+    runs = chain.from_iterable(row.runs for row in rows)
+    notes += _absent([run for run in runs if run.absent])
     if any(len(row.good) == 1 for row in rows):
         notes.append(
             "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "

@@ -121,8 +121,11 @@ def affects_loss(name: str) -> bool:
 
 def differing(all_facts: Sequence[Facts]) -> list[str]:
     """Name the facts that two of the runs state differently. What only some of them state is not known to differ."""
-    names = sorted({name for facts in all_facts for name in facts})
-    return [name for name in names if _several([facts[name] for facts in all_facts if name in facts])]
+    stated: dict[str, list[object]] = {}
+    for facts in all_facts:
+        for name, value in facts.items():
+            stated.setdefault(name, []).append(value)
+    return sorted(name for name, values in stated.items() if _several(values))
 
 
 def _several(values: Sequence[object]) -> bool:

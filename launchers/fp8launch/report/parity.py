@@ -213,8 +213,12 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
     found = []
     for alike in sets:
         mean = _mean([curves[id(run)] for run in alike])
-        each = [_relative(curves[id(run)], mean) for run in alike]
-        found.append([_average(one, last) for one in each if all(number in one for number in last)])
+        averages = []
+        for run in alike:
+            difference = _relative(curves[id(run)], mean)
+            if difference.keys() >= set(last):
+                averages.append(_average(difference, last))
+        found.append(averages)
     return found
 
 

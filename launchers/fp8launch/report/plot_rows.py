@@ -152,10 +152,8 @@ def bar_picture(entries: Sequence[Entry], encoding: Encoding, bars: Bars) -> lis
     sized = len({entry.row.size for entry in entries}) > 1
     names = []
     for entry in entries:
-        name = entry.row.label
-        if sized:
-            name = entry.row.name
-        names.append(_name(name, bars.detail(entry)))
+        title = entry.row.name if sized else entry.row.label
+        names.append(_name(title, bars.detail(entry)))
     rows = sum(1 + _MORE * text.count("\n") for text in names)
     draw = partial(draw_bars, entries=entries, names=names, encoding=encoding, bars=bars)
     tall = (0.65 + 0.4 * rows) / HEIGHT

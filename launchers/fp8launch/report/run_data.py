@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -257,7 +258,8 @@ def _precision_in_phases(report: RunReport) -> str | None:
 
 def with_unset(runs: Sequence[RunData]) -> list[RunData]:
     """Return the runs with `unset` for every variable that only others set, where a run states its environment."""
-    settings = dict.fromkeys((name for run in runs for name in run.facts if name.startswith(SETTINGS)), UNSET)
+    names = chain.from_iterable(run.facts for run in runs)
+    settings = dict.fromkeys((name for name in names if name.startswith(SETTINGS)), UNSET)
     found = []
     for run in runs:
         if "script" in run.facts:

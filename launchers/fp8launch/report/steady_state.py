@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -134,9 +135,13 @@ def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], lis
     if len(by_attempt) == 1:
         # Numbers rise within a process, or it would be two.
         return tuple(by_attempt[0]), []
-    last = {line.number: line for lines in by_attempt for line in lines}
-    superseded = [x.number for lines in by_attempt for x in lines if last[x.number] is not x]
-    return tuple(last[n] for n in sorted(last)), superseded
+    last: dict[int, Line] = {}
+    superseded = []
+    for line in chain.from_iterable(by_attempt):
+        if line.number in last:
+            superseded.append(line.number)
+        last[line.number] = line
+    return tuple(last[number] for number in sorted(last)), superseded
 
 
 def field_names(lines: Sequence[Line], prefix: str) -> list[str]:

@@ -68,7 +68,7 @@ def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
 
 def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     """Without a study, whatever may change the speed and differs between the runs makes a variant."""
-    names = [name for name in differing([run.facts for run in runs]) if _makes_variant(name)]
+    names = list(filter(_makes_variant, differing([run.facts for run in runs])))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
     per_gpu = {_batch_per_gpu(run) for run in runs}
     if len(per_gpu) == 1 and None not in per_gpu and "global_batch_size" in names:
