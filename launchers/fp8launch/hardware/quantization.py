@@ -22,8 +22,9 @@ Release = tuple[int, int]
 # Without a recipe's name Megatron takes these (megatron/training/arguments.py).
 DEFAULT_RECIPE: Mapping[str, str] = {"fp8": "delayed", "fp4": "nvfp4"}
 BF16, FP16, FP32 = "bf16", "fp16", "fp32"
-# Precisions without a quantization recipe; the first one that a comparison holds is its baseline.
-UNQUANTIZED = (BF16, FP16, FP32)
+# Bytes per element of precisions without a quantization recipe; the first one that a comparison holds is its baseline.
+UNQUANTIZED_BYTES: Mapping[str, float] = {BF16: 2.0, FP16: 2.0, FP32: 4.0}
+UNQUANTIZED = tuple(UNQUANTIZED_BYTES)
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,12 @@ QUANTIZATION: dict[str, QuantizationRecipe] = {
 SELECTABLE = tuple(name for name, recipe in QUANTIZATION.items() if recipe.selectable)
 PRECISIONS = (*UNQUANTIZED, *SELECTABLE)
 FORMATS = tuple(dict.fromkeys(kind for recipe in QUANTIZATION.values() for kind in recipe.formats))
+
+
+def operand_bytes(precision: str) -> float:
+    """Bytes per element of an operand of matrix products, with its scales."""
+    recipe = QUANTIZATION.get(precision)
+    return recipe.weight_bytes if recipe else UNQUANTIZED_BYTES[precision]
 
 
 def requested(arguments: Mapping[str, object]) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.hardware.quantization import QUANTIZATION, UNQUANTIZED, QuantizationRecipe, requested
+from fp8launch.hardware.quantization import QUANTIZATION, UNQUANTIZED, UNQUANTIZED_BYTES, QuantizationRecipe, requested
 from fp8launch.megatron.activations import BF16, FP32, Saving
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight
 
-_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+_BYTES = {**UNQUANTIZED_BYTES, "fp8": 1.0}
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fp8launch.hardware.quantization import operand_bytes
 from fp8launch.megatron.architecture import Architecture, Division, Experts
 from fp8launch.megatron.dtype_sizes import PrecisionSizes
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.planning.speeds import Speeds
 
 BF16 = 2
-# Bytes per element of an operand in matrix products; 1 for what is not listed.
-BYTES = {"bf16": 2.0, "nvfp4": 0.5625, "mxfp8": 1.03}
 # The products of an expert's tokens are padded to tiles of 128 rows: half a tile each on average.
 PADDING = 64
 
@@ -111,7 +110,7 @@ def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, fl
     """Seconds of the products for output, input gradient and weight gradient."""
     rows = linear.rows + (PADDING * linear.count if linear.count > 1 else 0)
     compute = 2 * rows * linear.n * linear.k / run.speeds.gemm(recipe)
-    size = BYTES.get(recipe, 1.0)
+    size = operand_bytes(recipe)
     inputs, outputs = rows * linear.k, rows * linear.n
     weights = linear.count * linear.n * linear.k
     # The weight's gradient is added to a buffer.

@@ -303,7 +303,8 @@ def _svg(panel: Panel, name: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     # Only tags change: what stands between them are labels, which may be anything, and whose < and > are escaped.
-    return re.sub(r"<[^<>]*>", _tag, text).replace("\n", " ")
+    text = re.sub(r"<[^<>]*>", _tag, text)
+    return re.sub(r">\s+<", "><", text).replace("\n", " ")
 
 
 def _tag(match: re.Match[str]) -> str:
@@ -311,13 +312,24 @@ def _tag(match: re.Match[str]) -> str:
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", match[0])
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
     text = re.sub(_IDS, "", text)
+    text = re.sub(r'\stransform="rotate\(-?0 [^"]*"', "", text)
     # A hundredth of a point is far below a pixel.
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*|font-family: [^;\"]*", _font, text)
+    text = re.sub(r'(?<=\sd=")[^"]*', _path, text)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*|font-family: [^;\"]*;?\s?", _font, text)
     return text.replace(INK, "var(--ink)").replace(INK.lower(), "var(--ink)")
 
 
+def _path(match: re.Match[str]) -> str:
+    """The commands of a path without spaces around their letters; a path of straight lines to a tenth of a point."""
+    text = match[0]
+    if not re.search("[CQ]", text):
+        text = re.sub(r"(\d\.\d)\d", r"\1", text)
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", text).strip()
+
+
 def _font(match: re.Match[str]) -> str:
+    """The size of a font; its family is the page's."""
     if match[1]:
-        return f"font: {match[1]}px system-ui, sans-serif"
-    return "font-family: system-ui, sans-serif"
+        return f"font-size: {match[1]}px"
+    return ""

@@ -15,9 +15,6 @@ LEGEND = {
     "!": "printed because of --force: the runs cannot be compared",
     "unlike": "no ratio: the runs cannot be compared",
 }
-RULE_NOTE = (
-    "excluded: warm-up, iterations after an evaluation or checkpoint, profiled ones (docs/compare.md#steady-state)"
-)
 # What a difference means, by its kind.
 MEANING = {
     "unlike": "other work or machine",
