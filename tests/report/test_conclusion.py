@@ -52,3 +52,13 @@ def test_without_a_number_it_says_so(tmp_path: Path) -> None:
     log = write_log(tmp_path / "a.log", Made(iterations=1, end=OUT_OF_MEMORY))
     assert conclusion(of(log)) == "No run has a number to compare."
     assert conclusion(of(write_log(tmp_path / "b.log", Made()))).endswith("with nothing to compare it to.")
+
+
+def test_logs_that_do_not_say_their_size_leave_its_words_whole(tmp_path: Path) -> None:
+    """Their size is an empty text, and every ", " went with it."""
+    logs = []
+    for name, ms in (("slow", 1000), ("fast", 750)):
+        log = write_log(tmp_path / f"{name}.log", Made(ms=lambda i, ms=ms: ms + i % 3, iterations=40))
+        log.write_text("".join(line for line in log.read_text().splitlines(True) if "iteration " in line))
+        logs.append(log)
+    assert ", within these runs)" in conclusion(of(*logs))

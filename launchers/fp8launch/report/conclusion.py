@@ -24,8 +24,9 @@ def conclusion(comparison: Comparison) -> str:
     good = [entry for entry in comparison.entries if entry.row.good]
     text = _sentence(comparison, good)
     # The size is part of every name; where all rows have the same, it says nothing.
-    if len({entry.row.size for entry in comparison.entries}) == 1 and len(comparison.entries) > 1:
-        text = text.replace(f", {comparison.entries[0].row.size}", "")
+    sizes = {entry.row.size for entry in comparison.entries}
+    if len(comparison.entries) > 1 and len(sizes) == 1 and "" not in sizes:
+        text = text.replace(f", {sizes.pop()}", "")
     return text
 
 

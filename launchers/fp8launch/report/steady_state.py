@@ -30,10 +30,7 @@ RULE = (
     "profiled iterations, other batch sizes; of repeated iterations the last attempt counts"
 )
 # What people read under a table; the rule in full stands in JSON and in the documentation.
-RULE_NOTE = (
-    "not counted: warm-up, profiled iterations, the one after an evaluation or checkpoint "
-    "(docs/compare.md#steady-state)"
-)
+RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
 
 
 class Line(NamedTuple):
