@@ -93,7 +93,7 @@ def test_every_part_is_used_or_offered() -> None:
     """A part that no recipe extends must be one that a user picks: a model, a piece of hardware, data, a long run."""
     used = {file for recipe in [*HEADLINE, *PEERS, *STUDIES] for file in load_recipe(str(recipe)).files}
     parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES)
-    offered = {"models/gpt_oss_20b", "data/mock", "data/indexed_example", "moe/layer_graphs"}
+    offered = {"models/gpt_oss_20b", "models/kimi_k2", "data/mock", "data/indexed_example", "moe/layer_graphs"}
     # `--set precision.recipe=...` picks any of these.
     chosen = {f"precision/{name}" for name in PRECISIONS}
     assert {name_of(part) for part in parts - used} - chosen == offered
