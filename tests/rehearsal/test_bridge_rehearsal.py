@@ -68,6 +68,13 @@ def test_what_bridge_fills_in_is_there() -> None:
     assert step(prepare(LLAMA)).config["cross_entropy_fusion_impl"] == "te"
 
 
+def test_layers_are_offloaded_where_the_switch_is_on() -> None:
+    name = "bridge:gpt_oss_20b_pretrain_8gpu_gb300_nvfp4_config"
+    assert prepare(name).args.attributes["cpu_offloading_num_layers"] == 95
+    assert "cpu_offloading_num_layers" not in flags(name)
+    assert flags(name, "model.cpu_offloading=true")["cpu_offloading_num_layers"] == 95
+
+
 def test_stages_and_graphs_have_megatron_lms_spelling() -> None:
     found = flags("bridge:deepseek_v3_pretrain_256gpu_gb200_fp8mx_config")
     assert found["cuda_graph_impl"] == "full_iteration" and "cuda_graph_modules" not in found
@@ -118,3 +125,13 @@ def test_a_model_of_unknown_shape_is_not_passed_over(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().err
     assert "note: layer rehearsal not run: the shape of kimi_k2 is not known here" in shown
     assert "1 without a verdict" in shown
+
+
+@needs_torch
+@pytest.mark.train
+def test_memory_of_nccl_needs_no_compiler() -> None:
+    """Megatron compiles an allocator for `nccl_ub`; what it does is named as not rehearsed."""
+    one = prepare(LLAMA, ["ddp.nccl_ub=true", "env.PYTORCH_CUDA_ALLOC_CONF="])
+    [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
+    assert result.ok and result.layers[LAYER] == "ran", result.problems
+    assert result.rehearsal is not None and "NCCL user buffers" in result.rehearsal.not_rehearsed

@@ -6,7 +6,7 @@ compares what different ranks hold.
 from __future__ import annotations
 
 import importlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -31,12 +31,23 @@ def install() -> None:
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
     with suppress(ImportError):
         _uneven_shards()
+    with suppress(ImportError):
+        _plain_memory(importlib.import_module("megatron.core.nccl_allocator"))
     # It binds the process to the cores near the GPU, by packages of the image (cuda-python, pynvml).
     pipeline: Any = importlib.import_module("megatron.core.pipeline_parallel.utils")
     pipeline.set_ideal_affinity_for_current_gpu = lambda: None
     for name in WEAK_REFERENCES:
         with suppress(ImportError):
             _strong_references(importlib.import_module(name))
+
+
+def _plain_memory(allocator: Any) -> None:
+    """NCCL's memory comes from an extension that Megatron compiles with CUDA."""
+    allocator._build_nccl_allocator = lambda: None
+    allocator.create_nccl_mem_pool = lambda symmetric=None: None
+    allocator.register_mem_pool = allocator.deregister_mem_pool = lambda pool, group, **_: None
+    for name in ("nccl_mem", "MultiGroupMemPoolAllocator", "MemPoolAllocatorWithoutRegistration"):
+        setattr(allocator, name, lambda *_, **__: nullcontext())
 
 
 def every_rank_trains() -> None:

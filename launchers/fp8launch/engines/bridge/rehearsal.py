@@ -17,8 +17,9 @@ from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import Flag, FlagSchema, load_schema
 
 NOT_COVERED = ("Megatron-Bridge's own code (model provider, data, training loop)",)
-# Of the container with Bridge 0.4 (its docs/releases/software-versions.md); newer ones have no older CUDA.
-CUDA = "13.1"
+# The container of Bridge 0.6 is not published. Recipes for experts with a fixed number of rows need its cuBLAS, 13.4
+# (Transformer Engine 2.20: ops/basic/grouped_linear.py).
+CUDA = "13.2.1"
 
 # Megatron-LM's attribute for one of Bridge's, where it has another name.
 _NAMES = {
@@ -79,6 +80,8 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
     found.setdefault("seq_length", recipe.sequence)
     # The optimizer reads it also where operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
     found.setdefault("fp8_recipe", "tensorwise")
+    if not found.get("cpu_offloading"):  # Megatron-LM's switch is the number
+        found["cpu_offloading_num_layers"] = None
     if layout.tp == 1:
         found["sequence_parallel"] = False
     if layout.tp == 1 or not found.get("sequence_parallel"):
