@@ -211,7 +211,7 @@ def of_bridge(checkout: Path) -> Built:
             # Its kernels are looked for where tokens are permuted.
             with megatron.target(machine(recipe.gpu, recipe.gpus, ["--moe-permute-fusion"], dict(os.environ))):
                 stubs.answer_as(recipe.gpu)
-                config = bridge.configuration(ours.recipe, ours.overrides)
+                config = bridge.configuration(ours.recipe, ours.overrides, ours.arguments)
                 importlib.import_module("megatron.bridge.training.config").runtime_config_update(config)
             built[name] = {section: stated_fields(getattr(config, section), cls) for section, cls in classes().items()}
     return built

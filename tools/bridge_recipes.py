@@ -25,6 +25,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ NAME = re.compile(
     r"(?P<precision>bf16|fp8cs|fp8mx|fp8sc|fp8ds|nvfp4)(?:_(?P<variant>\w+))?_config"
 )
 CONSTANT = re.compile(
-    r"(?P<model>\w+?)_(?P<task>PRETRAIN|SFT|PEFT|LORA)_CONFIG_(?P<gpu>[A-Z]+\d+)_(?P<precision>\w+?)_(?P<variant>V\d+)$"
+    r"(?P<model>\w+?)_(?P<task>PRETRAIN|SFT|PEFT|LORA)_CONFIG_(?P<gpu>[A-Z]+\d+)_(?P<precision>\w+?)(?:_(?P<variant>V\d+))?$"
 )
 LAYOUT = {
     "tp": "tensor_model_parallel_size",
@@ -122,17 +123,50 @@ def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
         parts = CONSTANT.fullmatch(constant)
         if not parts:
             continue
-        model, task, gpu, variant = (parts[part].lower() for part in ("model", "task", "gpu", "variant"))
+        model, task, gpu, variant = ((parts[part] or "").lower() for part in ("model", "task", "gpu", "variant"))
         function_name = f"{model}_{task}_config_{gpu}"
         if function_name not in functions:
             print(f"{constant}: no function {function_name}", file=sys.stderr)
             continue
         module, function = functions[function_name]
         precision = parts["precision"].lower()
-        arguments = {"precision": precision, "config_variant": variant}
-        name = f"{model}_{task}_{workload.num_gpus}gpu_{gpu}_{precision.replace('_', '')}_{variant}_config"
+        # A model with one variant has it under no name.
+        arguments = {"precision": precision, **({"config_variant": variant} if variant else {})}
+        words = [model, task, f"{workload.num_gpus}gpu", gpu, precision.replace("_", ""), variant, "config"]
+        name = "_".join(word for word in words if word)
         if NAME.fullmatch(name):
-            yield Source(name, module, function_name, arguments, functools.partial(function, **arguments))
+            environment = older_environment(load, file.parent.name, model, gpu, precision, task, variant or "v1")
+            build = functools.partial(with_environment, functools.partial(function, **arguments), environment)
+            yield Source(name, module, function_name, arguments, build)
+
+
+def with_environment(build: Callable[[], Any], environment: dict[str, str]) -> Any:
+    """The configuration of a recipe that does not state its environment itself."""
+    config = build()
+    config.env_vars = environment
+    return config
+
+
+def older_environment(
+    load: Callable[[str], Any], family: str, model: str, gpu: str, precision: str, task: str, variant: str
+) -> dict[str, str]:
+    """The environment that `setup_experiment.py` gives a job, by its own plugin; what only concerns the hub is left."""
+    environment = dict(load("utils.executors").PERF_ENV_VARS)
+    if gpu == "gb200":  # slurm_executor
+        environment |= {"NCCL_NET_GDR_LEVEL": "PHB", "NCCL_NET_GDR_C2C": "1"}
+    plugin = load("perf_plugins").PerfEnvPlugin(
+        enable_manual_gc=False,
+        model_family_name=family,
+        model_recipe_name=model,
+        gpu=gpu,
+        compute_dtype=precision,
+        train_task=task,
+        config_variant=variant,
+    )
+    plugin.setup(None, types.SimpleNamespace(env_vars=environment))
+    return {
+        name: value for name, value in environment.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    }
 
 
 def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:

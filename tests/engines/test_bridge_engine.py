@@ -187,9 +187,19 @@ def test_what_cannot_be_is_refused_with_the_way_out(recipe: str, sets: list[str]
     assert words in f"{problems[0].message} {problems[0].fix}"
 
 
-def test_a_release_whose_recipes_have_no_names_is_refused() -> None:
-    name = "bridge:llama3_70b_pretrain_64gpu_gb300_fp8mx_v1_config"
-    assert only(refused(prepare, name, exit_code=1)).code == "bridge-release"
+def test_a_recipe_of_an_older_release_is_a_function_with_arguments() -> None:
+    name = "bridge:llama3_70b_pretrain_64gpu_h100_fp8cs_v1_config"
+    one = prepare(name, ["bridge.release=0.5.0", "batch.sequence=4096"])
+    assert argv(one)[0] == "--recipe=configs.llama.llama3_llm_pretrain:llama3_70b_pretrain_config_h100"
+    assert "--arguments=config_variant=v1,precision=fp8_cs" in argv(one)
+    assert one.args.version == "0.18.0"
+    assert one.loaded.recipe.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    # The field had another name; what its launcher set beside the recipe is set.
+    assert "dataset.sequence_length=4096" in argv(one)
+    assert "optimizer.overlap_param_gather_with_optimizer_step=true" in argv(one) and "train.manual_gc=true" in argv(
+        one
+    )
+    assert "dataset.seq_length=4096" in argv(prepare(LLAMA, ["batch.sequence=4096"]))
 
 
 def test_an_engine_without_a_recipe_says_where_the_names_are(write: Write) -> None:

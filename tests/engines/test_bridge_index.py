@@ -15,7 +15,7 @@ from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattri
 
 def test_each_release_has_its_recipes() -> None:
     assert releases() == ("0.4.0", "0.5.0", "0.6.0")
-    assert [len(recipes_of(release)) for release in releases()] == [270, 320, 422]
+    assert [len(recipes_of(release)) for release in releases()] == [347, 402, 422]
 
 
 def test_a_name_says_what_its_recipe_is() -> None:
@@ -54,6 +54,23 @@ def test_an_older_recipe_says_how_its_function_is_called() -> None:
     assert (recipe.layout["pp"], recipe.layout["vp"]) == (4, 5)
 
 
+def test_a_model_with_one_variant_is_in_the_older_releases_too() -> None:
+    """Its constants end with the precision: KIMI_K2_PRETRAIN_CONFIG_GB300_FP8_MX."""
+    recipe = find("kimi_k2_pretrain_256gpu_gb300_fp8mx_config", "0.5.0")
+    assert recipe.arguments == {"precision": "fp8_mx"}
+    assert [row.container for row in rows_of(recipe)] == ["26.06"]
+
+
+def test_older_recipes_have_the_environment_of_their_launcher() -> None:
+    """Read in scripts/performance/utils/executors.py and perf_plugins.py of 0.5.0."""
+    found = find("llama3_70b_pretrain_64gpu_gb300_fp8mx_v1_config", "0.5.0").environment
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and found["NVTE_FWD_LAYERNORM_SM_MARGIN"] == "16"
+    assert found["NCCL_P2P_NET_CHUNKSIZE"] == "2097152" and "NVTE_NORM_FWD_USE_CUDNN" not in found
+    assert not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"} & found.keys()
+    tp = find("llama3_70b_pretrain_64gpu_h100_fp8cs_v1_config", "0.4.0").environment
+    assert tp["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
     problem = only(refused(find, "llama3_8b_pretrain_8gpu_h100_fp8c_config"))
     assert problem.fix is not None and "llama3_8b_pretrain_8gpu_h100_fp8cs_config" in problem.fix
@@ -81,20 +98,17 @@ def test_almost_every_figure_of_the_releases_is_attributed() -> None:
     left = [(row.container, row.model, row.gpu, row.global_batch) for row in unattributed() if row.release]
     assert left == [
         ("26.06", "DeepSeekV3", "gb300", 15360),
-        ("26.06", "Kimi_K2", "gb300", 4096),
         ("26.04.01", "DeepSeekV3", "b300", 4096),
         ("26.04.01", "DeepSeekV3", "b200", 4096),
-        ("26.04.01", "Kimi_K2", "gb300", 4096),
-        ("26.04", "Kimi_K2", "gb300", 4096),
     ]
-    assert sum(recipe_of(row) is not None for row in rows()) == 158
+    assert sum(recipe_of(row) is not None for row in rows()) == 161
 
 
 def test_every_published_figure_is_attributed_or_left_out_with_its_reason() -> None:
     """The 18 rows of Bridge's performance summary and the 260 of its archive, 14 of them with two figures."""
     attributed = [row for row in rows() if recipe_of(row) is not None]
     left = unattributed()
-    assert (len(rows()), len(attributed), len(left)) == (292, 158, 134)
+    assert (len(rows()), len(attributed), len(left)) == (292, 161, 131)
     assert sorted(row.number for row in [*attributed, *left]) == list(range(292))
     assert not [row for row in attributed if why_unattributed(row) is not None]
     reasons = {(row.container, row.model, row.gpu, row.global_batch): why_unattributed(row) for row in left}
@@ -119,11 +133,11 @@ def test_the_command_lists_all_published_figures(capsys: pytest.CaptureFixture[s
     assert run(["recipes", "--engine", "bridge", "--published", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 292
-    assert sum(one["recipe"] is not None for one in found) == 158
+    assert sum(one["recipe"] is not None for one in found) == 161
     assert all((one["recipe"] is None) == bool(one["why_none"]) for one in found)
-    assert run(["recipes", "--engine", "bridge", "--published", "--gpu", "GB300", "--model", "kimi"]) == 0
+    assert run(["recipes", "--engine", "bridge", "--published", "--gpu", "GB300", "--model", "deepseek"]) == 0
     out, err = capsys.readouterr()
-    assert "published figures" in err and "Kimi_K2" in out and "none: " in out and "LLAMA" not in out
+    assert "published figures" in err and "DeepSeekV3" in out and "none: " in out and "LLAMA" not in out
     assert run(["recipes", "--engine", "bridge", "--published", "--release", "0.6.0"]) == 0
     assert capsys.readouterr().err.startswith("18 published figures")
 

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,26 @@ def test_a_package_that_is_missing_is_replaced_and_a_needed_one_is_not(
     assert (found.plain(), found.given(), found.Reader.__name__) == (5, 6, "Reader")
     with pytest.raises(ModuleNotFoundError, match="no_such_torch"):
         absent_packages.load("uses_needed", {"no_such_torch"})
+
+
+def test_arguments_of_a_recipe_of_older_releases() -> None:
+    found = bridge.arguments([*OPTIONS, "--arguments=precision=fp8_mx,config_variant=v2"])
+    assert found.arguments == {"precision": "fp8_mx", "config_variant": "v2"}
+    assert bridge.arguments(OPTIONS).arguments == {}
+
+
+def test_a_package_without_the_scripts_says_so(tmp_path: Path) -> None:
+    """Recipes up to 0.5 lie in scripts/performance beside `src`, which no wheel has."""
+    package = tmp_path / "src" / "megatron" / "bridge"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    code = (
+        "import sys, megatron; megatron.__path__.append(sys.argv.pop(1));"
+        "from fp8launch.injob.rank import bridge; bridge.find_scripts()"
+    )
+    command = [sys.executable, "-c", code, str(package.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "0"}, check=False)
+    assert done.returncode == 3 and "has no `configs`" in done.stderr
 
 
 @pytest.mark.train

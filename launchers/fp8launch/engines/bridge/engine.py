@@ -20,9 +20,9 @@ from fp8launch.engines.base import (
     StepArguments,
 )
 from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.fields import DERIVED, attribute_of, fields_of, hydra
+from fp8launch.engines.bridge.fields import AXES, DERIVED, attribute_of, fields_of, hydra
 from fp8launch.engines.bridge.index import BridgeRecipe, find
-from fp8launch.engines.bridge.settings import Setting, settings
+from fp8launch.engines.bridge.settings import Setting, settings, size
 from fp8launch.engines.bridge.spelling import spelled
 from fp8launch.engines.megatron_lm.layout import layout
 from fp8launch.megatron.arguments import Argument
@@ -30,8 +30,9 @@ from fp8launch.megatron.schema import parser_defaults
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
-# The releases whose recipes the in-job program can start, and the tasks.
-TRAINED_RELEASES = ("0.6.0",)
+# The releases whose recipes the in-job program can start, and the tasks. Up to 0.5 recipes lie in scripts/performance.
+TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0")
+_OF_SCRIPTS = ("0.4.0", "0.5.0")
 TASKS = ("pretrain",)
 # Sections of Megatron-LM's command line, and what a recipe for Bridge has in their place.
 _NOT_HERE = {
@@ -48,6 +49,9 @@ _STEPS = {
     "wan_": "megatron.bridge.diffusion.models.wan.wan_step:WanForwardStep",
     "": "megatron.bridge.training.gpt_step:forward_step",
 }
+# Fields that have another name up to 0.5.
+_OLDER_NAMES = {"dataset.seq_length": "dataset.sequence_length"}
+_WITH_STEP = "overlap_param_gather_with_optimizer_step"
 # They prepare a first start; a resume takes the run's own checkpoint.
 _FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
 # Variables that name a cache of the hub's files.
@@ -119,7 +123,12 @@ class Bridge(Engine):
         ]
         if loaded.recipe.bridge.model is not None:
             arguments.append(Argument("model", (f"--model={loaded.recipe.bridge.model}",)))
-        arguments += [Argument(field, (hydra(field, setting.value),)) for field, setting in found.items()]
+        if recipe.arguments:
+            given = ",".join(f"{name}={value}" for name, value in recipe.arguments.items())
+            arguments.append(Argument("arguments", (f"--arguments={given}",)))
+        for field, setting in found.items():
+            written = _OLDER_NAMES.get(field, field) if recipe.release in _OF_SCRIPTS else field
+            arguments.append(Argument(field, (hydra(written, setting.value),)))
         return EngineArguments(
             version=attributes.MEGATRON[recipe.release],
             values={field: setting.value for field, setting in found.items()},
@@ -199,29 +208,32 @@ def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:
 
 
 def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:
-    problems = []
-    if recipe.release not in TRAINED_RELEASES:
-        message = (
-            f"recipes of Megatron-Bridge {recipe.release} are functions of its scripts, not of its package, "
-            "and cannot be run by name"
-        )
-        fix = f"use a recipe of {', '.join(TRAINED_RELEASES)}: `fp8launch recipes --engine bridge`"
-        problems.append(Problem("error", "bridge-release", message, loaded.where("bridge", "release"), fix))
     if recipe.task not in TASKS:
         message = f"{recipe.name} is for {recipe.task}; only recipes for {', '.join(TASKS)} can be run by name"
-        problems.append(Problem("error", "bridge-task", message, loaded.where("bridge", "recipe")))
-    if problems:
-        raise UserError(problems, ANSWER_IS_NO)
+        raise UserError([Problem("error", "bridge-task", message, loaded.where("bridge", "recipe"))], ANSWER_IS_NO)
 
 
-def _runner_defaults(recipe: BridgeRecipe, found: Mapping[str, Setting], loaded: LoadedRecipe) -> dict[str, Setting]:
-    """What Bridge's own runner sets beside the recipe (`_apply_benchmark_runtime_defaults`, run_recipe.py, 0.6.0)."""
-    field = "optimizer.use_precision_aware_optimizer"
+def _runner_defaults(recipe: BridgeRecipe, found: dict[str, Setting], loaded: LoadedRecipe) -> dict[str, Setting]:
+    """What Bridge's own runner sets beside the recipe.
+
+    Sources: `_apply_benchmark_runtime_defaults` of run_recipe.py, 0.6.0; up to 0.5 `set_post_overrides` of
+    scripts/performance/utils/overrides.py and the garbage collection of perf_plugins.py.
+    """
+    values: dict[str, Any] = {}
     stated = recipe.sections.get("optimizer")
     optimizer = stated.get("optimizer", "adam") if isinstance(stated, Mapping) else "adam"
-    if recipe.precision != "bf16" or optimizer != "adam" or field in found:
-        return {}
-    return {field: Setting(True, loaded.where("bridge", "recipe"))}
+    if recipe.precision == "bf16" and optimizer == "adam":
+        values["optimizer.use_precision_aware_optimizer"] = True
+    if recipe.release in _OF_SCRIPTS:
+        values |= {"train.manual_gc": True, "train.manual_gc_interval": 100}
+        tp, pp, cp, vp = (size(AXES[axis], found, recipe) for axis in ("tp", "pp", "cp", "vp"))
+        replicas = loaded.recipe.resources.world_size // (tp * pp * cp)
+        if min(replicas, pp, vp) > 1 and recipe.precision not in ("fp8mx", "nvfp4") and optimizer != "dist_muon":
+            values[f"optimizer.{_WITH_STEP}"] = True
+            if isinstance(recipe.sections.get("comm_overlap"), Mapping):
+                values[f"comm_overlap.{_WITH_STEP}"] = True
+    where = loaded.where("bridge", "recipe")
+    return {field: Setting(value, where) for field, value in values.items() if field not in found}
 
 
 def _step(recipe: BridgeRecipe) -> str:

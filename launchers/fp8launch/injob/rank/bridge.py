@@ -4,8 +4,9 @@ Calls the recipe function that is named, applies the overrides by Bridge's own m
 `pretrain`, in the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after
 the same preparation; exit codes and environment are the same. Nothing needs to be installed beside Bridge.
 
-Options: --recipe MODULE:FUNCTION; --step MODULE:NAME, the forward step; --release, the release that the recipe is of;
---model FOLDER, read in place of the hub; --resume FOLDER, the run's own checkpoints.
+Options: --recipe MODULE:FUNCTION; --arguments NAME=VALUE,..., those of the function, which recipes up to 0.5 have;
+--step MODULE:NAME, the forward step; --release, the release that the recipe is of; --model FOLDER, read in place of the
+hub; --resume FOLDER, the run's own checkpoints.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -19,7 +20,7 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fp8launch.injob.supervisor import checkpoints
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
 _HUB = "megatron.bridge.models.conversion.auto_bridge"
 _OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
+_OF_SCRIPTS = "configs."
 _PIPELINE = ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size")
 _LAYOUT = "model.pipeline_model_parallel_layout"
 _ON_CPU = {
@@ -52,6 +54,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     """The options and, as `overrides`, the words after them."""
     parser = argparse.ArgumentParser(prog="bridge.py", allow_abbrev=False)
     parser.add_argument("--recipe", required=True, metavar="MODULE:FUNCTION")
+    parser.add_argument("--arguments", type=_arguments, default={}, metavar="NAME=VALUE,...")
     parser.add_argument("--step", required=True, metavar="MODULE:NAME")
     parser.add_argument("--release", default="")
     parser.add_argument("--model", type=Path)
@@ -59,6 +62,10 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE")
     # torchrun's own parser takes the separator away.
     return parser.parse_intermixed_args([word for word in words if word != "--"])
+
+
+def _arguments(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split(","))
 
 
 def check_bridge(release: str) -> None:
@@ -78,7 +85,10 @@ def check_bridge(release: str) -> None:
 
 def import_bridge(ours: argparse.Namespace) -> None:
     """Import what is used of Bridge, without packages that only other models use. Stops where that fails."""
-    modules = (_LOOP, _TRAIN, _HUB, _OVERRIDES, ours.recipe.partition(":")[0], ours.step.partition(":")[0])
+    recipes = ours.recipe.partition(":")[0]
+    if recipes.startswith(_OF_SCRIPTS):
+        find_scripts()
+    modules = (_LOOP, _TRAIN, _HUB, _OVERRIDES, recipes, ours.step.partition(":")[0])
     absent_packages.install()
     try:
         absent_packages.load_together(modules)
@@ -87,6 +97,20 @@ def import_bridge(ours: argparse.Namespace) -> None:
     if os.environ["RANK"] == "0" and absent_packages.replaced():
         names = ", ".join(sorted(absent_packages.replaced()))
         print(f"fp8launch: not installed, and not used by this recipe: {names}", file=sys.stderr)
+
+
+def find_scripts() -> None:
+    """Let the recipes of releases up to 0.5 be imported, which lie beside the package. Stops where they are missing."""
+    package = importlib.util.find_spec("megatron.bridge")
+    assert package is not None and package.origin is not None, "check_bridge stops without it"
+    folder = Path(package.origin).resolve().parents[3] / "scripts" / "performance"
+    if not (folder / "configs").is_dir():
+        worker.stop(
+            worker.MACHINE_LACKS,
+            f"the recipes of this Megatron-Bridge are not there: {folder} has no `configs`; run in an image of NeMo, "
+            "or set PYTHONPATH to `src` of a source checkout",
+        )
+    sys.path.insert(0, str(folder))
 
 
 def resume(folder: Path) -> list[str]:
@@ -124,14 +148,14 @@ def read_model_from(folder: Path) -> None:
     bridge.from_hf_pretrained = classmethod(from_folder)
 
 
-def configuration(recipe: str, overrides: Sequence[str]) -> Any:
-    """The configuration that a recipe function makes, with the overrides."""
+def configuration(recipe: str, overrides: Sequence[str], given: Mapping[str, str]) -> Any:
+    """The configuration that a recipe function makes of its arguments, with the overrides."""
     module, _, function = recipe.partition(":")
     build = getattr(importlib.import_module(module), function, None)
     if build is None:
         worker.stop(worker.MACHINE_LACKS, f"{module} of this Megatron-Bridge has no recipe {function}")
     try:
-        config = build()
+        config = build(**given)
     except OSError as failure:
         reason = (str(failure).strip().splitlines() or [repr(failure)])[0]
         worker.stop(
@@ -200,7 +224,7 @@ def main() -> None:
     if ours.model is not None:
         read_model_from(ours.model)
     overrides = [*ours.overrides, *(resume(ours.resume) if ours.resume else ()), *stop_in_time(ours.overrides)]
-    config = configuration(ours.recipe, overrides)
+    config = configuration(ours.recipe, overrides, ours.arguments)
     if device == "cpu":
         adapt_to_cpu(config)
     probe.install(_TRAIN, lambda: asked_for(config))

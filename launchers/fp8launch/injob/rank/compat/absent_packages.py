@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 NEEDED = frozenset(("megatron", "torch", "transformers", "omegaconf", "hydra", "fp8launch"))
 # Functions that the training loop asks whether there is something to do; Megatron refuses any answer but None.
 _NOTHING_TO_SAY = frozenset(("get_tensor_shapes_adjust_fn_for_distillation",))
+# Packages of `scripts/performance`, which hold the recipes up to Megatron-Bridge 0.5 and import it.
+_BESIDE = ("configs", "utils")
 # A package inside the namespace of another.
 _ENERGON = "megatron.energon"
 
@@ -115,7 +117,7 @@ def _forget(package: str, before: Collection[str]) -> None:
     for name in list(sys.modules):
         above = name.rpartition(".")[0]
         orphan = name not in before and above and above not in sys.modules
-        if orphan or name.startswith("megatron.bridge") or name.split(".")[0] == package:
+        if orphan or name.startswith("megatron.bridge") or name.split(".")[0] in (package, *_BESIDE):
             del sys.modules[name]
 
 
