@@ -68,7 +68,7 @@ def test_evidence_that_says_nothing_judges_nothing(data: dict[str, Any]) -> None
 
 
 def verify(log: str, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    status = cli.run(["verify", str(LOGS / f"{log}.log"), *words])
+    status = cli.run(["verify", str(LOGS / f"{log}.log.xz"), *words])
     return status, capsys.readouterr().out
 
 
@@ -111,8 +111,8 @@ def test_modules_name_the_recipe_of_the_library(capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_that_was_not_divided_has_failed() -> None:
-    report = parse_paths([LOGS / "zero2_dropped.log"], gpu="h200", world_size=2)
+    report = parse_paths([LOGS / "zero2_dropped.log.xz"], gpu="h200", world_size=2)
     assert report.status == "failed" and report.failure is not None
     assert (report.failure.code, report.failure.line) == ("not-partitioned", 4)
-    divided = parse_paths([LOGS / "zero2_fp8.log"], gpu="h200", world_size=2)
+    divided = parse_paths([LOGS / "zero2_fp8.log.xz"], gpu="h200", world_size=2)
     assert (divided.status, divided.iteration_last) == ("ok", 3)
