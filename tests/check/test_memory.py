@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,8 @@ from fp8launch.megatron.dtype_sizes import precision, saving
 from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
 
 ROOT = Path(__file__).parents[2]
-LAYERS = {
-    line["case"]: line
-    for line in map(json.loads, (ROOT / "tests/data/h200/activation_memory.jsonl").read_text().splitlines())
-}
+_MEASURED = lzma.decompress((ROOT / "tests/data/h200/activation_memory.jsonl.xz").read_bytes())
+LAYERS = {line["case"]: line for line in map(json.loads, _MEASURED.splitlines())}
 
 LLAMA_8B: dict[str, Any] = {
     "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32,
