@@ -111,6 +111,7 @@ def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
 def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
     """Find the recipes of a file of `scripts/performance/configs`: constants state the layouts."""
     package = f"configs.{file.parent.name}"
+    runner = (file.parents[2] / "run_script.py").read_text()
     constants = load(f"{package}.{file.stem}")
     functions: dict[str, tuple[str, Callable[..., Any]]] = {}
     for sibling in sorted(file.parent.glob("*.py")):
@@ -136,14 +137,16 @@ def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
         name = "_".join(word for word in words if word)
         if NAME.fullmatch(name):
             environment = older_environment(load, file.parent.name, model, gpu, precision, task, variant or "v1")
-            build = functools.partial(with_environment, functools.partial(function, **arguments), environment)
+            build = functools.partial(with_environment, functools.partial(function, **arguments), environment, runner)
             yield Source(name, module, function_name, arguments, build)
 
 
-def with_environment(build: Callable[[], Any], environment: dict[str, str]) -> Any:
-    """The configuration of a recipe that does not state its environment itself."""
+def with_environment(build: Callable[[], Any], environment: dict[str, str], runner: str) -> Any:
+    """The configuration of a recipe that does not state its environment; `runner` is the text of run_script.py."""
     config = build()
     config.env_vars = environment
+    if config.ddp.nccl_ub and "NCCL_CTA_POLICY" in runner:  # since 0.5
+        config.env_vars = {**environment, "NCCL_NVLS_ENABLE": "1", "NCCL_CTA_POLICY": "1"}
     return config
 
 

@@ -69,6 +69,10 @@ def test_older_recipes_have_the_environment_of_their_launcher() -> None:
     assert not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"} & found.keys()
     tp = find("llama3_70b_pretrain_64gpu_h100_fp8cs_v1_config", "0.4.0").environment
     assert tp["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    # run_script.py of 0.5.0: with user buffers NCCL may use NVLink's switches.
+    buffers = find("llama3_70b_pretrain_64gpu_gb300_bf16_v2_config", "0.5.0").environment
+    assert (buffers["NCCL_NVLS_ENABLE"], buffers["NCCL_CTA_POLICY"]) == ("1", "1")
+    assert find("llama3_70b_pretrain_64gpu_gb300_bf16_v2_config", "0.4.0").environment["NCCL_NVLS_ENABLE"] == "0"
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
