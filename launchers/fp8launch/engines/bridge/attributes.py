@@ -58,7 +58,7 @@ _LARGEST_CONFIG = 1 << 20  # bytes
 # Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's, where a precision is asked for.
 _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"fp8_recipe": "tensorwise"},
-    "fp4": {"fp4_recipe": "nvfp4", "fp8_recipe": "tensorwise"},  # the optimizer reads that of FP8
+    "fp4": {"fp4_recipe": "nvfp4"},
 }
 
 
