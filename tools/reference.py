@@ -42,7 +42,8 @@ MEANING = {
         "name": "names the run, its folder and the Slurm job",
         "description": "one line for `fp8launch recipes`",
         "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), "
-        "Hugging Face Accelerate (`accelerate.sharding`), or the script of `launch.script`; these keys imply it",
+        "Hugging Face Accelerate (`accelerate.sharding`), or the script of `launch.script`; these keys "
+        "imply it. `convert` trains nothing",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
         "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
@@ -77,6 +78,12 @@ MEANING = {
         "bridge.recipe": "name of a recipe of Megatron-Bridge (`fp8launch recipes --engine bridge`)",
         "bridge.release": "release that has it; the newest by default",
         "bridge.model": "local folder with the `config.json` that the recipe would read from the Hugging Face hub",
+        "convert.direction": "which way; `fp8launch convert` writes this section ([weights](convert.md))",
+        "convert.model": "Hugging Face model, a folder or a name on the hub: the source, or what the output is like",
+        "convert.checkpoint": "folder of one iteration of a checkpoint, the source of `megatron-to-hf`",
+        "convert.out": "folder of the output",
+        "convert.dtype": "type of the output's weights; the model's own by default",
+        "convert.fingerprint": "digest of the input, by which a finished output is known again",
         "bridge.overrides": "fields of Bridge's configuration, such as `{ddp: {overlap_grad_reduce: false}}`",
         "software.megatron": "version of Megatron-Core in the job; selects the known flags",
         "software.transformer_engine": "version of Transformer Engine in the job",

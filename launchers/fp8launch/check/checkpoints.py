@@ -3,19 +3,21 @@ of the log (megatron/training/checkpointing.py, `_load_base_checkpoint`)."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
-from fp8launch.injob.supervisor.checkpoints import TRACKER, read_tracker, whole_number
+from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Survive
 
-CODES: Mapping[str, Severity] = {"survive-unused": "warning"}
+CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}
 
 
 def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -32,8 +34,11 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
 
 
-def load_problems(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
-    """Yield the problems of the checkpoints that `load` and `pretrained_checkpoint` name."""
+def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problems of the checkpoints that `load` and `pretrained_checkpoint` name.
+
+    `defaults` are the engine's values of what `args` do not state.
+    """
     save = args.values.get("save")
     for flag in ("load", "pretrained_checkpoint"):
         text = args.values.get(flag)
@@ -44,6 +49,32 @@ def load_problems(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
         problem = _problem(flag, text, args, paths, resumes)
         if problem is not None:
             yield problem
+        elif (here := paths.here(text)) is not None:
+            yield from _converted(flag, text, here, args, defaults)
+
+
+def _converted(
+    flag: str, text: str, here: Path, args: EngineArguments, defaults: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Yield what would go wrong with weights that `fp8launch convert` wrote: Megatron compares no setting with them."""
+    try:
+        settings = dict(json.loads((here / CONVERSION_RECORD).read_text(encoding="utf-8"))["settings"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    where = args.places.get(flag)
+    if flag == "load" and not args.values.get("finetune"):
+        message = f"load {text} holds converted weights, without an optimizer's state to continue with"
+        fix = "set megatron.finetune: true, which loads only the weights and starts at iteration 0"
+        yield Problem("error", "converted-weights", message, where, fix)
+    of_run = {**defaults, **args.attributes}
+    if not of_run.get("group_query_attention"):
+        of_run["num_query_groups"] = of_run.get("num_attention_heads")
+    for name, value in settings.items():
+        mine = of_run.get(name)
+        if mine is not None and mine != value:
+            message = f"{name} is {mine}, but {value} in the model that {text} was converted from"
+            fix = f"set model.{name}: {json.dumps(value)}"
+            yield Problem("error", "converted-weights", message, args.attribute_places.get(name, where), fix)
 
 
 def _problem(flag: str, text: str, args: EngineArguments, paths: JobPaths, resumes: bool) -> Problem | None:
@@ -108,5 +139,5 @@ def _advice(here: Path) -> str:
         )
     names = entries(here)
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
-        return "this is a Hugging Face checkpoint: convert it to Megatron's format first"
+        return f"this is a Hugging Face model: `fp8launch convert hf-to-megatron {here} DIR`, then load DIR"
     return "use the checkpoint.dir of an earlier run"

@@ -65,7 +65,7 @@ def problems(
     yield from _named_files(args, paths)
     yield from blend_problems(prepared, paths)
     yield from tokenizer_problems(prepared, cluster, paths, environment)
-    yield from load_problems(args, paths)
+    yield from load_problems(args, paths, prepared.engine.defaults(args))
     yield from _written(args, paths)
     yield from _stored(args, cluster, paths)
 

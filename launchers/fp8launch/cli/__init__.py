@@ -24,6 +24,7 @@ GROUPS = {
         "recipes": ("recipes", "list the recipes of the pack, or explain one"),
         "import": ("import_", "turn an argument list or launch script into a recipe"),
         "data": ("data", "build datasets from text; inspect, split and blend them"),
+        "convert": ("convert", "convert weights from and to Hugging Face"),
         "check": ("check", "find what would stop or spoil a run, before it is submitted"),
         "estimate": ("estimate", "estimate parameters, memory per GPU, time of a step, GPU-hours"),
         "plan": ("plan", "predict the fastest layouts that fit a number of GPUs"),

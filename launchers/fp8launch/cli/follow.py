@@ -32,7 +32,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     """
     config = load_config().notify
     try:
-        state = _watch(run, scheduler)
+        state = watch_to_end(run, scheduler)
     except KeyboardInterrupt:
         eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
@@ -43,7 +43,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
         _show_report(report)
     if not completed and (report is None or report.failure is None):
         # Nothing recognised explains the end: its last words have to.
-        _show_end(run)
+        show_end(run)
     if config.command or config.webhook:
         notify(config, _sentence(run, state, report), not completed, _message(run, state, report))
     return completed
@@ -85,7 +85,8 @@ def _message(run: RunFolder, state: JobState, report: RunReport | None) -> dict[
     }
 
 
-def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
+def watch_to_end(run: RunFolder, scheduler: Scheduler) -> JobState:
+    """Show a run's progress until it ends; return how."""
     manifest = run.manifest()
     total = as_int(stated_arguments(manifest).get("train_iters"))
     every = scheduler.capabilities.poll_seconds
@@ -150,7 +151,7 @@ def _worth_a_line(iteration: Iteration) -> bool:
     return iteration.number % step == 0 or iteration.number == iteration.planned
 
 
-def _show_end(run: RunFolder, lines: int = 15) -> None:
+def show_end(run: RunFolder, lines: int = 15) -> None:
     """The last words of a run that did not complete."""
     attempts = run.attempts()
     for path in [*(a.log for a in attempts[-1:]), *run.batch_output()[-1:]]:

@@ -19,6 +19,7 @@ _BUILT_IN = {
     "script": ("fp8launch.engines.script.engine", "Script"),
     "bridge": ("fp8launch.engines.bridge.engine", "Bridge"),
     "accelerate": ("fp8launch.engines.accelerate.engine", "Accelerate"),
+    "convert": ("fp8launch.engines.convert.engine", "Convert"),
 }
 # Recipe keys that ask for a measurement, and the evidence that it leaves.
 _MEASUREMENTS: Mapping[str, EvidenceSource] = {

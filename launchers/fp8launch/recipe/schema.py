@@ -302,6 +302,21 @@ class Accelerate(Section):
     rowwise: bool = False
 
 
+class Convert(Section):
+    """A conversion of weights, for `engine: convert`: what `fp8launch convert` submits, which writes this section.
+
+    `model` is a Hugging Face model: a folder, or a name on the hub; the source, or what the output shall be like.
+    `checkpoint` is the folder of one iteration, `fingerprint` a digest of the input.
+    """
+
+    direction: Literal["hf-to-megatron", "megatron-to-hf"] | None = None
+    model: str | None = None
+    checkpoint: str | None = None
+    out: str | None = None
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    fingerprint: str | None = None
+
+
 class Recipe(Section):
     name: Name
     description: str = ""
@@ -320,6 +335,7 @@ class Recipe(Section):
     launch: Launch = Launch()
     bridge: Bridge = Bridge()
     accelerate: Accelerate = Accelerate()
+    convert: Convert = Convert()
     software: Software = Software()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []

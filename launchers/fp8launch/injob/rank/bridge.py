@@ -38,7 +38,8 @@ _OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
 _OF_SCRIPTS = "configs."
 _PIPELINE = ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size")
 _LAYOUT = "model.pipeline_model_parallel_layout"
-_ON_CPU = {
+PROVIDER = "megatron.bridge.models.gpt_provider"
+ON_CPU = {
     "transformer_impl": "local",
     "use_cpu_initialization": True,
     "apply_rope_fusion": False,
@@ -46,6 +47,8 @@ _ON_CPU = {
     "masked_softmax_fusion": False,
     "persist_layer_norm": False,
     "cross_entropy_fusion_impl": "native",
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
 }
 _MINUTES = "train.exit_duration_in_mins"
 
@@ -84,11 +87,15 @@ def check_bridge(release: str) -> None:
 
 
 def import_bridge(ours: argparse.Namespace) -> None:
-    """Import what is used of Bridge, without packages that only other models use. Stops where that fails."""
+    """Import what a recipe uses."""
     recipes = ours.recipe.partition(":")[0]
     if recipes.startswith(_OF_SCRIPTS):
         find_scripts()
-    modules = (_LOOP, _TRAIN, _HUB, _OVERRIDES, recipes, ours.step.partition(":")[0])
+    import_modules((_LOOP, _TRAIN, _HUB, _OVERRIDES, recipes, ours.step.partition(":")[0]))
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Import what is used of Bridge, without packages that only other models use. Stops where that fails."""
     absent_packages.install()
     try:
         absent_packages.load_together(modules)
@@ -96,7 +103,7 @@ def import_bridge(ours: argparse.Namespace) -> None:
         worker.stop(worker.MACHINE_LACKS, f"Megatron-Bridge cannot be imported by {sys.executable}: {missing}")
     if os.environ["RANK"] == "0" and absent_packages.replaced():
         names = ", ".join(sorted(absent_packages.replaced()))
-        print(f"fp8launch: not installed, and not used by this recipe: {names}", file=sys.stderr)
+        print(f"fp8launch: not installed, and not used by this run: {names}", file=sys.stderr)
 
 
 def find_scripts() -> None:
@@ -184,13 +191,17 @@ def _rebuild_pipeline_layout(config: Any, overrides: Sequence[str]) -> None:
         config.model.pipeline_model_parallel_layout = build(*sizes)
 
 
+def local_layers(model: Any) -> None:
+    """Have a model's configuration build layers of torch's own modules, without Transformer Engine."""
+    model.transformer_layer_spec = importlib.import_module(PROVIDER).local_layer_spec
+    for name, value in ON_CPU.items():
+        setattr(model, name, value)
+
+
 def adapt_to_cpu(config: Any) -> None:
     """Set what only a GPU can do to what every machine can, as the flags of `compat.cpu.FLAGS` do for Megatron-LM."""
-    provider: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
     config.dist.distributed_backend = "gloo"
-    config.model.transformer_layer_spec = provider.local_layer_spec
-    for name, value in _ON_CPU.items():
-        setattr(config.model, name, value)
+    local_layers(config.model)
     config.optimizer.use_precision_aware_optimizer = False  # Transformer Engine's Adam
 
 

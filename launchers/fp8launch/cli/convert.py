@@ -1,0 +1,196 @@
+"""`fp8launch convert`: weights from Hugging Face to Megatron and back, as a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8launch.cli import complete
+from fp8launch.cli.check import refuse_errors
+from fp8launch.cli.destination import destination, destination_options
+from fp8launch.cli.names import run_named
+from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, with_options
+from fp8launch.cli.slurm_options import time_override
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.job.prepared import prepare_loaded
+from fp8launch.recipe.load import load_recipe
+from fp8launch.rundir.registry import job_ids, run_root
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder
+from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.conversion import (
+    Conversion,
+    Dtype,
+    checkpoint_in,
+    conversion,
+    is_finished,
+    model_named,
+    model_of,
+    recipe_of,
+    unfinished_run,
+)
+from fp8launch.submit.submit import new_run_id, plan_run
+from fp8launch.submit.submit import submit as submit_run
+
+_TOKEN = "HF_TOKEN"
+_size = click.IntRange(min=1)
+_job_options: tuple[Callable[[Any], Any], ...] = (
+    click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the result (default: the model's)."),
+    click.option("--tp", type=_size, default=1, help="Tensor parallel size of the conversion (default: 1)."),
+    click.option("--pp", type=_size, default=1, help="Pipeline parallel size of the conversion (default: 1)."),
+    click.option("--ep", type=_size, default=1, help="Expert parallel size of the conversion (default: 1)."),
+    click.option("--gpu", type=click.Choice(tuple(GPUS)), default="cpu", help="GPU model, or cpu (default: cpu)."),
+    click.option("--image", metavar="IMAGE", help="Container image (default: none, the job's Python is the host's)."),
+    set_option,
+    *destination_options,
+    click.option("--dry-run", is_flag=True, help="Check, and print the script; submit nothing."),
+    click.option("--wait", is_flag=True, help="Follow the job to its end; exit code 1 if it fails."),
+    json_option,
+)
+
+
+@click.group()
+def convert() -> None:
+    """Convert weights between Hugging Face and Megatron, by Megatron-Bridge's AutoBridge, as a job.
+
+    The job takes TP x PP x EP processes, each with a GPU unless --gpu is cpu. Checkpoints load in every layout.
+    """
+
+
+@convert.command("hf-to-megatron")
+@click.argument("model")
+@click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
+@with_options(*_job_options)
+def hf_to_megatron(model: str, out: Path, dtype: Dtype | None, **options: Any) -> int:
+    """Write the weights of a Hugging Face MODEL, a folder or a name on the hub, as a Megatron checkpoint in DIR.
+
+    A run starts from it with --set checkpoint.load=DIR --set megatron.finetune=true.
+    """
+    found = model_named(model, "MODEL")
+    folder = Path(found)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        message = f"{folder} has no weights in *.safetensors"
+        raise error("convert-model", message, "MODEL", "save it with transformers' save_pretrained")
+    return _run(conversion("hf-to-megatron", found, out, dtype=dtype), **options)
+
+
+@convert.command("megatron-to-hf")
+@click.argument("source", metavar="RUN|DIR", shell_complete=complete.runs)
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--model", help="Hugging Face model of this kind: its configuration and tokenizer are used.")
+@click.option("--iteration", type=click.IntRange(min=0), help="Iteration of the checkpoint (default: the newest).")
+@with_options(*_job_options)
+def megatron_to_hf(
+    source: str, out: Path, model: str | None, iteration: int | None, dtype: Dtype | None, **options: Any
+) -> int:
+    """Write a checkpoint of a RUN, or of a folder of checkpoints, as a Hugging Face model in OUT.
+
+    --model is needed only where the checkpoint does not say from which model it was converted.
+    """
+    places = _checkpoint_folders(source)
+    checkpoint = checkpoint_in(places[0], iteration)
+    named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
+    if named is None:
+        message = f"{checkpoint} does not say which Hugging Face model it is like"
+        fix = "name one with --model: a folder with its config.json, or a name on the hub"
+        raise error("convert-model", message, "--model", fix)
+    return _run(conversion("megatron-to-hf", model_named(named, "--model"), out, checkpoint, dtype), **options)
+
+
+def _checkpoint_folders(source: str) -> list[Path]:
+    """The folder of a run's checkpoints, then the one that it started from; or a folder of checkpoints by its path."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not (folder / MANIFEST).is_file():
+        return [folder]
+    run = run_named(source)
+    stated = run.manifest().get("recipe", {}).get("checkpoint") or {}
+    if not stated.get("dir"):
+        message = f"{run.run_id} writes no checkpoints"
+        fix = "name a folder of checkpoints, or a run with checkpoint.dir and checkpoint.interval"
+        raise error("convert-checkpoint", message, source, fix, ANSWER_IS_NO)
+    return [run.path / str(stated[key]) for key in ("dir", "load") if stated.get(key)]
+
+
+def _run(
+    wanted: Conversion,
+    tp: int,
+    pp: int,
+    ep: int,
+    gpu: str,
+    image: str | None,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    backend_name: str | None,
+    root: str | None,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
+    **slurm: Any,
+) -> int:
+    """Submit the conversion, unless its output is there or another run is making it."""
+    if is_finished(wanted):
+        eprint(f"already converted: {wanted.out}")
+        _show(wanted, None, "finished", as_json)
+        return 0
+    profile, scheduler = destination("convert", cluster, backend_name, slurm)
+    place = run_root(profile, root)
+    run = None if dry_run else unfinished_run(wanted, place)
+    if run is not None:
+        eprint(f"{run.run_id} is converting this already")
+    else:
+        secrets = [_TOKEN] if os.environ.get(_TOKEN) else []
+        if not Path(wanted.model).is_absolute():
+            _warn_of_hub(wanted.model, bool(secrets))
+        sizes = {"tp": tp, "pp": pp, "ep": ep}
+        source = recipe_of(wanted, sizes, gpu, image, secrets if not Path(wanted.model).is_absolute() else ())
+        prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
+        checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
+        if dry_run:
+            job = plan_run(prepared, profile, place / new_run_id(prepared.loaded.recipe.name), scheduler, checked.job)
+            echo(scheduler.script(job)[1], nl=False)
+            return 0
+        scheduler.require()
+        run = submit_run(prepared, profile, place, scheduler, checked.as_json(), checked.job)
+        eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
+    status = "submitted"
+    if wait:
+        status = _follow(wanted, run, scheduler)
+    _show(wanted, run, status, as_json)
+    return ANSWER_IS_NO if status == "failed" else 0
+
+
+def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
+    """Wait for the job: whether it completed, and left the whole output; else the end of its log is shown."""
+    from fp8launch.cli.follow import show_end, watch_to_end
+
+    try:
+        state = watch_to_end(run, scheduler)
+    except KeyboardInterrupt:
+        eprint(f"\nthe conversion continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
+        raise
+    eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
+    if state.status == "completed" and is_finished(wanted):
+        return "finished"
+    show_end(run)
+    return "failed"
+
+
+def _warn_of_hub(model: str, with_token: bool) -> None:
+    if not with_token:
+        eprint(
+            f"warning: the job reads {model} from the Hugging Face hub without a token: export {_TOKEN} for a model "
+            "that needs one (it is passed by name), or name a local folder"
+        )
+
+
+def _show(wanted: Conversion, run: RunFolder | None, status: str, as_json: bool) -> None:
+    if as_json:
+        jobs = job_ids(run) if run else []
+        of_run = {"run": run.run_id if run else None, "folder": str(run.path) if run else None, "jobs": jobs}
+        show_json({"status": status, "direction": wanted.direction, "out": str(wanted.out), **of_run})
+    else:
+        echo(wanted.out if status == "finished" or run is None else run.run_id)

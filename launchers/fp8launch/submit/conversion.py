@@ -1,0 +1,204 @@
+"""A conversion of weights before it is a run: its input, its output, and the recipe of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fp8launch import schedulers
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.recipe.load import RecipeSource
+from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.rundir.run_dir import RunFolder, run_folders
+
+Direction = Literal["hf-to-megatron", "megatron-to-hf"]
+Dtype = Literal["bf16", "fp16", "fp32"]
+RUN_PREFIX = "convert_"
+GPUS_OF_A_NODE = 8
+_ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LARGEST_TEXT = 1 << 24  # bytes of a run_config.yaml
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What becomes what. `model` is an absolute folder or a name on the hub, `checkpoint` the folder of an iteration.
+
+    `fingerprint` is a digest of the input, of names, sizes and times of its files; of a model on the hub its name.
+    """
+
+    direction: Direction
+    model: str
+    out: Path
+    checkpoint: Path | None
+    dtype: Dtype | None
+    fingerprint: str
+
+
+def conversion(
+    direction: Direction, model: str, out: Path, checkpoint: Path | None = None, dtype: Dtype | None = None
+) -> Conversion:
+    """Return the conversion of this input. Raises UserError where the folder of the output cannot be made."""
+    out = out.expanduser().absolute()
+    if not out.parent.is_dir():
+        raise error("convert-out", f"the folder {out.parent} does not exist", str(out), f"mkdir -p {out.parent}")
+    digest = hashlib.sha256(f"{direction} {dtype} {model}".encode())
+    for folder in (Path(model), checkpoint):
+        if folder is not None and folder.is_dir():
+            for file in sorted(folder.iterdir()):
+                stat = file.stat()
+                digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return Conversion(direction, model, out, checkpoint, dtype, digest.hexdigest()[:16])
+
+
+def model_named(name: str, where: str) -> str:
+    """Return the absolute folder that a name means, or a name on the hub as it is. Raises UserError for neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            fix = "name the folder of a Hugging Face model, with its config.json and *.safetensors"
+            raise error("convert-model", f"{folder} has no config.json", where, fix)
+        return str(folder.resolve())
+    first = name.split("/")[0]
+    if _ON_THE_HUB.fullmatch(name) and not Path(first).is_dir():
+        return name
+    fix = "name the folder of a Hugging Face model, or ORGANIZATION/NAME on the hub"
+    raise error("convert-model", f"there is no folder {name}", where, fix)
+
+
+def checkpoint_in(folder: Path, iteration: int | None) -> Path:
+    """Return the folder of an iteration below `folder`, the newest by default. Raises UserError without a whole one."""
+    folder = folder.expanduser().resolve()
+    place = folder
+    if not (folder / ".metadata").is_file():
+        wanted = iteration if iteration is not None else _newest(folder)
+        place = checkpoints.place(folder, wanted)
+        if not place.is_dir():
+            there = ", ".join(map(str, checkpoints.iterations(folder))) or "none"
+            message = f"{folder} has no iteration {wanted}; there are: {there}"
+            raise error("convert-checkpoint", message, "--iteration", "choose one of them", ANSWER_IS_NO)
+    problem = checkpoints.torn(place)
+    if problem is not None:
+        message = f"the checkpoint {place} cannot be read: it {problem}"
+        raise error("convert-checkpoint", message, str(folder), "choose another --iteration", ANSWER_IS_NO)
+    _require_torch_dist(place)
+    return place
+
+
+def _newest(folder: Path) -> int:
+    try:
+        found = checkpoints.whole_number(checkpoints.read_tracker(folder))
+    except (OSError, ValueError):
+        found = None
+    if found is None:
+        message = f"{folder} is not a folder of checkpoints: no iteration in {checkpoints.TRACKER}"
+        raise error("convert-checkpoint", message, str(folder), "name a run, or its folder of checkpoints")
+    return found
+
+
+def _require_torch_dist(place: Path) -> None:
+    stated = _json(place / "metadata.json").get("sharded_backend", "torch")
+    if stated != "torch_dist":
+        message = f"{place} is of the format {stated}; only torch_dist is converted"
+        fix = "save with `--set megatron.ckpt_format=torch_dist`, or convert it with Megatron's `--ckpt-convert-format`"
+        raise error("convert-format", message, str(place), fix, ANSWER_IS_NO)
+
+
+def model_of(checkpoint: Path) -> str | None:
+    """Return the Hugging Face model that a checkpoint was converted from or trained as; None where it does not say."""
+    for folder in (checkpoint, checkpoint.parent):
+        record = _json(folder / checkpoints.CONVERSION_RECORD)
+        if isinstance(record.get("model"), str):
+            return str(record["model"])
+    config = checkpoint / "run_config.yaml"
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        if config.stat().st_size < _LARGEST_TEXT:
+            stated = yaml.safe_load(config.read_text(encoding="utf-8"))["model"].get("hf_model_id")
+            return stated if isinstance(stated, str) else None
+    return None
+
+
+def is_finished(wanted: Conversion) -> bool:
+    """Return whether the output is there, of this input. Raises UserError where something else is."""
+    out = wanted.out
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    record = _json(out / checkpoints.CONVERSION_RECORD)
+    if record.get("fingerprint") == wanted.fingerprint:
+        return True
+    what = "holds another conversion" if record else "exists and is not empty"
+    raise error("convert-exists", f"{out} {what}", str(out), "choose another folder, or remove this one", ANSWER_IS_NO)
+
+
+def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
+    """Return the run that is making this output. Raises UserError where it makes it of something else."""
+    for run in run_folders(root):
+        stated = _unfinished(run) if run.run_id.startswith(RUN_PREFIX) else {}
+        if stated.get("out") != str(wanted.out):
+            continue
+        if stated.get("fingerprint") == wanted.fingerprint:
+            return run
+        message = f"the run {run.run_id} is writing {wanted.out}, of another input"
+        fix = f"wait for it, or `fp8launch cancel {run.run_id}`"
+        raise error("convert-busy", message, str(wanted.out), fix, ANSWER_IS_NO)
+    return None
+
+
+def _unfinished(run: RunFolder) -> Mapping[str, Any]:
+    """The section `convert` of a run that has not ended; empty for any other."""
+    try:
+        stated = run.manifest().get("recipe", {}).get("convert")
+        return stated or {} if not schedulers.of_run(run).state(run).final else {}
+    except UserError:
+        return {}
+
+
+def recipe_of(
+    wanted: Conversion, sizes: Mapping[str, int], gpu: str, image: str | None, secrets: Iterable[str]
+) -> RecipeSource:
+    """Return the recipe of the job, with one process for each part of the model."""
+    processes = sizes["tp"] * sizes["pp"] * sizes["ep"]
+    nodes = -(-processes // GPUS_OF_A_NODE)
+    if processes % nodes:
+        message = f"TP x PP x EP is {processes} processes, which do not divide over nodes of {GPUS_OF_A_NODE}"
+        raise error("convert-world", message, "--tp, --pp, --ep", f"choose a multiple of {GPUS_OF_A_NODE}")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", wanted.out.name)[:40]
+    stated: dict[str, Any] = {
+        "name": f"{RUN_PREFIX}{name}",
+        "description": f"{wanted.direction} by Megatron-Bridge",
+        "engine": "convert",
+        "convert": {key: str(value) for key, value in asdict(wanted).items() if value is not None},
+        "parallel": dict(sizes),
+        "resources": {"gpu": gpu, "nodes": nodes, "gpus_per_node": processes // nodes, "time": "04:00:00"},
+        "secrets": list(secrets),
+    }
+    if image is not None:
+        stated["container"] = {"image": image, "mounts": _mounts(wanted)}
+    text = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=4096)
+    return RecipeSource(Path(__file__), parse_yaml(text, "fp8launch convert", numbered=False), (Path(__file__),))
+
+
+def _mounts(wanted: Conversion) -> list[str]:
+    """Folders that the job reads and writes; links in a model's folder, as in the hub's cache, lead elsewhere."""
+    found = [wanted.out.parent, *([wanted.checkpoint] if wanted.checkpoint else [])]
+    model = Path(wanted.model)
+    if model.is_absolute():
+        found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]
+    return [str(folder) for folder in dict.fromkeys(found)]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """A small JSON file's mapping; empty for anything else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

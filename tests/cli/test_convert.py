@@ -1,0 +1,191 @@
+"""`fp8launch convert` up to the job: names, refusals, the job's script, and what is never done twice.
+
+The conversion itself is in tests/injob/test_convert_program.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8launch import cli
+from fp8launch.check.checker import check
+from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
+from fp8launch.job.prepared import prepare
+from fp8launch.submit.conversion import conversion
+
+Ask = Callable[..., Any]
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+LOCAL = ("--backend", "local")
+INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
+
+
+@pytest.fixture
+def ask(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.chdir(home)
+
+    def call(*words: object, expect: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        status = cli.run(["convert", *map(str, words)])
+        out, err = capsys.readouterr()
+        assert status == expect, out + err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def checkpoint(folder: Path, backend: str = "torch_dist") -> Path:
+    """A folder of checkpoints that looks like one; `torn` reads the metadata."""
+    place = folder / "iter_0000007"
+    place.mkdir(parents=True)
+    (folder / TRACKER).write_text("7")
+    (place / "metadata.json").write_text(json.dumps({"sharded_backend": backend}))
+    (place / ".metadata").write_bytes(pickle.dumps(types.SimpleNamespace(storage_data={})))
+    return place
+
+
+def test_the_job_gets_the_layout_and_absolute_paths(ask: Ask, model: Path, tmp_path: Path) -> None:
+    words = ("--tp", 2, "--pp", 2, "--dtype", "fp32", "--gpu", "h100")
+    out, _ = ask("hf-to-megatron", model, tmp_path / "out", *words, "--dry-run", "--backend", "sbatch")
+    assert "#SBATCH --gpus-per-node=4" in out and "FP8LAUNCH_DEVICE=cuda" in out
+    for word in ("hf-to-megatron", f"--model={model}", f"--out={tmp_path}/out", "--dtype=fp32", "--tp=2", "--pp=2"):
+        assert word in out
+    assert "rank/convert.py" in out and not (tmp_path / "out").exists()
+
+
+def test_sixteen_processes_are_two_nodes_and_twelve_are_refused(ask: Ask, model: Path, tmp_path: Path) -> None:
+    words = ("hf-to-megatron", model, tmp_path / "out", "--gpu", "h100", "--dry-run", "--backend", "sbatch")
+    assert "#SBATCH --nodes=2" in ask(*words, "--tp", 8, "--pp", 2)[0]
+    assert "convert-world" in ask(*words, "--tp", 3, "--pp", 3, expect=2)[1]
+
+
+def test_an_image_sees_input_and_output(ask: Ask, model: Path, tmp_path: Path) -> None:
+    image = tmp_path / "nemo.sif"
+    image.write_bytes(b"")
+    profile = tmp_path / "site.yaml"
+    profile.write_text("runtime: apptainer\n")
+    words = ("--image", image, "--cluster", profile, "--dry-run", "--backend", "sbatch")
+    (tmp_path / "to").mkdir()
+    out, _ = ask("hf-to-megatron", model, tmp_path / "to" / "out", *words)
+    assert f"{tmp_path}/to:{tmp_path}/to" in out and f"{model}:{model}" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("./nowhere", "convert-model", "there is no folder"),
+        ("a/b/c", "convert-model", "there is no folder"),
+        ("empty", "convert-model", "has no config.json"),
+        ("weightless", "convert-model", "no weights in *.safetensors"),
+        ("unknown", "convert-architecture", "MixtralForCausalLM"),
+    ],
+)
+def test_models_that_cannot_be_converted(ask: Ask, home: Path, name: str, code: str, says: str) -> None:
+    for folder in ("empty", "weightless", "unknown"):
+        (home / folder).mkdir()
+    (home / "weightless/config.json").write_text(json.dumps(CONFIG))
+    (home / "unknown/config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
+    (home / "unknown/model.safetensors").write_bytes(b"weights")
+    expect = 1 if name == "unknown" else 2
+    _, err = ask("hf-to-megatron", name, "out", "--dry-run", *LOCAL, expect=expect)
+    assert code in err and says in err
+    if name == "unknown":
+        assert "LlamaForCausalLM" in err and "0.6.0: " in err
+
+
+def test_a_name_on_the_hub_is_read_with_a_token_by_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("hf-to-megatron", "org/model", "out", "--dry-run", "--backend", "sbatch")
+    out, err = ask(*words)
+    assert "--model=org/model" in out and "HF_TOKEN" not in out
+    assert "export HF_TOKEN" in err
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecretvalue")
+    out, err = ask(*words)
+    assert "HF_TOKEN" in out and "verysecret" not in out + err and "export HF_TOKEN" not in err
+
+
+def test_an_output_is_never_overwritten(ask: Ask, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    assert "exists and is not empty" in ask("hf-to-megatron", model, out, *LOCAL, expect=1)[1]
+    assert (out / "notes").read_text() == "mine"
+    assert "mkdir -p" in ask("hf-to-megatron", model, tmp_path / "no" / "out", *LOCAL, expect=2)[1]
+
+
+def test_a_finished_output_is_said_so_until_its_input_changes(ask: Ask, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    done = {"model": str(model), "fingerprint": conversion("hf-to-megatron", str(model), out).fingerprint}
+    (out / CONVERSION_RECORD).write_text(json.dumps(done))
+    shown, err = ask("hf-to-megatron", model, out, "--json", *LOCAL)
+    assert "already converted" in err and json.loads(shown)["status"] == "finished"
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert "holds another conversion" in ask("hf-to-megatron", model, out, *LOCAL, expect=1)[1]
+
+
+def test_checkpoints_that_cannot_be_exported(ask: Ask, model: Path, tmp_path: Path) -> None:
+    words = ("--model", model, "--dry-run", *LOCAL)
+    (tmp_path / "none").mkdir()
+    assert "is not a folder of checkpoints" in ask("megatron-to-hf", tmp_path / "none", "out", *words, expect=2)[1]
+    place = checkpoint(tmp_path / "saved")
+    assert "there are: 7" in ask("megatron-to-hf", place.parent, "out", *words, "--iteration", 9, expect=1)[1]
+    assert "--model" in ask("megatron-to-hf", place.parent, "out", "--dry-run", *LOCAL, expect=2)[1]
+    assert f"--checkpoint={place}" in ask("megatron-to-hf", place.parent, "out", *words)[0]
+    (place / ".metadata").write_bytes(b"")
+    assert "has no .metadata" in ask("megatron-to-hf", place.parent, "out", *words, expect=1)[1]
+    other = checkpoint(tmp_path / "fsdp", "fsdp_dtensor")
+    assert "of the format fsdp_dtensor" in ask("megatron-to-hf", other.parent, "out", *words, expect=1)[1]
+
+
+@pytest.mark.parametrize("by", ["record", "run_config"])
+def test_a_checkpoint_names_the_model_that_it_is_like(ask: Ask, model: Path, tmp_path: Path, by: str) -> None:
+    place = checkpoint(tmp_path / "saved")
+    if by == "record":
+        (place.parent / CONVERSION_RECORD).write_text(json.dumps({"model": str(model)}))
+    else:
+        (place / "run_config.yaml").write_text(f"model:\n  hf_model_id: {model}\n")
+    assert f"--model={model}" in ask("megatron-to-hf", place.parent, "out", "--dry-run", *LOCAL)[0]
+
+
+@pytest.mark.skipif(INSTALLED, reason="Megatron-Bridge is installed")
+def test_a_job_without_bridge_fails_and_leaves_no_output(ask: Ask, model: Path, tmp_path: Path) -> None:
+    shown, err = ask("hf-to-megatron", model, tmp_path / "out", "--wait", "--json", *LOCAL, expect=1)
+    assert json.loads(shown)["status"] == "failed"
+    assert "Megatron-Bridge is not installed" in err and "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_run_starts_from_weights_of_another_model(
+    tmp_path: Path, write: Callable[[str, str], str], ask: Ask
+) -> None:
+    weights = tmp_path / "weights"
+    checkpoint(weights)
+    settings = {"rotary_base": 500000.0, "num_layers": 2, "norm_epsilon": 1e-5}
+    (weights / CONVERSION_RECORD).write_text(json.dumps({"settings": settings}))
+    recipe = write("r.yaml", f"extends: tiny_cpu\nmodel: {{rotary_base: 10000}}\ncheckpoint: {{load: {weights}}}\n")
+
+    def found(*overrides: str) -> list[str]:
+        result = check(prepare(recipe, overrides), layers=("machine",))
+        return [problem.message for problem in result.problems if problem.code == "converted-weights"]
+
+    assert any("without an optimizer's state" in message for message in found())
+    told = found("megatron.finetune=true")
+    assert len(told) == 1 and "rotary_base is 10000, but 500000.0" in told[0]
+    assert found("megatron.finetune=true", "model.rotary_base=500000") == []

@@ -1,0 +1,285 @@
+"""injob/rank/convert.py as the process that a job starts; the conversion where Megatron-Bridge is on PYTHONPATH.
+
+CI has no Megatron-Bridge. With its source at BRIDGE, Hydra, OmegaConf and transformers in SITE:
+PYTHONPATH=SITE:BRIDGE/src pytest tests/injob/test_convert_program.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_jobs
+
+from fp8launch.injob.rank import convert
+from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD
+
+INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
+needs_bridge = pytest.mark.skipif(not INSTALLED, reason="Megatron-Bridge is not on PYTHONPATH")
+PATH = os.environ.get("PYTHONPATH", "")
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("Llama", SIZES, ""),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**SIZES, **EXPERTS, "norm_topk_prob": True},
+        "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --qk-layernorm --kv-channels 16",
+    ),
+}
+# Its settings are those of SIZES, but for these.
+TRAINING = [*train_jobs.MOCK, *shlex.split("--rotary-base 500000 --norm-epsilon 1e-5 --vocab-size 511 --lr 5e-3")]
+# Rounding of bf16 in two orders of summation: units in the last place of the largest logit.
+BF16_STEPS = 4
+
+
+def job(*words: str, processes: int = 1) -> train_jobs.Run:
+    if processes == 1:
+        started = train_jobs.start("convert.py", ["--", *words], PYTHONPATH=PATH)
+    else:
+        node = ["--nproc-per-node", str(processes), "--worker", "convert.py", "--", *words]
+        started = train_jobs.start("node.py", node, PYTHONPATH=PATH)
+    return train_jobs.finish([started])
+
+
+def to_megatron(model: Path, out: Path, *more: str, processes: int = 1) -> Path:
+    job("hf-to-megatron", f"--model={model}", f"--out={out}", *more, processes=processes).succeeded()
+    return out / "iter_0000000"
+
+
+def to_hf(model: Path, checkpoint: Path, out: Path, *more: str, processes: int = 1) -> Path:
+    words = (f"--model={model}", f"--checkpoint={checkpoint}", f"--out={out}", *more)
+    job("megatron-to-hf", *words, processes=processes).succeeded()
+    return out
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """A random model whose norms are not all ones, and whose logits are not all near 0."""
+    import torch
+
+    transformers: Any = pytest.importorskip("transformers")
+    kind, sizes, _ = MODELS[name]
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    load: Any = pytest.importorskip("safetensors.torch").load_file
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load(str(file)).items()}
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return mine.keys() == theirs.keys() and all(
+        tensor.dtype == theirs[name].dtype and bool((tensor == theirs[name]).all()) for name, tensor in mine.items()
+    )
+
+
+def logits(model: Path, checkpoint: Path, dtype: str = "bf16") -> tuple[float, float]:
+    """The largest difference of the logits of both, and the largest logit."""
+    program = str(Path(__file__).with_name("compare_logits.py"))
+    environment = train_jobs.job_environment(PYTHONPATH=PATH)
+    command = [sys.executable, program, str(model), str(checkpoint), dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("logits "))
+    return float(line.split()[1]), float(line.split()[2])
+
+
+def agree(name: str, model: Path, checkpoint: Path) -> None:
+    """The same weights have the same logits, computed in fp32 and, but for a router's ties, in bf16."""
+    difference, largest = logits(model, checkpoint, "fp32")
+    assert largest > 0.5 and difference < 1e-5 * largest
+    if name == "llama":
+        difference, largest = logits(model, checkpoint)
+        assert difference <= BF16_STEPS * 2**-8 * largest
+
+
+def train(name: str, folder: Path, iterations: int, *more: str) -> train_jobs.Run:
+    own = shlex.split(MODELS[name][2])
+    words = [*TRAINING, *own, "--train-iters", str(iterations), "--save-interval", str(iterations), *more]
+    return train_jobs.worker(words, folder=folder).succeeded()
+
+
+# --- Without Megatron-Bridge ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [["--"], []])
+def test_options(separator: list[str]) -> None:
+    """torchrun's own parser takes the separator away."""
+    found = convert.arguments([*separator, "hf-to-megatron", "--model=a/b", "--out=/o", "--tp=2"])
+    assert (found.model, found.out, found.tp, found.pp, found.dtype) == ("a/b", Path("/o"), 2, 1, None)
+
+
+def test_only_what_both_state_can_differ() -> None:
+    model = {"rotary_base": 500000.0, "num_query_groups": 2, "swiglu": True}
+    assert convert.differences(model, {"rotary_base": 500000, "num_query_groups": None}) == []
+    assert convert.differences(model, {"rotary_base": 10000}) == [
+        "rotary_base is 10000 in the checkpoint and 500000.0 in the model"
+    ]
+
+
+@pytest.mark.skipif(INSTALLED, reason="Megatron-Bridge is installed")
+def test_a_machine_without_bridge_says_so(tmp_path: Path) -> None:
+    run = job("hf-to-megatron", "--model=m", f"--out={tmp_path}/out")
+    assert run.codes == [3]
+    assert "Megatron-Bridge is not installed" in run.output and "Traceback" not in run.output
+
+
+# --- With Megatron-Bridge -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.train
+@needs_bridge
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back_with_a_training_between(name: str, tmp_path: Path) -> None:
+    model = make_model(name, tmp_path / "model")
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (model / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    imported = to_megatron(model, tmp_path / "imported")
+    agree(name, model, imported)
+    back = to_hf(model, imported, tmp_path / "back")
+    assert same_bits(model, back)
+    assert (back / "tokenizer.json").read_text() == (model / "tokenizer.json").read_text()
+
+    first = train(name, tmp_path, 12, "--load", str(tmp_path / "imported"), "--finetune", "--save", "trained")
+    assert sorted(first.losses) == list(range(1, 13)) and first.losses[12] < first.losses[1]
+    trained = tmp_path / "trained" / "iter_0000012"
+    exported = to_hf(model, trained, tmp_path / "exported")
+    assert not same_bits(model, exported)
+    agree(name, exported, trained)
+
+    to_megatron(exported, tmp_path / "again")
+    again = train(name, tmp_path, 3, "--load", str(tmp_path / "again"), "--finetune", "--save", "b")
+    direct = train(name, tmp_path, 3, "--load", str(tmp_path / "trained"), "--finetune", "--save", "c")
+    assert again.losses == direct.losses
+    assert again.losses[1] < first.losses[1]
+
+
+@pytest.mark.train
+@needs_bridge
+def test_another_type_of_the_weights(tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path / "model")
+    imported = to_megatron(model, tmp_path / "imported", "--dtype=fp32")
+    difference, largest = logits(model, imported, "fp32")
+    assert difference < 1e-5 * largest
+    back = to_hf(model, imported, tmp_path / "back", "--dtype=fp32")
+    assert json.loads((back / "config.json").read_text())["dtype"] == "float32"
+    assert {str(tensor.dtype) for tensor in weights(back).values()} == {"torch.float32"}
+
+
+@pytest.mark.train
+@needs_bridge
+@pytest.mark.parametrize("size", ["tp", "pp", "ep"])
+def test_a_divided_model_is_the_same(size: str, tmp_path: Path) -> None:
+    model = make_model("qwen3_moe", tmp_path / "model")
+    imported = to_megatron(model, tmp_path / "imported", f"--{size}=2", processes=2)
+    # And the checkpoint loads in another layout.
+    assert same_bits(model, to_hf(model, imported, tmp_path / "whole"))
+    assert same_bits(model, to_hf(model, imported, tmp_path / "parts", f"--{size}=2", processes=2))
+
+
+@pytest.mark.train
+@needs_bridge
+def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path / "model")
+    imported = to_megatron(model, tmp_path / "imported")
+    stated = json.loads((model / "config.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    stated["rope_parameters"]["rope_theta"] = 10000.0
+    (other / "config.json").write_text(json.dumps(stated))
+    words = (f"--checkpoint={imported}", f"--out={tmp_path / 'out'}")
+    refused = job("megatron-to-hf", f"--model={other}", *words)
+    assert refused.codes == [2]
+    assert "rotary_base is 500000.0 in the checkpoint and 10000.0 in the model" in refused.output
+    assert not (tmp_path / "out").exists()
+
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    taken = job("hf-to-megatron", f"--model={model}", f"--out={tmp_path / 'taken'}")
+    assert taken.codes == [2] and "exists and is not empty" in taken.output
+
+    biased, trained = tmp_path / "biased", [word for word in TRAINING if word != "--disable-bias-linear"]
+    train_jobs.worker(
+        [*trained, "--train-iters", "3", "--save", str(biased), "--save-interval", "3"], folder=tmp_path
+    ).succeeded()
+    words = (f"--checkpoint={biased / 'iter_0000003'}", f"--out={tmp_path / 'out'}")
+    lost = job("megatron-to-hf", f"--model={model}", *words)
+    assert lost.codes == [2] and "tensors that the Hugging Face model lacks" in lost.output and "bias" in lost.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.train
+@needs_bridge
+def test_the_commands(tmp_path: Path) -> None:
+    """`fp8launch convert` there, `submit` from the weights, and `convert` of the run, as in docs/convert.md."""
+    model = make_model("llama", tmp_path / "model")
+    command = [sys.executable, "-m", "fp8launch"]
+    environment = {
+        **train_jobs.job_environment(PYTHONPATH=f"{train_jobs.LAUNCHERS}:{PATH}"),
+        "HOME": str(tmp_path),
+        "FP8LAUNCH_RUNS": str(tmp_path / "runs"),
+    }
+    del environment["FP8LAUNCH_DEVICE"]
+    local = ("--backend", "local", "--wait", "--json")
+
+    def call(*words: str) -> Any:
+        done = subprocess.run(
+            [*command, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    imported = call("convert", "hf-to-megatron", "model", "llama_megatron", *local)
+    assert imported["status"] == "finished" and (tmp_path / "llama_megatron" / CONVERSION_RECORD).is_file()
+    assert call("convert", "hf-to-megatron", "model", "llama_megatron", *local)["run"] is None
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    load = ("--set", f"checkpoint.load={tmp_path / 'llama_megatron'}", "--set", "megatron.finetune=true")
+    run = call("submit", "recipe.yaml", *load, *local)[0]["run"]
+    assert call("convert", "megatron-to-hf", run, "exported", *local)["status"] == "finished"
+    transformers: Any = pytest.importorskip("transformers")
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.hidden_size == 64
+    assert not same_bits(model, tmp_path / "exported")
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {f"t{number}": number for number in range(512)}, "unk_token": "t0"},
+}
+RECIPE = """\
+extends: tiny_cpu
+name: continued
+model: {vocab_size: 511, rotary_base: 500000, norm_epsilon: 1.0e-5}
+train: {iterations: 3}
+checkpoint: {dir: checkpoints, interval: 3}
+"""
