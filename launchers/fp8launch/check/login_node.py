@@ -234,7 +234,8 @@ def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mappi
     missing = [packages[name] for name in done.stdout.split() if name in packages]
     if missing:
         message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
-        fix = f"install them there ({job.python} -m pip install {' '.join(missing)}), or name a Python that has them: "
+        by_pip = f"install them there ({job.python} -m pip install {' '.join(missing)})"
+        fix = f"{prepared.engine.installation or by_pip}, or name a Python that has them: "
         yield Problem("error", "python-packages", message, where, fix + "launch.python, or `python:` in the profile")
 
 

@@ -264,13 +264,14 @@ class Engine(ABC):
     `own_keys` are the recipe keys that belong to it alone, such as `launch.script`. A recipe that states one of them
     and no `engine` is for this engine, and another engine refuses it. The module of an engine must import quickly:
     finding the engine of a recipe imports all of them. `packages` are the modules that every process of a run imports,
-    with the names under which pip installs them.
+    with the names under which pip installs them. `installation` says how they are installed where pip alone does not.
     """
 
     name: ClassVar[str]
     description: ClassVar[EngineDescription]
     own_keys: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch"}
+    installation: ClassVar[str | None] = None
 
     def catalog(self) -> RecipeCatalog | None:
         """The recipes of the engine's own project; None for an engine whose recipes are those of the pack."""

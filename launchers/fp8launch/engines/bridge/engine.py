@@ -71,7 +71,8 @@ class Bridge(Engine):
         evidence=("module report",),
         rehearsal=True,
     )
-    packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "megatron-bridge"}
+    packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "Megatron-Bridge"}
+    installation: ClassVar[str | None] = "set PYTHONPATH to the src folder of a release of Megatron-Bridge"
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
 
     def catalog(self) -> RecipeCatalog:
