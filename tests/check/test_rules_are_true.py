@@ -29,7 +29,11 @@ CASES = [
     ("query-groups", ["model.num_attention_heads=8", "model.num_query_groups=3"], "Error"),
     ("size-not-divisible", ["parallel.tp=2", "model.ffn_hidden_size=129", TWO], "not divisible"),
     ("expert-grid", [*EXPERTS, "parallel.ep=2"], "not divisible by expert_tensor_model_pipeline"),
-    ("optimizer-instances", ["megatron.num_distributed_optimizer_instances=3"], "divisible by partial DistOpt"),
+    (
+        "optimizer-instances",
+        ["megatron.num_distributed_optimizer_instances=3", "megatron.use_distributed_optimizer=true"],
+        "divisible by partial DistOpt",
+    ),
     ("moe-needs-sequence-parallel", [*EXPERTS, "parallel.tp=2", TWO], "without also enabling sequence"),
     ("moe-layer-pattern", [*EXPERTS, "model.moe_layer_freq='[0,1,1]'"], "Invalid length of moe_layer_pattern"),
     ("moe-top-k", [*EXPERTS, "model.moe_router_topk=5"], "out of range"),

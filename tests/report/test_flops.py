@@ -161,7 +161,7 @@ def megatron(request: pytest.FixtureRequest):
 
     yield flops
     process.stdin.close()
-    process.wait(10)
+    process.wait(60)
 
 
 @st.composite
