@@ -9,12 +9,16 @@ from textwrap import dedent
 import pytest
 from support import only, refused
 
+from fp8launch.check import memory
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.cli.check_summary import summary
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO
 from fp8launch.engines.accelerate.engine import READ
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
+from fp8launch.tuning.candidates import Prediction, predict
 
 PEER = "peers/zero_torchao"
 
@@ -39,11 +43,19 @@ def test_every_argument_is_one_that_the_program_reads() -> None:
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
-def test_memory_and_comparisons_know_how_it_is_sharded(sharding: str) -> None:
+def test_comparisons_know_how_it_is_sharded(sharding: str) -> None:
     args = prepare(PEER, [f"accelerate.sharding={sharding}"]).args
     assert bool(args.attributes.get("use_distributed_optimizer")) == (sharding != "ddp")
     assert bool(args.attributes.get("use_megatron_fsdp")) == (sharding in ("zero2", "zero3", "fsdp2"))
     assert args.recorded["sharding"] == sharding
+
+
+def test_memory_and_speed_are_not_estimated() -> None:
+    """Megatron's models of them would come with an accuracy that nobody has measured for Accelerate."""
+    assert "memory  not estimated for this run" in summary(prepare(PEER))
+    assert predict(prepare(PEER)) == Prediction()
+    crowded = prepare(PEER, ["batch.micro=8"])
+    assert not list(memory.problems(resolve_run(crowded)))
 
 
 def test_one_option_turns_it_to_bf16() -> None:

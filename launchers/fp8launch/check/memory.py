@@ -27,7 +27,7 @@ def problems(run: ResolvedRun) -> Iterator[Problem]:
     """Yield at most one problem: the run does not fit, or barely. None for CPUs and models that are not counted."""
     capacity = run.gpu.memory_gib * 1024 * MIB
     found = run_estimate(run)
-    if found is None or not capacity or not run.uses_te:
+    if found is None or not capacity or not run.is_estimated:
         return
     if found.least > DOUBT * capacity:
         yield _problem(run, found, capacity, "does-not-fit", "will not fit")

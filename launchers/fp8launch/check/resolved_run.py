@@ -100,6 +100,11 @@ class ResolvedRun:
         """Return whether the layers are Transformer Engine's, on a GPU."""
         return self.value("transformer_impl") == "transformer_engine" and self.gpu.name != "cpu"
 
+    @property
+    def is_estimated(self) -> bool:
+        """Return whether the models of memory and speed hold: Megatron-Core's layers by Transformer Engine."""
+        return self.uses_te and self.engine.covers("megatron_core")
+
 
 def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None) -> ResolvedRun:
     """Resolve a prepared run for the rules; its recipe overrides the cluster profile's `cluster_env`."""

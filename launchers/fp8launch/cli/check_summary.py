@@ -28,7 +28,7 @@ def _size(prepared: Prepared) -> str:
 def _memory(prepared: Prepared) -> str:
     run = resolve_run(prepared)
     found = None
-    if run.gpu.memory_gib and run.uses_te:
+    if run.gpu.memory_gib and run.is_estimated:
         found = run_estimate(run)
     if found is None:
         return "memory  not estimated for this run"

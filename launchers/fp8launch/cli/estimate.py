@@ -115,9 +115,9 @@ def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: fl
         args["train_iters"] = steps
     world, batch = run.layout.world, run.layout.global_batch
     memory, step = None, None
-    if run.uses_te:
+    if run.is_estimated:
         step = step_time(args, world, batch, run.gpu)
-    if run.uses_te and run.gpu.memory_gib:
+    if run.is_estimated and run.gpu.memory_gib:
         memory = run_estimate(run)
     throughput = _throughput(prepared, gpu, speed)
     if throughput is None and step is not None:

@@ -77,7 +77,7 @@ class Begin:
 def predict(prepared: Prepared) -> Prediction:
     """The time of a step in ms, the largest allocation and the need with reserves in GiB."""
     run = resolve_run(prepared)
-    if not run.uses_te:
+    if not run.is_estimated:
         return Prediction()
     step = step_time(run.arguments, run.layout.world, run.layout.global_batch, run.gpu)
     memory = run_estimate(run)

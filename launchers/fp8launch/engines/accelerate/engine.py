@@ -50,7 +50,7 @@ ALWAYS: Mapping[str, object] = {
     "log_interval": 1,
     "split": None,
 }
-# What comes nearest in Megatron, for the memory estimate and for comparisons.
+# What comes nearest in Megatron, for comparisons.
 _IN_MEGATRON: Mapping[str, Mapping[str, str | bool]] = {
     "ddp": {},
     "zero1": {"use_distributed_optimizer": True},
