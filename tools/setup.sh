@@ -74,8 +74,8 @@ END
 }
 
 set_up_train() {
-    say "fp8launch's own dependencies (10 MB)"
-    pip_install --editable .
+    say "fp8launch's own dependencies and those of its extra data: tokenizers, Parquet (250 MB on disk)"
+    pip_install --editable '.[data]'
     has "$venv/bin/python" torch ||
         say "downloads PyTorch $torch: about 200 MB where pip finds a CPU build of it, else 2.8 GB with CUDA"
     pip_install "torch==$torch" numpy packaging psutil typing_extensions

@@ -68,6 +68,14 @@ def test_the_demo_trains_and_reports(shell_env: dict[str, str]) -> None:
     assert re.search(r"tokens/s/GPU +[\d,.]+", done.stdout)
 
 
+def test_the_demos_set_up_installs_what_its_commands_import() -> None:
+    """The tests' own environment has every extra, so the demo runs there in any case."""
+    assert "run data tokenizer" in (ROOT / "tools/demo.sh").read_text(encoding="utf-8")
+    script = (ROOT / "tools/setup.sh").read_text(encoding="utf-8")
+    set_up = script[script.index("set_up_train() {") : script.index("set_up_test() {")]
+    assert "pip_install --editable '.[data]'" in set_up
+
+
 def test_the_readme_has_the_two_commands_of_a_fresh_machine() -> None:
     assert [line for line in commands(ROOT / "README.md") if line.startswith("make")] == ["make demo", "make test"]
 
