@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pickle
 import types
 from collections.abc import Callable
@@ -162,6 +163,25 @@ def test_a_checkpoint_names_the_model_that_it_is_like(ask: Ask, model: Path, tmp
     else:
         (place / "run_config.yaml").write_text(f"model:\n  hf_model_id: {model}\n")
     assert f"--model={model}" in ask("megatron-to-hf", place.parent, "out", "--dry-run", *LOCAL)[0]
+
+
+@pytest.mark.parametrize("name", [CONVERSION_RECORD, "iter_0000007/metadata.json", "iter_0000007/run_config.yaml"])
+@pytest.mark.parametrize("content", ["pipe", "nested"])
+def test_files_of_a_foreign_checkpoint_neither_hang_nor_crash(
+    ask: Ask, model: Path, tmp_path: Path, write: Callable[[str, str], str], name: str, content: str
+) -> None:
+    place = checkpoint(tmp_path / "saved")
+    file = place.parent / name
+    file.unlink(missing_ok=True)
+    if content == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_text("[" * 100_000)
+    expected = 0 if not name.endswith("metadata.json") else 1  # it does not say that it is a torch_dist one
+    ask("megatron-to-hf", place.parent, "out", "--model", model, "--dry-run", *LOCAL, expect=expected)
+    assert ask("megatron-to-hf", place.parent, "out", "--dry-run", *LOCAL, expect=expected or 2)[0] == ""
+    recipe = write("r.yaml", f"extends: tiny_cpu\ncheckpoint: {{load: {place.parent}}}\n")
+    assert "converted-weights" not in {each.code for each in check(prepare(recipe), layers=("machine",)).problems}
 
 
 @pytest.mark.skipif(INSTALLED, reason="Megatron-Bridge is installed")

@@ -16,6 +16,7 @@ from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Survive
+from fp8launch.rundir.atomic_io import json_mapping
 
 CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}
 
@@ -57,9 +58,8 @@ def _converted(
     flag: str, text: str, here: Path, args: EngineArguments, defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """Yield what would go wrong with weights that `fp8launch convert` wrote: Megatron compares no setting with them."""
-    try:
-        settings = dict(json.loads((here / CONVERSION_RECORD).read_text(encoding="utf-8"))["settings"])
-    except (OSError, ValueError, LookupError, TypeError):
+    settings = json_mapping(here / CONVERSION_RECORD).get("settings")
+    if not isinstance(settings, Mapping):
         return
     where = args.places.get(flag)
     if flag == "load" and not args.values.get("finetune"):

@@ -30,7 +30,7 @@ from fp8launch.rehearsal.workers import LIMITS, Limits
 
 LAYER = "rehearsal"
 CODE = "rehearsal"
-# What injob/rank/config_fields.py reads.
+# The variable that injob/rank/config_fields.py reads.
 CONFIG = "FP8LAUNCH_CONFIG"
 # A longer sentence is cut in the problem; --json and -v have all of it.
 LONGEST = 300

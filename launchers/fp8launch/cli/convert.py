@@ -19,12 +19,12 @@ from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
 from fp8launch.recipe.load import load_recipe
+from fp8launch.recipe.schema import ConvertDtype
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.conversion import (
     Conversion,
-    Dtype,
     checkpoint_in,
     conversion,
     is_finished,
@@ -65,7 +65,7 @@ def convert() -> None:
 @click.argument("model")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
 @with_options(*_job_options)
-def hf_to_megatron(model: str, out: Path, dtype: Dtype | None, **options: Any) -> int:
+def hf_to_megatron(model: str, out: Path, dtype: ConvertDtype | None, **options: Any) -> int:
     """Write the weights of a Hugging Face MODEL, a folder or a name on the hub, as a Megatron checkpoint in DIR.
 
     A run starts from it with --set checkpoint.load=DIR --set megatron.finetune=true.
@@ -85,7 +85,7 @@ def hf_to_megatron(model: str, out: Path, dtype: Dtype | None, **options: Any) -
 @click.option("--iteration", type=click.IntRange(min=0), help="Iteration of the checkpoint (default: the newest).")
 @with_options(*_job_options)
 def megatron_to_hf(
-    source: str, out: Path, model: str | None, iteration: int | None, dtype: Dtype | None, **options: Any
+    source: str, out: Path, model: str | None, iteration: int | None, dtype: ConvertDtype | None, **options: Any
 ) -> int:
     """Write a checkpoint of a RUN, or of a folder of checkpoints, as a Hugging Face model in OUT.
 
@@ -167,12 +167,7 @@ def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
     """Wait for the job: whether it completed, and left the whole output; else the end of its log is shown."""
     from fp8launch.cli.follow import show_end, watch_to_end
 
-    try:
-        state = watch_to_end(run, scheduler)
-    except KeyboardInterrupt:
-        eprint(f"\nthe conversion continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
-        raise
-    eprint(f"{run.run_id}: {state.status}" + (f" ({state.reason})" if state.reason else ""))
+    state = watch_to_end(run, scheduler, "conversion")
     if state.status == "completed" and is_finished(wanted):
         return "finished"
     show_end(run)

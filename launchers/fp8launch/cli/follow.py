@@ -31,12 +31,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     With `brief`, for the runs of a study, a run that completed gets one line.
     """
     config = load_config().notify
-    try:
-        state = watch_to_end(run, scheduler)
-    except KeyboardInterrupt:
-        eprint(f"\nthe run continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
-        raise
-    eprint(f"{run.run_id}: {state}")
+    state = watch_to_end(run, scheduler, "run")
     completed = state.status == "completed"
     report = _report(run)
     if report is not None and not (brief and completed):
@@ -85,8 +80,19 @@ def _message(run: RunFolder, state: JobState, report: RunReport | None) -> dict[
     }
 
 
-def watch_to_end(run: RunFolder, scheduler: Scheduler) -> JobState:
-    """Show a run's progress until it ends; return how."""
+def watch_to_end(run: RunFolder, scheduler: Scheduler, what: str) -> JobState:
+    """Show a run's progress until it ends, then its state; return that. Ctrl-C does not end what the run does."""
+    try:
+        state = _watch(run, scheduler)
+    except KeyboardInterrupt:
+        eprint(f"\nthe {what} continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
+        raise
+    eprint(f"{run.run_id}: {state}")
+    return state
+
+
+def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
+    """Show a run's progress until it ends; return its last state."""
     manifest = run.manifest()
     total = as_int(stated_arguments(manifest).get("train_iters"))
     every = scheduler.capabilities.poll_seconds

@@ -19,7 +19,7 @@ from fp8launch.rundir.study import need_study_name
 
 # Of a recipe's name, and of the part that it takes from the recipe that was planned.
 LONGEST_NAME, LONGEST_BASE = 80, 40
-# What a recipe says of itself or of a grid does not hold for a layout of it.
+# Keys of a recipe that its layouts do not inherit: its grid, and the figure published for it.
 NOT_OF_A_LAYOUT = ("axes", "nodes", "reference")
 
 

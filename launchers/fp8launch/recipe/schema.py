@@ -302,6 +302,10 @@ class Accelerate(Section):
     rowwise: bool = False
 
 
+ConvertDirection = Literal["hf-to-megatron", "megatron-to-hf"]
+ConvertDtype = Literal["bf16", "fp16", "fp32"]
+
+
 class Convert(Section):
     """A conversion of weights, for `engine: convert`: what `fp8launch convert` submits, which writes this section.
 
@@ -309,11 +313,11 @@ class Convert(Section):
     `checkpoint` is the folder of one iteration, `fingerprint` a digest of the input.
     """
 
-    direction: Literal["hf-to-megatron", "megatron-to-hf"] | None = None
+    direction: ConvertDirection | None = None
     model: str | None = None
     checkpoint: str | None = None
     out: str | None = None
-    dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    dtype: ConvertDtype | None = None
     fingerprint: str | None = None
 
 

@@ -38,7 +38,7 @@ OTHER_SIZES = 3
 # How long a run is has no part in what its layers say.
 LENGTHS = ("train_iters", "global_batch_size")
 
-# What it refuses is no verdict on a run that says its configuration otherwise.
+# A refusal by this code says nothing about a run that is configured without a command line.
 COMMAND_LINE = "megatron/training/"
 
 # That of torch 2.11 from PyPI, where neither recipe nor image says.

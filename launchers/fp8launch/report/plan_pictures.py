@@ -23,7 +23,7 @@ MOST_SHOWN = 8
 # A segment has room for two letters from this share of the longest bar; less than the second is no segment to name.
 _ROOM, _SEEN = 0.045, 0.003
 _LINE = 58
-# What a training is timed by: so many tokens.
+# Tokens of the training whose duration is drawn.
 _TOKENS = 1e12
 
 

@@ -125,7 +125,7 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
         if isinstance(value, str | int | float):
             known[name] = value
         elif value is not None:
-            # What somebody wrote into a manifest by hand may be anything.
+            # A manifest that was edited by hand may hold any type here.
             known[name] = str(value)
     return known
 

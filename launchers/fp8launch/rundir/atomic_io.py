@@ -13,11 +13,12 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.supervisor.log_lines import bounded_int
+from fp8launch.untyped import as_mapping
 
 MAX_JSON = 64 << 20
 # Some shared file systems have no locks, or none over the network.
@@ -75,6 +76,14 @@ def read_json(file: Path) -> Any:
         return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
     except RecursionError:
         raise ValueError("its contents are nested too deeply") from None
+
+
+def json_mapping(file: Path) -> Mapping[str, Any]:
+    """The mapping that a JSON file holds; empty where there is none, and for anything else."""
+    try:
+        return as_mapping(read_json(file))
+    except (OSError, ValueError):
+        return {}
 
 
 def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:

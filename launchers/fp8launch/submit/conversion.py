@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -17,11 +15,12 @@ from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.recipe.load import RecipeSource
+from fp8launch.recipe.schema import ConvertDirection, ConvertDtype
 from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.rundir.atomic_io import json_mapping, read_regular
 from fp8launch.rundir.run_dir import RunFolder, run_folders
+from fp8launch.untyped import as_mapping
 
-Direction = Literal["hf-to-megatron", "megatron-to-hf"]
-Dtype = Literal["bf16", "fp16", "fp32"]
 RUN_PREFIX = "convert_"
 GPUS_OF_A_NODE = 8
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -35,16 +34,20 @@ class Conversion:
     `fingerprint` is a digest of the input, of names, sizes and times of its files; of a model on the hub its name.
     """
 
-    direction: Direction
+    direction: ConvertDirection
     model: str
     out: Path
     checkpoint: Path | None
-    dtype: Dtype | None
+    dtype: ConvertDtype | None
     fingerprint: str
 
 
 def conversion(
-    direction: Direction, model: str, out: Path, checkpoint: Path | None = None, dtype: Dtype | None = None
+    direction: ConvertDirection,
+    model: str,
+    out: Path,
+    checkpoint: Path | None = None,
+    dtype: ConvertDtype | None = None,
 ) -> Conversion:
     """Return the conversion of this input. Raises UserError where the folder of the output cannot be made."""
     out = out.expanduser().absolute()
@@ -105,7 +108,7 @@ def _newest(folder: Path) -> int:
 
 
 def _require_torch_dist(place: Path) -> None:
-    stated = _json(place / "metadata.json").get("sharded_backend", "torch")
+    stated = json_mapping(place / "metadata.json").get("sharded_backend", "torch")
     if stated != "torch_dist":
         message = f"{place} is of the format {stated}; only torch_dist is converted"
         fix = "save with `--set megatron.ckpt_format=torch_dist`, or convert it with Megatron's `--ckpt-convert-format`"
@@ -115,15 +118,16 @@ def _require_torch_dist(place: Path) -> None:
 def model_of(checkpoint: Path) -> str | None:
     """Return the Hugging Face model that a checkpoint was converted from or trained as; None where it does not say."""
     for folder in (checkpoint, checkpoint.parent):
-        record = _json(folder / checkpoints.CONVERSION_RECORD)
+        record = json_mapping(folder / checkpoints.CONVERSION_RECORD)
         if isinstance(record.get("model"), str):
             return str(record["model"])
     config = checkpoint / "run_config.yaml"
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-        if config.stat().st_size < _LARGEST_TEXT:
-            stated = yaml.safe_load(config.read_text(encoding="utf-8"))["model"].get("hf_model_id")
-            return stated if isinstance(stated, str) else None
-    return None
+    try:
+        content = as_mapping(yaml.safe_load(read_regular(config, _LARGEST_TEXT)))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    stated = as_mapping(content.get("model")).get("hf_model_id")
+    return stated if isinstance(stated, str) else None
 
 
 def is_finished(wanted: Conversion) -> bool:
@@ -131,7 +135,7 @@ def is_finished(wanted: Conversion) -> bool:
     out = wanted.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    record = _json(out / checkpoints.CONVERSION_RECORD)
+    record = json_mapping(out / checkpoints.CONVERSION_RECORD)
     if record.get("fingerprint") == wanted.fingerprint:
         return True
     what = "holds another conversion" if record else "exists and is not empty"
@@ -193,12 +197,3 @@ def _mounts(wanted: Conversion) -> list[str]:
     if model.is_absolute():
         found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]
     return [str(folder) for folder in dict.fromkeys(found)]
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """A small JSON file's mapping; empty for anything else."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -50,7 +50,12 @@ ALWAYS: Mapping[str, object] = {
     "log_interval": 1,
     "split": None,
 }
-# What comes nearest in Megatron, for comparisons.
+# Megatron's nearest settings, for comparisons.
+_ZERO3: Mapping[str, str | bool] = {
+    "use_distributed_optimizer": True,
+    "use_megatron_fsdp": True,
+    "data_parallel_sharding_strategy": "optim_grads_params",
+}
 _IN_MEGATRON: Mapping[str, Mapping[str, str | bool]] = {
     "ddp": {},
     "zero1": {"use_distributed_optimizer": True},
@@ -59,11 +64,8 @@ _IN_MEGATRON: Mapping[str, Mapping[str, str | bool]] = {
         "use_megatron_fsdp": True,
         "data_parallel_sharding_strategy": "optim_grads",
     },
-    "zero3": {
-        "use_distributed_optimizer": True,
-        "use_megatron_fsdp": True,
-        "data_parallel_sharding_strategy": "optim_grads_params",
-    },
+    "zero3": _ZERO3,
+    "fsdp2": _ZERO3,
 }
 # The libraries of FP8, and the recipes that Accelerate's integration offers of each.
 RECIPES = {"torchao": ("tensorwise",), "transformer_engine": ("delayed", "mxfp8")}
@@ -100,20 +102,16 @@ class Accelerate(MegatronLM):
 
     def settings(self, recipe: Recipe) -> Iterator[Setting]:
         yield from super().settings(recipe)
-        sharding = recipe.accelerate.sharding or "ddp"
-        for flag, value in _IN_MEGATRON["zero3" if sharding == "fsdp2" else sharding].items():
+        for flag, value in _IN_MEGATRON[recipe.accelerate.sharding or "ddp"].items():
             yield flag, value, ("accelerate", "sharding")
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
         stated = loaded.recipe.accelerate
-        nearest_flags = _IN_MEGATRON["zero3"]
         foreign = [
             flag
             for flag, value in args.values.items()
-            if flag not in READ
-            and flag not in nearest_flags
-            and (flag not in ALWAYS or ALWAYS[flag] not in (None, value))
+            if flag not in READ and flag not in _ZERO3 and (flag not in ALWAYS or ALWAYS[flag] not in (None, value))
         ]
         if foreign:
             raise UserError([_not_read(flag, args) for flag in foreign], ANSWER_IS_NO)

@@ -31,7 +31,7 @@ PARTS = {
 }
 _LLAMA: Mapping[str, Any] = {"init_method_std": 0.02, "bias_dropout_fusion": True}
 _QWEN3: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss"}
-# What Bridge makes of a model where the pack's part has another value (megatron/bridge/models, *_bridge.py of 0.6.0).
+# Settings that Bridge gives a model and the pack's part does not (megatron/bridge/models, *_bridge.py of 0.6.0).
 _OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
     "llama3_8b": _LLAMA,
     "llama3_70b": _LLAMA,

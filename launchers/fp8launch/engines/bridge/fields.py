@@ -69,7 +69,7 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 # Sections whose other fields have Megatron's own names.
 SAME_NAMES = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap", "train", "checkpoint", "dataset")
-# What Bridge states and Megatron-LM derives from other arguments, or names otherwise, or has no use for in a model.
+# Fields of Bridge that Megatron-LM derives from other arguments, names differently, or does not use in a model.
 DERIVED = frozenset((
     "cuda_graph_scope", "expert_tensor_parallel_size", "fp4_param", "fp8_param", "num_virtual_stages_per_pipeline_rank",
     "params_dtype", "pipeline_dtype", "pipeline_model_parallel_layout", "should_pad_vocab", "tokenizer_type",

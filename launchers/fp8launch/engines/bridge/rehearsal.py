@@ -75,7 +75,7 @@ def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) 
 def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> dict[str, Any]:
     """The attributes after what Bridge fills in and turns off."""
     found = {**stated, **_graphs(stated), "bf16": True}
-    # What performance recipes do without.
+    # Defaults of performance recipes.
     found.setdefault("check_for_nan_in_loss_and_grad", False)
     found.setdefault("seq_length", recipe.sequence)
     # The optimizer reads it also where operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
@@ -84,7 +84,7 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
         found["cpu_offloading_num_layers"] = None
     if layout.tp == 1:
         found["sequence_parallel"] = False
-    if layout.tp == 1 or not found.get("sequence_parallel"):
+    if not found.get("sequence_parallel"):
         found["tp_comm_overlap"] = False
     if recipe.sections.get("comm_overlap") and found.get("use_distributed_optimizer") and layout.dp * layout.cp > 1:
         found = {"overlap_grad_reduce": True, "overlap_param_gather": True, **found}

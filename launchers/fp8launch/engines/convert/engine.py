@@ -19,10 +19,9 @@ from fp8launch.engines.base import (
     NeededFile,
 )
 from fp8launch.megatron.arguments import Argument
+from fp8launch.recipe import schema
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
-
-TO_MEGATRON, TO_HF = "hf-to-megatron", "megatron-to-hf"
 
 
 class Convert(Engine):
@@ -32,13 +31,11 @@ class Convert(Engine):
     description: ClassVar[EngineDescription] = EngineDescription(
         checks="hardware", validators="none", log_dialect="megatron", evidence=()
     )
-    own_keys: ClassVar[tuple[str, ...]] = tuple(
-        f"convert.{key}" for key in ("direction", "model", "checkpoint", "out", "dtype", "fingerprint")
-    )
+    own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in schema.Convert.model_fields)
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         stated = loaded.recipe.convert
-        needed = ["direction", "model", "out"] + ["checkpoint"] * (stated.direction == TO_HF)
+        needed = ["direction", "model", "out"] + ["checkpoint"] * (stated.direction == "megatron-to-hf")
         for key in needed:
             if getattr(stated, key) is None:
                 fix = "`fp8launch convert` writes the whole section"
@@ -93,7 +90,7 @@ def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
     """Raise UserError for a model on this machine of an architecture that no release of Bridge converts."""
     try:
         stated = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return  # of the hub, or only visible in the job
     if any(stated in names for names in architectures().values()):
         return
