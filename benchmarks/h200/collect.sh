@@ -19,7 +19,7 @@ done
 cp "$results/host.txt" "$folder/"
 grep -E '^[^ ]+: (exit|skipped)' "$results/summary.txt" > "$folder/summary.txt"
 # Where the checkout and the temporary folder were says nothing to a reader.
-checkout=$(sed -n 's/^lists\{0,1\} \(.*\)\/benchmarks\/h200\/lists\/.*/\1/p' "$results/host.txt" | head -1)
+checkout=$(sed -n 's/^lists\{0,1\} \([^ ]*\)\/benchmarks\/h200\/lists\/.*/\1/p' "$results/host.txt" | head -1)
 find "$folder" -maxdepth 1 -type f -exec sed -i -E \
     "s#/tmp/tmp\.[A-Za-z0-9]+/#/#g; s#/[^ \"']*/site-packages/#/site-packages/#g${checkout:+; s#$checkout#/checkout#g}" {} +
 (
