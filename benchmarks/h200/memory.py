@@ -75,9 +75,7 @@ def peaks() -> Iterator[Peak]:
             continue
         if not {"micro_batch_size", "data_parallel_size"} <= arguments.keys():
             continue
-        args = argument_values(arguments)
-        if TE_LOSS in log.read_text(encoding="utf-8", errors="replace"):
-            args["cross_entropy_fusion_impl"] = "te"
+        args = argument_values(arguments, log)
         micro_batches = report.global_batch_size // (
             int(str(args["micro_batch_size"])) * int(str(args["data_parallel_size"]))
         )
@@ -86,9 +84,18 @@ def peaks() -> Iterator[Peak]:
             yield Peak(sitting, log_name(log), report.world_size, report.peak_memory_mib, found.peak / MIB)
 
 
-def argument_values(dumped: Mapping[str, object]) -> dict[str, object]:
-    """Arguments of a dump as they were given: it shows types as torch names them."""
-    return {name: _TYPES.get(str(value), value) for name, value in dumped.items()}
+def argument_values(dumped: Mapping[str, object], log: Path) -> dict[str, object]:
+    """Arguments that a log dumps as they were given, and the loss that was set behind them.
+
+    The dump shows types and attention backends as Python does.
+    """
+    args = {}
+    for name, value in dumped.items():
+        shown = str(value).removeprefix("AttnBackend.")
+        args[name] = _TYPES.get(shown, value if shown == str(value) else shown)
+    if TE_LOSS in log.read_text(encoding="utf-8", errors="replace"):
+        args["cross_entropy_fusion_impl"] = "te"
+    return args
 
 
 _TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}

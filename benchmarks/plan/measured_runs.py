@@ -31,7 +31,7 @@ def measured_runs() -> Iterator[Run]:
         report = parse_paths([log], gpu="h200")
         if not dumped or not report.step_time_ms or not report.world_size or not report.global_batch_size:
             continue
-        args = argument_values(dumped)
+        args = argument_values(dumped, log)
         tokens = report.global_batch_size * int(str(args["seq_length"]))
         yield Run(
             name=f"{sitting} {log_name(log)}",

@@ -200,13 +200,18 @@ def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
     """How a layer saves its tensors; `quantized` is false for the layers that stay in bf16."""
     recipe = formats.recipe if quantized else None
     linear_input = formats.weight
+    # FlashAttention puts the batch first. With several sequences the bf16 projection saves its own, transposed copy:
+    # 96 MiB a layer of Llama-3.2 3B (benchmarks/h200, 2026-11-23-pairs-more).
+    micro_batch = args.get("micro_batch_size")
+    copies_output = args.get("attention_backend") == "flash" and isinstance(micro_batch, int) and micro_batch > 1
     if recipe:
         linear_input = recipe.saved_bytes
+        copies_output = recipe.copies_attention_output
     return Saving(
         element=formats.weight,
         linear_input=linear_input,
         quantized=quantized,
-        shares_attention_output=not (recipe and recipe.copies_attention_output),
+        shares_attention_output=not copies_output,
         keeps_gathered_input=bool(recipe and recipe.keeps_gathered_input),
         # Transformer Engine's fused attention takes 16 bits only (attention/dot_product_attention/utils.py).
         fused_attention=formats.weight != FP32

@@ -150,7 +150,8 @@ def _data_ranks(run: _Run, weight: Weight) -> int:
 def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     """The terms of one pipeline stage at its fullest moment."""
     weights = _weights(run, chunks)
-    states = [*_states(run, weights), *_workspaces(run, weights)]
+    tied = run.model.tied and any(chunk.embedding and chunk.output for chunk in chunks)
+    states = [*_states(run, weights), *_workspaces(run, weights, tied)]
     passes = _passes(run, rank, chunks)
     # Gradients in fp32 exist only during the optimizer step, when activations do not.
     update = _update(run, weights)
@@ -231,9 +232,13 @@ def _update(run: _Run, weights: Sequence[Weight]) -> Term:
     return Term("fp32 gradients", total, "exact", "during the optimizer step, in place of activations")
 
 
-def _workspaces(run: _Run, weights: Sequence[Weight]) -> list[Term]:
-    """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight."""
-    shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in ("linear", "expert", "output")}
+def _workspaces(run: _Run, weights: Sequence[Weight], tied: bool) -> list[Term]:
+    """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight.
+
+    Where the output layer uses the embedding's weight (`tied`), its unused gradient waits for the embedding's.
+    """
+    kinds = ("linear", "expert", "embedding" if tied else "output")
+    shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in kinds}
     placeholders = 0.0
     if run.args.get("gradient_accumulation_fusion", True) and not run.sharding:
         placeholders = sum(rows * columns for rows, columns in shapes) * run.precision.weight
