@@ -321,6 +321,7 @@ def test_any_arguments_give_an_estimate_or_none(changes: dict[str, Any], world: 
         ({"optimizer_cpu_offload": True}, 12 / 4),
         ({"use_distributed_optimizer": False}, 12 / 4 - 12),
         ({"optimizer": "sgd"}, 1),
+        ({"optimizer": "dist_muon"}, 1),
     ],
 )
 def test_optimizer_states(changes: dict[str, Any], saved: float) -> None:

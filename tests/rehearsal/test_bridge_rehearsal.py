@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fp8launch.check.checker import check_all
+from fp8launch.check.checker import check, check_all
 from fp8launch.check.rehearsal import LAYER, plan_of, with_rehearsal
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli import run
@@ -112,18 +112,43 @@ def test_what_megatron_core_refuses_is_said_in_bridges_names(capsys: pytest.Capt
 @needs_torch
 @pytest.mark.train
 def test_megatron_lms_command_line_is_no_verdict_on_bridge() -> None:
-    one = prepare(LLAMA, ["ddp.overlap_grad_reduce=false"])
+    without = ["ddp.use_distributed_optimizer=false", "optimizer.use_distributed_optimizer=false"]
+    one = prepare(LLAMA, [*without, "ddp.overlap_param_gather=true"])
     [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
     assert "Megatron-LM's command line, which the run does not use, refuses it" in result.layers[LAYER]
     assert result.exit_code == MACHINE_LACKS
 
 
+def test_what_only_the_command_line_refuses_goes_past_it() -> None:
+    one = step(prepare("bridge:deepseek_v3_pretrain_1024gpu_h100_fp8sc_config"))
+    assert "overlap_param_gather" not in one.args.values and one.config["overlap_param_gather"] is True
+    muon = step(prepare("bridge:kimi_k2_pretrain_1024gpu_h100_fp8cs_config"))
+    assert "fp8_param_gather" not in muon.args.values and muon.config["fp8_param_gather"] is True
+    assert flags(LLAMA)["overlap_param_gather"] is True
+
+
+def test_nvidias_fp4_recipe_that_gathers_parameters_passes_the_check() -> None:
+    """The optimizer's recipe of FP8 is that of MixedPrecisionConfig, tensorwise, unless the recipe states one."""
+    found = check(prepare("bridge:deepseek_v3_pretrain_256gpu_gb300_nvfp4_config"), layers=("rules",))
+    assert not [problem for problem in found.problems if problem.severity == "error"]
+
+
+@needs_torch
+@pytest.mark.train
+def test_a_recipe_with_muon_passes_in_a_pipeline_with_experts() -> None:
+    """Ranks of Megatron's layer-wise optimizer own whole weights, and gather different numbers of elements."""
+    one = prepare("bridge:kimi_k2_pretrain_256gpu_gb200_fp8mx_config")
+    [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
+    assert result.ok and result.layers[LAYER] == "ran", result.problems
+    assert result.rehearsal is not None and "Muon's iterations" in result.rehearsal.not_rehearsed
+
+
 @needs_torch
 def test_a_model_of_unknown_shape_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "bridge:kimi_k2_pretrain_1024gpu_h100_bf16_config"
+    name = "bridge:qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config"
     assert run(["check", name, "--rehearse"]) == MACHINE_LACKS
     shown = capsys.readouterr().err
-    assert "note: layer rehearsal not run: the shape of kimi_k2 is not known here" in shown
+    assert "note: layer rehearsal not run: the shape of qwen3_vl_30b_a3b is not known here" in shown
     assert "1 without a verdict" in shown
 
 

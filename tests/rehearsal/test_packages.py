@@ -87,3 +87,51 @@ def test_deep_ep_has_no_configuration_for_odd_groups() -> None:
 
     with pytest.raises(AssertionError, match="Unsupported number of EP ranks: 12"):
         Buffer.get_dispatch_config(12)
+
+
+def test_muons_update_passes_megatrons_orthogonalization() -> None:
+    import torch
+
+    from fp8launch.rehearsal.packages.emerging_optimizers import OrthogonalizedOptimizer, get_muon_scale_factor
+
+    weight = torch.nn.Parameter(torch.ones(4, 2))
+    without = torch.nn.Parameter(torch.ones(4, 2))
+    seen = []
+
+    def orthogonalize(update: Any) -> Any:
+        seen.append(update.clone())
+        return torch.ones_like(update)
+
+    optimizer = OrthogonalizedOptimizer(
+        [weight, without], 0.5, 0.9, 0.0, nesterov=False, weight_decay_method="decoupled", fp32_matmul_prec="medium",
+        scaled_orthogonalize_fn=orthogonalize,
+    )  # fmt: skip
+    weight.grad = torch.full((4, 2), 2.0)
+    optimizer.step()
+    assert torch.allclose(seen[0], torch.full((4, 2), 0.2))
+    assert torch.allclose(weight.data, torch.full((4, 2), 0.5))
+    assert torch.equal(without.data, torch.ones(4, 2)) and without not in optimizer.state
+    # Megatron asks for the state of all parameters before it plans a checkpoint.
+    optimizer._init_group(optimizer.param_groups[0], skip_non_grad_params=False)
+    assert optimizer.state[without]["momentum_buffer"].shape == (4, 2)
+    with pytest.raises(ValueError, match="Invalid mode"):
+        get_muon_scale_factor(4, 2, "other")
+
+
+def test_linear_attention_wants_shapes_that_fit_and_gives_gradients() -> None:
+    import torch
+
+    from fp8launch.rehearsal.packages.fla import causal_conv1d, chunk_gated_delta_rule, l2norm
+
+    q, k = (torch.ones(1, 8, 4, 16, requires_grad=True) for _ in range(2))
+    v, gate = torch.ones(1, 8, 4, 32, requires_grad=True), torch.ones(1, 8, 4, requires_grad=True)
+    out, state = chunk_gated_delta_rule(q, k, v, g=gate, beta=gate, output_final_state=False)
+    assert out.shape == v.shape and state is None
+    out.sum().backward()
+    assert q.grad is not None and gate.grad is not None
+    with pytest.raises(ValueError, match="do not fit together"):
+        chunk_gated_delta_rule(q, k[:, :, :2], v, g=gate, beta=gate)
+    assert causal_conv1d(x=torch.ones(1, 8, 12), weight=torch.ones(12, 4))[0].shape == (1, 8, 12)
+    with pytest.raises(ValueError, match="12 channels over 16"):
+        causal_conv1d(x=torch.ones(1, 8, 16), weight=torch.ones(12, 4))
+    assert torch.allclose(l2norm(torch.full((2, 4), 3.0)), torch.full((2, 4), 0.5))

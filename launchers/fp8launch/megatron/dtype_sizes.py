@@ -165,8 +165,8 @@ def _gradient(args: Arguments, half: bool) -> float:
 
 
 def _moments(args: Arguments, aware: bool) -> float:
-    """Both of Adam's moments, or the one of SGD."""
-    if args.get("optimizer") == "sgd":
+    """Both of Adam's moments, or the one of SGD and Muon (whose embeddings and norms have Adam's)."""
+    if args.get("optimizer") in ("sgd", "muon", "dist_muon"):
         return FP32
     if not aware:
         return 2 * FP32

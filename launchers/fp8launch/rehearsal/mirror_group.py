@@ -69,7 +69,8 @@ class Mirror(dist.ProcessGroup):
         for output, tensor in zip(outputs, inputs, strict=True):
             observe("all_gather", self, tensor)
             for each in output:
-                each.copy_(tensor)
+                # NCCL takes tensors of other sizes from other ranks.
+                each.copy_(tensor if each.shape == tensor.shape else noise(each.shape, each.dtype))
         return _finished(outputs)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
@@ -132,7 +133,8 @@ class Mirror(dist.ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=False):
             for each in output:
-                each.copy_(tensor)
+                # NCCL takes tensors of other sizes from other ranks.
+                each.copy_(tensor if each.shape == tensor.shape else noise(each.shape, each.dtype))
         return _finished(outputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:

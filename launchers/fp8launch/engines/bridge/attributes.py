@@ -24,6 +24,7 @@ PARTS = {
     "meta-llama/Meta-Llama-3-70B": "llama3_70b",
     "meta-llama/Meta-Llama-3.1-405B": "llama3_1_405b",
     "deepseek-ai/DeepSeek-V3": "deepseek_v3",
+    "moonshotai/Kimi-K2-Instruct": "kimi_k2",
     "Qwen/Qwen3-30B-A3B": "qwen3_30b_a3b",
     "Qwen/Qwen3-235B-A22B": "qwen3_235b_a22b",
     "openai/gpt-oss-20b": "gpt_oss_20b",

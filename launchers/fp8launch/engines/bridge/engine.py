@@ -149,8 +149,9 @@ class Bridge(Engine):
         # Megatron-LM's parser has the defaults of TransformerConfig and OptimizerConfig, as Bridge does.
         own = {field.partition(".")[2] for field in _fields("model", "optimizer")}
         found = {name: value for name, value in parser_defaults(args.version).items() if name in own}
-        # TransformerConfig's own default, which Megatron-LM's parser reverses.
-        return {**found, "bias_dropout_fusion": False}
+        # TransformerConfig's own default, which Megatron-LM's parser reverses, and MixedPrecisionConfig's, which the
+        # optimizer reads also beside FP4.
+        return {**found, "bias_dropout_fusion": False, "fp8_recipe": "tensorwise"}
 
     def compared(self, args: EngineArguments) -> Collection[str]:
         """The fields of Megatron's classes for model, data parallelism and optimizer, and the batch."""

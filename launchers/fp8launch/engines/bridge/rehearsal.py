@@ -35,8 +35,14 @@ _COMPUTED = frozenset(
         "accumulate_allreduce_grads_in_fp32",
     )
 )  # fmt: skip
-# Megatron-LM's command line refuses values of these that Bridge and Megatron-Core take.
-_PAST_THE_COMMAND_LINE = frozenset(("cross_entropy_fusion_impl", "overlap_param_gather_with_optimizer_step"))
+# Megatron-LM's command line refuses values of these that Bridge and Megatron-Core take; with a condition on the others
+# only where it does not hold.
+_PAST_THE_COMMAND_LINE: Mapping[str, str | None] = {
+    "cross_entropy_fusion_impl": None,
+    "overlap_param_gather_with_optimizer_step": None,
+    "overlap_param_gather": "overlap_grad_reduce",
+    "fp8_param_gather": "use_distributed_optimizer",
+}
 # The letters of --pipeline-model-parallel-layout.
 _LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -53,10 +59,11 @@ def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) 
     schema = load_schema(args.version)
     values: dict[str, FlagValue] = {}
     config: dict[str, Any] = {}
-    for name, value in _set_up(args.attributes, layout, recipe).items():
+    run = _set_up(args.attributes, layout, recipe)
+    for name, value in run.items():
         if name in _COMPUTED:
             continue
-        flag_is_refused = name in _PAST_THE_COMMAND_LINE
+        flag_is_refused = name in _PAST_THE_COMMAND_LINE and not run.get(_PAST_THE_COMMAND_LINE[name] or "")
         found = None if flag_is_refused else _flag(_NAMES.get(name, name), value, schema)
         if found is None:
             config[name] = value
