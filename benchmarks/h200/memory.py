@@ -9,6 +9,7 @@ run. Runs that ended in their first iteration tell no peak and are left out; so 
 
 from __future__ import annotations
 
+import re
 import sys
 import tarfile
 import tempfile
@@ -87,17 +88,23 @@ def peaks() -> Iterator[Peak]:
 def argument_values(dumped: Mapping[str, object], log: Path) -> dict[str, object]:
     """Arguments that a log dumps as they were given, and the loss that was set behind them.
 
-    The dump shows types and attention backends as Python does.
+    The dump shows types and enumerations as Python does.
     """
-    args = {}
+    args: dict[str, object] = {}
     for name, value in dumped.items():
-        shown = str(value).removeprefix("AttnBackend.")
-        args[name] = _TYPES.get(shown, value if shown == str(value) else shown)
+        members = _MEMBERS.findall(str(value))
+        if name == "attention_backend":
+            args[name] = str(value).removeprefix("AttnBackend.")
+        elif members:
+            args[name] = members
+        else:
+            args[name] = _TYPES.get(str(value), value)
     if TE_LOSS in log.read_text(encoding="utf-8", errors="replace"):
         args["cross_entropy_fusion_impl"] = "te"
     return args
 
 
+_MEMBERS = re.compile(r"<CudaGraphModule\.(\w+): \d+>")
 _TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
 
 

@@ -14,7 +14,7 @@ import math
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from measured_runs import measured_runs
@@ -34,6 +34,11 @@ STEPS = (1.5, 1 / 1.5, 1.12, 1 / 1.12, 1.03, 1 / 1.03)
 ROUNDS = 5
 # Measured by themselves: not calibrated again.
 HELD = {
+    "software.launch_expert.bf16",
+    "software.launch_expert.delayed",
+    "software.launch_expert.blockwise",
+    "software.launch_expert.tensorwise",
+    "software.launch_expert.nvfp4",
     "software.ring",
     "software.load_spread",
     "software.tp_overlapped",
@@ -66,8 +71,7 @@ PRIOR: Parameters = {
     "software.launch": 1.0e-3,
     "software.launch_quantized": 0.8e-3,
     "software.launch_routing": 2.5e-3,
-    "software.launch_expert": 0.19e-3,
-    "software.launch_expert_quantized": 0.35e-3,
+    "software.launch_expert.mxfp8": 0.35e-3,
     **{f"clock.{name}": clock for name, clock in POWER_CLOCK.items()},
 }
 
@@ -80,7 +84,10 @@ def stated() -> Parameters:
         for part in fields(Fractions):
             if part.name != "gemm":
                 found[f"{name}.{part.name}"] = getattr(fractions, part.name)
-    found |= {f"software.{part.name}": getattr(Software(), part.name) for part in fields(Software)}
+    for part in fields(Software):
+        value = getattr(Software(), part.name)
+        each = value if isinstance(value, Mapping) else {"": value}
+        found |= {f"software.{part.name}.{recipe}".rstrip("."): one for recipe, one in each.items()}
     return found | {f"clock.{name}": device.clock for name, device in DEVICES.items()}
 
 
@@ -92,11 +99,12 @@ def speeds_of(name: str, parameters: Parameters) -> Speeds:
     gemm = {key.removeprefix("gemm."): value for key, value in own.items() if key.startswith("gemm.")}
     rest = {key: value for key, value in own.items() if not key.startswith("gemm.")}
     software = {k.removeprefix("software."): v for k, v in parameters.items() if k.startswith("software.")}
+    launch = {key.removeprefix("launch_expert."): v for key, v in software.items() if "." in key}
     return Speeds(
         device,
         replace(DEVICES[name], clock=parameters[f"clock.{name}"]),
         Fractions(gemm=gemm, **rest),
-        Software(**software),
+        Software(launch_expert=launch, **{key: value for key, value in software.items() if "." not in key}),
     )
 
 

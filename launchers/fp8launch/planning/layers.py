@@ -310,7 +310,8 @@ def _host(run: Workload, experts: Experts | None, quantized: bool) -> float:
     software = run.speeds.software
     taken = (software.launch + software.launch_quantized * quantized) * (1 - _graphed(run.args, "attn", "mlp"))
     if experts:
-        each = software.launch_expert_quantized if quantized else software.launch_expert
+        recipe = run.recipe if quantized else "bf16"
+        each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
         taken += software.launch_routing * (1 - _graphed(run.args, "moe_router", "moe_preprocess"))
         taken += each * experts.count / run.split.ep * (1 - _graphed(run.args, "moe"))
     return taken * run.speeds.device.host

@@ -10,7 +10,7 @@ not measured by themselves, and measures the error of all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import QUANTIZATION
@@ -66,7 +66,8 @@ class Software:
     over its mean under a router that is not forced to balance, in the first iterations. `tp_overlapped` is the part of
     tensor parallel communication that `tp_comm_overlap` leaves exposed. Times of the host are seconds of a layer's
     forward and backward pass: `launch` of a dense one, `launch_quantized` on top of it in FP8 or FP4, `launch_routing`
-    on top of it with experts, `launch_expert` for each local expert (`launch_expert_quantized` in FP8 or FP4).
+    on top of it with experts, `launch_expert` for each local expert by its precision: every expert's inputs are
+    quantized by kernels of their own.
     """
 
     permutation: float = 5.0
@@ -77,13 +78,23 @@ class Software:
     launch: float = 2.0e-3
     launch_quantized: float = 0.8e-3
     launch_routing: float = 3.0e-3
-    launch_expert: float = 0.19e-3
-    launch_expert_quantized: float = 0.40e-3
+    # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8: B200's rows.
+    launch_expert: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "bf16": 0.30e-3,
+            "delayed": 0.50e-3,
+            "blockwise": 0.54e-3,
+            "tensorwise": 0.65e-3,
+            "mxfp8": 0.40e-3,
+            "nvfp4": 0.40e-3,
+        }
+    )
 
 
 DEVICES: Mapping[str, Device] = {
     "a100": Device(2.04, Links(300, 25, 8), 1.0),
-    "h100": Device(3.35, Links(450, 50, 8), 1.09),
+    # The host: Qwen3 30B-A3B on 16 GPUs.
+    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=0.88),
     "h200": Device(4.8, Links(450, 50, 8), 1.0),
     "b200": Device(8.0, Links(900, 50, 8), 1.02),
     "b300": Device(8.0, Links(900, 100, 8), 1.0),
