@@ -17,6 +17,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch
 
 # Python expressions that validators could ask; each must have one value with stand-ins and with the real packages.
 QUESTIONS = {
+    "asyncio.iscoroutinefunction": ["iscoroutinefunction(print)", "iscoroutinefunction(None)"],
     "numpy.prod": ["prod([2, 2]) == 4", "prod((2, 3, 4)) == 24", "prod([]) == 1", "prod([[2, 3], [4, 5]]) == 120",
                    "4 == prod([2, 3])", "int(prod([7]))"],
     "torch.device": ["device('cuda') == device('cuda')", "device('cuda') == device('cpu')", "device('cuda', 1).index",

@@ -25,7 +25,7 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
     """Yield a warning for settings of `survive` in a run without checkpoints, which has no supervisor."""
     if loaded.recipe.goes_on:
         return
-    usual = Survive()
+    usual = Survive.model_construct()
     stated = [name for name, value in loaded.recipe.survive if value != getattr(usual, name)]
     if stated:
         names = ", ".join(f"survive.{name}" for name in stated)

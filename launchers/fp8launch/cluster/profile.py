@@ -113,7 +113,7 @@ class Cluster(Section):
     mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
-    storage: Storage = Field(default=Storage(), description="folders for data and checkpoints")
+    storage: Storage = Field(default=Storage.model_construct(), description="folders for data and checkpoints")
     shared_folders: list[str] = Field(
         default=[], description="folders that every node sees; a run root outside all of them is refused"
     )
@@ -139,7 +139,7 @@ def load_cluster(name: str | None) -> Cluster:
     files = cluster_files()
     if name is None:
         if "default" not in files:
-            return Cluster()
+            return Cluster.model_construct()
         path = _of_this_user(files["default"])
     elif name in files:
         path = _of_this_user(files[name])

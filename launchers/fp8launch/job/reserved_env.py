@@ -92,6 +92,8 @@ def _secret_problem(message: str, where: str, fix: str) -> Problem:
 
 
 def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
+    if not cluster.model_fields_set:
+        return  # what pydantic builds to dump a profile takes longer than the rest of the check's planning
     profile = cluster.model_dump(exclude={"env", "ssh"}, exclude_defaults=True)
     for name, value in profile.items():
         entries = {name: value}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import math
 import sys
 import types
@@ -84,6 +85,7 @@ class Device:
 
 # By full name: what the validators ask and a stand-in must answer as the real package does.
 ANSWERS: dict[str, Any] = {
+    "asyncio.iscoroutinefunction": inspect.iscoroutinefunction,  # asked by unittest.mock, which Megatron imports
     "numpy.prod": _prod,
     "torch.device": Device,
     "torch.is_grad_enabled": _true,

@@ -5,6 +5,7 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -40,6 +41,8 @@ from fp8launch.recipe.yaml_source import Node
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -47,10 +50,25 @@ class Section(BaseModel):
     @classmethod
     def from_node(cls, node: Node) -> Self:
         """Return the section that `node` states. Raises UserError with one problem for each mistake."""
+        cls._build()
         try:
             return cls.model_validate(node.plain())
         except ValidationError as exc:
             raise UserError(validation_problems(cls, node, exc)) from None
+
+    @classmethod
+    def _build(cls) -> None:
+        """Build the validator once, without pydantic's plugins: it would look for them in every installed package."""
+        if cls.__pydantic_complete__:
+            return
+        stated = os.environ.get(_PLUGINS)
+        os.environ[_PLUGINS] = "__all__"
+        try:
+            cls.model_rebuild()
+        finally:
+            del os.environ[_PLUGINS]
+            if stated is not None:
+                os.environ[_PLUGINS] = stated
 
 
 class Bf16Layers(Section):
@@ -322,25 +340,26 @@ class Convert(Section):
 
 
 class Recipe(Section):
+    # The sections' defaults are made without validation: each would build a validator of its own at every start.
     name: Name
     description: str = ""
     engine: Name | None = None
     model: dict[str, FlagValue] = {}
     precision: Precision | None = None
-    parallel: Parallel = Parallel()
-    batch: Batch = Batch()
-    train: Train = Train()
-    optimizer: Optimizer = Optimizer()
+    parallel: Parallel = Parallel.model_construct()
+    batch: Batch = Batch.model_construct()
+    train: Train = Train.model_construct()
+    optimizer: Optimizer = Optimizer.model_construct()
     data: Data | None = None
-    checkpoint: Checkpoint = Checkpoint()
-    survive: Survive = Survive()
-    resources: Resources = Resources()
-    container: Container = Container()
-    launch: Launch = Launch()
-    bridge: Bridge = Bridge()
-    accelerate: Accelerate = Accelerate()
-    convert: Convert = Convert()
-    software: Software = Software()
+    checkpoint: Checkpoint = Checkpoint.model_construct()
+    survive: Survive = Survive.model_construct()
+    resources: Resources = Resources.model_construct()
+    container: Container = Container.model_construct()
+    launch: Launch = Launch.model_construct()
+    bridge: Bridge = Bridge.model_construct()
+    accelerate: Accelerate = Accelerate.model_construct()
+    convert: Convert = Convert.model_construct()
+    software: Software = Software.model_construct()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []
     megatron: dict[str, FlagValue] = {}
