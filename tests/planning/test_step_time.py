@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.hardware.gpus import GPUS, gpu
 from fp8launch.job.prepared import prepare
-from fp8launch.planning.collectives import Group, exchange, gather
+from fp8launch.planning.collectives import Group, exchange, gather, rotate, send
 from fp8launch.planning.speeds import DEVICES, Links, speeds
 from fp8launch.planning.step_time import StepTime, step_time
 
@@ -85,6 +85,55 @@ def test_a_router_that_chooses_groups_of_experts_stays_within_their_nodes() -> N
     assert limited < 0.5 * free
 
 
+def test_a_group_of_experts_on_several_nodes_is_sent_to_several() -> None:
+    """Four groups are chosen, each with two of a token's eight experts: on one node with EP 64, on four with EP 256."""
+
+    def sent(ranks: int) -> float:
+        sizes = {"expert_model_parallel_size": ranks, "overlap_moe_expert_parallel_comm": False}
+        return term(predicted("deepseek_v3_tensorwise_h100", Links(450, 5, 8), **sizes), "EP")
+
+    one, four = sent(64), sent(256)
+    assert four / one == pytest.approx(4 * (1 - (3 / 4) ** 2) * (31 / 32) / (7 / 8), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_of_gathers"),
+    [
+        ({"fp8": None}, 6 * 2),
+        ({}, 6 * 1),
+        ({"fp8_recipe": "mxfp8"}, 8 * 33 / 32),
+        ({"fp8": None, "fp4": "e2m1", "fp4_recipe": "nvfp4"}, 8 * 4.5 / 8),
+    ],
+    ids=["bf16", "tensorwise", "mxfp8", "nvfp4"],
+)
+def test_tensor_parallel_ranks_gather_what_transformer_engine_does(
+    precision: dict[str, Any], bytes_of_gathers: float
+) -> None:
+    """Bytes per element of a layer's gathers, as rehearsals of an 8B with TP 2 count them; four bf16 sums beside."""
+    tokens, hidden, layers = 16384, 4096, 32 * 16  # of 16 micro batches
+    sizes = {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "micro_batch_size": 2,
+        "tp_comm_overlap": False,
+    }
+    alone = {"fp8_param_gather": False, "cuda_graph_impl": "none", "context_parallel_size": 1, **sizes, **precision}
+    known = speeds(gpu("b200"))
+    assert known is not None
+    moved = term(predicted("llama8b_tensorwise_b200", **alone), "TP communication") / 1000 * known.nvlink * 2
+    assert moved == pytest.approx(tokens * hidden * layers * (4 * 2 + bytes_of_gathers), rel=0.001)
+
+
+def test_gradients_of_virtual_stages_go_behind_other_stages_passes() -> None:
+    slow = Links(900, 25, 8)
+    apart = {"pipeline_model_parallel_layout": None}
+    one, many = (
+        term(predicted("llama405b_tensorwise_b200", slow, num_virtual_stages_per_pipeline_rank=stages, **apart), "DP")
+        for stages in (1, 8)
+    )
+    assert many < 0.7 * one
+
+
 def test_a_slower_network_lengthens_only_what_crosses_it() -> None:
     fast, slow = (predicted("llama70b_tensorwise_h100", Links(450, network, 8)) for network in (50, 10))
     assert slow.ms > fast.ms
@@ -140,6 +189,9 @@ def test_collectives_take_the_bytes_over_the_slowest_link() -> None:
     # One GPU of each node: through one card.
     assert gather(1e9, Group(2, stride=8), known) == pytest.approx(0.5e9 / known.network)
     assert exchange(1e9, Group(16), known) == pytest.approx(0.5e9 / known.network)
+    # Of two stages in each domain one sends to the other domain; a ring waits for the one that does.
+    assert send(1e9, Group(4, stride=4), known) == pytest.approx((1e9 / known.nvlink + 1e9 / known.network) / 2)
+    assert rotate(1e9, Group(4, stride=4), known) == pytest.approx(1e9 / known.network)
 
 
 HOSTILE = st.dictionaries(

@@ -51,8 +51,18 @@ def exchange(size: float, group: Group, speeds: Speeds) -> float:
 
 
 def send(size: float, group: Group, speeds: Speeds) -> float:
-    """Seconds to send `size` bytes to the next member."""
+    """Seconds to send `size` bytes to the next member, on average: one in `inside` is in another NVLink domain."""
     if group.size <= 1:
         return 0.0
     inside = group.inside(speeds.device.links.domain)
-    return size / (speeds.nvlink if inside > 1 else speeds.network)
+    if inside >= group.size:
+        return size / speeds.nvlink
+    return size * ((inside - 1) / speeds.nvlink + 1 / speeds.network) / inside
+
+
+def rotate(size: float, group: Group, speeds: Speeds) -> float:
+    """Seconds in which every member of a ring sends `size` bytes to the next: those of the slowest link."""
+    if group.size <= 1:
+        return 0.0
+    inside = group.inside(speeds.device.links.domain)
+    return size / (speeds.nvlink if inside >= group.size else speeds.network)

@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TypeAlias
 
+from fp8launch.hardware.quantization import operand_bytes
 from fp8launch.megatron.architecture import Experts
 from fp8launch.megatron.dtype_sizes import recomputed_modules
 from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.planning.collectives import Group, exchange, gather, send
+from fp8launch.planning.collectives import Group, exchange, gather, rotate
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
 # Bytes read and written per element of an input or gradient that is quantized in both orientations. Tensorwise reads
 # each twice, once for its largest value; NVFP4 transforms its columns as well.
 QUANTIZING = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 7.0, "mxfp8": 4.1, "nvfp4": 7.0, "custom": 7.0}
+# Copies of an output's gradient that sequence parallel ranks gather: one for each orientation, where one is not the
+# transpose of the other. Bytes are those that rehearsals of Transformer Engine's own code count (docs/rehearsal.md).
+GATHERED_GRADIENTS = {"mxfp8": 2, "nvfp4": 2}
 # Megatron's own fused SwiGLU in FP8 over Transformer Engine's: 53 ms of an 8B step on H200 (benchmarks/h200/NOTES.md).
 SLOWER_ACTIVATION = 1.15
 FP32 = 4
@@ -59,7 +63,7 @@ def layer_time(run: Workload, moe: bool, quantized: bool) -> LayerTime:
     _add_attention(run, time, quantized)
     _add_elementwise(run, time, experts, recipe)
     _add_imbalance(run, time, experts)
-    _add_communication(run, time, experts)
+    _add_communication(run, time, experts, recipe)
     _add_recompute(run, time, experts)
     time.host = _host(run, experts, quantized)
     return time
@@ -200,19 +204,24 @@ def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> N
 # --- communication ---------------------------------------------------------------------------------------------------
 
 
-def _add_communication(run: Workload, time: LayerTime, experts: Experts | None) -> None:
+def _add_communication(run: Workload, time: LayerTime, experts: Experts | None, recipe: str) -> None:
     model, split, speeds = run.model, run.split, run.speeds
     contention = speeds.fractions.contention
     if split.tp > 1:
         group = Group(split.tp)
         name = f"TP communication ({group.link(speeds)})"
-        once = gather(run.tokens * model.hidden * BF16, group, speeds)
-        around = 4 if experts is None or experts.shared else 2
+        size = run.tokens * model.hidden
+        summed = gather(size * BF16, group, speeds)
+        gathered = summed
+        if split.sequence_parallel:
+            # Transformer Engine quantizes before it gathers (transformer_engine/pytorch/distributed.py).
+            gathered = gather(size * operand_bytes(recipe), group, speeds)
+        pairs = 2 if experts is None or experts.shared else 1
         # Backward gathers the inputs of the column-parallel layers once more.
-        again = around / 2 if split.sequence_parallel else 0
+        again = pairs * gathered if split.sequence_parallel else 0
         exposed = speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
-        time.forward[name] += around * once * exposed
-        time.backward[name] += (around + again) * once * exposed
+        time.forward[name] += pairs * (summed + gathered) * exposed
+        time.backward[name] += (pairs * (summed + gathered * GATHERED_GRADIENTS.get(recipe, 1)) + again) * exposed
     if split.cp > 1:
         group = Group(split.cp, split.tp)
         name = f"CP communication ({group.link(speeds)})"
@@ -229,7 +238,7 @@ def _add_communication(run: Workload, time: LayerTime, experts: Experts | None) 
             joined = split.cp * speeds.software.ring * queries * BF16 / speeds.memory
             time.forward["elementwise"] += joined * 0.4
             time.backward["elementwise"] += joined * 0.6
-            rounds = (split.cp - 1) * send(size, group, speeds)
+            rounds = (split.cp - 1) * rotate(size, group, speeds)
             _overlap(time.forward, name, rounds, time.forward["attention"], contention)
             _overlap(time.backward, name, 2 * rounds, time.backward["attention"], contention)
     if experts is not None and split.ep > 1:
@@ -262,16 +271,28 @@ def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
         return exchange(experts.top_k * token, group, run.speeds)
     inside = group.inside(run.speeds.device.links.domain)
     domains = group.size / inside
-    near = _distinct(group.size, experts.top_k) * token * (inside - 1) / inside
-    # A router that chooses groups of experts first keeps a token within as many domains.
-    most = whole(run.args, "moe_router_group_topk") or experts.top_k
-    far = min(_distinct(domains, experts.top_k), most) * token * (domains - 1) / domains
+    near = _reached(run, experts, group.size) * token * (inside - 1) / inside
+    far = _reached(run, experts, domains) * token * (domains - 1) / domains
     return max(near / run.speeds.nvlink, far / run.speeds.network)
 
 
-def _distinct(places: float, drawn: int) -> float:
+def _reached(run: Workload, experts: Experts, places: float) -> float:
+    """The expected number of places among which all experts are divided that a token is sent to.
+
+    A router that chooses groups of experts first divides its choices among those groups.
+    """
+    groups, limit = whole(run.args, "moe_router_num_groups"), whole(run.args, "moe_router_group_topk")
+    free = _distinct(places, experts.top_k)
+    if not groups or not limit or min(groups, limit) < 1:
+        return free
+    if places < groups:
+        return min(free, limit)
+    return min(free, limit * _distinct(places / groups, experts.top_k / limit))
+
+
+def _distinct(places: float, drawn: float) -> float:
     """The expected number of different places among so many drawn at random."""
-    return places * (1 - (1 - 1 / places) ** drawn)
+    return places * (1 - math.pow(1 - 1 / places, drawn))
 
 
 def _overlap(into: Seconds, name: str, link: float, window: float, contention: float) -> None:

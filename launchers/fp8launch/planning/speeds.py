@@ -127,7 +127,7 @@ HOPPER = Fractions(
     attention_fp8=0.22,
     # Quantization and norms of Llama-3 8B on H200: 253 and 60 ms for 256 layers.
     memory=0.75,
-    nvlink=0.57,
+    nvlink=0.45,
     network=0.65,
     contention=0.25,
 )

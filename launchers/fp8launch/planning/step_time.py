@@ -200,8 +200,11 @@ def _add_pipeline(run: Workload, terms: Seconds, of_stages: Sequence[Seconds], s
     size = run.own_tokens * run.model.hidden * BF16
     once = send(size, group, run.speeds)
     name = f"PP communication ({group.link(run.speeds)})"
-    exposed = 1.0 if split.vp == 1 else run.speeds.fractions.contention
-    terms[name] += 2 * split.vp * microbatches * once * exposed
+    if split.vp > 1:
+        # The interleaved schedule sends behind another chunk's pass (overlap_p2p_communication).
+        window = sum(of_stages[slowest].values()) / (2 * split.vp)
+        once = max(once - window, run.speeds.fractions.contention * once)
+    terms[name] += 2 * split.vp * microbatches * once
 
 
 @dataclass
@@ -269,13 +272,24 @@ def _add_step(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Sec
             total.update += microbatches * total.linear * (requantized + 2 * formats.gradient)
         else:
             # Behind the last backward pass and the first forward pass.
-            terms[name] += _behind(total.reduced, 2 / 3 * busy, contention, run.on("overlap_grad_reduce"))
-            terms[name] += _behind(total.gathered, 1 / 3 * busy, contention, run.on("overlap_param_gather"))
+            most = min(split.pp, microbatches)
+            for link_time, window, overlapped in (
+                (total.reduced, 2 / 3 * busy, run.on("overlap_grad_reduce")),
+                (total.gathered, 1 / 3 * busy, run.on("overlap_param_gather")),
+            ):
+                terms[name] += _behind(link_time, window, split.vp, most, contention) if overlapped else link_time
     terms["optimizer"] += total.update / known.memory
 
 
-def _behind(link: float, window: float, contention: float, overlapped: bool) -> float:
-    return max(link - window, contention * link) if overlapped else link
+def _behind(link: float, window: float, chunks: int, group: int, contention: float) -> float:
+    """Seconds of communication left beside the pass of a micro batch, `window`, through a stage of `chunks`.
+
+    With virtual stages a pipeline passes `group` micro batches through a chunk before the next. All chunks but the one
+    at the step's edge so have that time as well (megatron/core/pipeline_parallel/schedules.py, `grad_sync_func` and
+    `param_sync_func` of the interleaved schedule); that one has its own pass alone.
+    """
+    own = window / chunks
+    return max(link - own * (1 + (chunks - 1) * group), link / chunks - own, contention * link)
 
 
 def _sharding(run: Workload) -> str:
