@@ -494,6 +494,7 @@ MISLEADING = {
     "narrow model": Set(
         {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "kv_channels": 64}, "fp8-small-model"
     ),
+    "many quantized experts": Set({**MOE, "num_layers": 12, "expert_model_parallel_size": 2}, "fp8-experts-slower"),
 }  # fmt: skip
 # The same on larger models and clusters.
 LARGE = {

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.hardware.quantization import DEFAULT_RECIPE
 
 LEAST_HIDDEN = 1024
+# FP8 is told to be slower than bf16 below this share of its predicted speed, with as many experts on a GPU: measured
+# were 64, and NVIDIA publishes FP8 with up to 32.
+MUCH_SLOWER = 0.9
+MANY_EXPERTS = 33
 
 
 @rule(
@@ -51,3 +56,26 @@ def delayed_keeps_no_bf16_layers(run: ResolvedRun) -> Iterator[Finding]:
     if run.precision == "delayed" and run.on("first_last_layers_bf16"):
         message = "delayed scaling cannot keep first or last layers in bf16: its amax history covers all layers"
         yield Finding(message, run.where("first_last_layers_bf16"), "remove precision.bf16_layers, or use tensorwise")
+
+
+@rule("fp8-experts-slower", "warning", source="benchmarks/h200/NOTES.md, 2026-11-23; fp8launch.planning")
+def experts_gain_from_quantization(run: ResolvedRun) -> Iterator[Finding]:
+    """Quantized experts that wait for the host to launch their kernels, by the prediction of `estimate`."""
+    experts = run.integer("num_experts") // max(run.layout.ep, 1)
+    if not run.quantized or not run.is_estimated or experts < MANY_EXPERTS:
+        return
+    # Only mixtures of experts pay for this import.
+    from fp8launch.planning.step_time import step_time
+
+    world, batch = run.layout.world, run.layout.global_batch
+    in_bf16 = {**run.arguments, **dict.fromkeys(DEFAULT_RECIPE)}
+    quantized, plain = (step_time(args, world, batch, run.gpu) for args in (run.arguments, in_bf16))
+    if quantized is None or plain is None or plain.ms / quantized.ms >= MUCH_SLOWER:
+        return
+    message = (
+        f"{run.precision} is predicted to run at {plain.ms / quantized.ms:.2f} times the speed of bf16: the host "
+        f"launches kernels that quantize the inputs of each of {experts} experts of a GPU. Measured on two H200 with 64 "
+        "of them, Qwen3 30B-A3B at 12 layers: tensorwise 0.71, blockwise 0.85, delayed 0.91 times"
+    )
+    fix = "use bf16, a larger micro batch, or a larger ep; `fp8launch estimate` shows the time of the host"
+    yield Finding(message, run.where(*DEFAULT_RECIPE, "num_experts"), fix)

@@ -152,8 +152,10 @@ def build(provider: Any, device: str) -> list[Any]:
     """The model's parts on this rank, with the weights that the provider loads."""
     import torch
 
-    backend = "gloo" if device == "cpu" else "nccl"
+    # The weights stay in the host's memory, also on a GPU: Bridge sends them between ranks from there.
+    backend = "gloo"
     if device != "cpu":
+        backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(backend)
     provider.finalize()
