@@ -26,7 +26,8 @@ from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
-from fp8launch.recipe.schema import Phase, Recipe
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.sections import Phase
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = "Made by `python tools/reference.py` from the code; a test fails when it is stale."

@@ -14,7 +14,7 @@ from fp8launch.diagnostics import UserError
 from fp8launch.job.phases import Phase
 from fp8launch.job.prepared import prepare
 from fp8launch.job.resolved import resolved_yaml
-from fp8launch.recipe.schema import Phase as Section
+from fp8launch.recipe.sections import Phase as Section
 from fp8launch.submit.grid import Point, point_key
 
 SAVED = "checkpoint: {dir: ckpt, interval: 10}\n"

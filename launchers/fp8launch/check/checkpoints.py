@@ -15,7 +15,7 @@ from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Survive
+from fp8launch.recipe.sections import Survive
 from fp8launch.rundir.atomic_io import json_mapping
 
 CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}

@@ -56,7 +56,8 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _keys(incomplete: str) -> Iterator[str]:
-    from fp8launch.recipe.schema import Recipe, Section
+    from fp8launch.recipe.schema import Recipe
+    from fp8launch.recipe.sections import Section
 
     section = incomplete.partition(".")[0]
     if section in ("megatron", "model") and "." in incomplete:

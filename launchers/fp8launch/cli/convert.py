@@ -18,8 +18,8 @@ from fp8launch.cli.slurm_options import time_override
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
+from fp8launch.recipe.engine_sections import ConvertDtype
 from fp8launch.recipe.load import load_recipe
-from fp8launch.recipe.schema import ConvertDtype
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.schedulers.base import Scheduler

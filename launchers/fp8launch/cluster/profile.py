@@ -16,7 +16,7 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.ownership import why_others_may_change
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
-from fp8launch.recipe.schema import Section
+from fp8launch.recipe.sections import Section
 from fp8launch.recipe.yaml_source import Node, numbers_as_written, read_yaml
 
 # What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.

@@ -17,7 +17,8 @@ from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import FlagSchema
-from fp8launch.recipe.schema import Data, Optimizer, Parallel, Precision, Recipe, Resources, Section
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.sections import Data, Optimizer, Parallel, Precision, Resources, Section
 
 Tree = dict[str, Any]
 Values = dict[str, FlagValue]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8launch.diagnostics import error
 from fp8launch.megatron.schema import normalize
-from fp8launch.recipe.schema import Batch, Resources
+from fp8launch.recipe.sections import Batch, Resources
 from fp8launch.recipe.yaml_source import Node
 
 

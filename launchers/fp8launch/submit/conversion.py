@@ -14,8 +14,8 @@ import yaml
 from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.recipe.engine_sections import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
-from fp8launch.recipe.schema import ConvertDirection, ConvertDtype
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.rundir.atomic_io import json_mapping, read_regular
 from fp8launch.rundir.run_dir import RunFolder, run_folders

@@ -12,7 +12,8 @@ from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.published import PublishedRow, rows_of
 from fp8launch.recipe.load import merge
-from fp8launch.recipe.schema import Checkpoint, Optimizer, Recipe, Train
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.sections import Checkpoint, Optimizer, Train
 from fp8launch.recipe.yaml_source import Node
 
 # Release to the image of the catalogue that has it (docs/releases/software-versions.md of Bridge 0.6.0).

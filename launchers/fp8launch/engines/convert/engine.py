@@ -19,7 +19,7 @@ from fp8launch.engines.base import (
     NeededFile,
 )
 from fp8launch.megatron.arguments import Argument
-from fp8launch.recipe import schema
+from fp8launch.recipe import engine_sections
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
@@ -31,7 +31,7 @@ class Convert(Engine):
     description: ClassVar[EngineDescription] = EngineDescription(
         checks="hardware", validators="none", log_dialect="megatron", evidence=()
     )
-    own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in schema.Convert.model_fields)
+    own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in engine_sections.Convert.model_fields)
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         stated = loaded.recipe.convert

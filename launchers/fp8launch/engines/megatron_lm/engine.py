@@ -32,7 +32,8 @@ from fp8launch.megatron.schema import FlagSchema, load_schema, parser_defaults
 from fp8launch.megatron.versions import DEFAULT
 from fp8launch.recipe.field_types import FlagValue
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Data, Parallel, Precision, Recipe, Section
+from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.sections import Data, Parallel, Precision, Section
 
 # They prepare a first start. On a resume they would reset the iteration, or drop the optimizer's state.
 FIRST_START = frozenset({"load", "pretrained_checkpoint", "finetune", "no_load_optim", "no_load_rng", "ckpt_step"})
