@@ -42,11 +42,14 @@ def only(problems: tuple[Problem, ...]) -> Problem:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until a condition holds, and fail where it does not in all these seconds."""
+    """Wait until a condition holds, and fail where it does not in all these seconds. A slow one is asked less often."""
     end = time.monotonic() + seconds
+    begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"not so after {seconds:g} s"
-        time.sleep(0.02)
+        now = time.monotonic()
+        assert now < end, f"not so after {seconds:g} s"
+        time.sleep(max(0.02, min(4 * (now - begin), 1)))
+        begin = time.monotonic()
 
 
 def sitting(name: str) -> Path:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.processes import Process
+from cluster.processes import Process, until
 from launching import Site, losses, sets
 
 from fp8launch.injob.supervisor import checkpoints
@@ -62,11 +61,9 @@ class Chain:
         return sorted((self.folder / "logs").glob("*-*.log"), key=lambda p: p.stat().st_mtime)
 
     def reaches(self, condition: Callable[[], object], seconds: float = 240) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
+        if not until(condition, seconds, 0.3):
             said = "".join(p.read_text() for p in (self.folder / "logs").glob("slurm-*.out"))
-            assert time.monotonic() < end, f"{self.record}\n{said}"
-            time.sleep(0.3)
+            raise AssertionError(f"{self.record}\n{said}")
 
     def trained(self, iterations: int) -> None:
         self.reaches(lambda: self.checkpoint >= iterations)

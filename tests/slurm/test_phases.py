@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.processes import until
 from launching import Site, losses, sets, train_here
 
 pytestmark = [pytest.mark.train, pytest.mark.slow]
@@ -27,11 +27,9 @@ def record(site: Site, run: str) -> dict[str, Any]:
 
 
 def reaches(site: Site, run: str, condition: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
+    if not until(condition, seconds, 0.5):
         said = "".join(p.read_text() for p in (site.runs / run / "logs").glob("slurm-*.out"))
-        assert time.monotonic() < end, f"{record(site, run)}\n{said}"
-        time.sleep(0.5)
+        raise AssertionError(f"{record(site, run)}\n{said}")
 
 
 def over(site: Site, run: str) -> dict[str, Any]:

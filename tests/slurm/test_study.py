@@ -52,16 +52,18 @@ def states(env: dict[str, str], study: str) -> dict[str, str]:
 
 
 def wait_done(env: dict[str, str], study: str, count: int, seconds: float = 300) -> dict[str, str]:
-    end = time.monotonic() + seconds
     # squeue costs a tenth of what `fp8launch runs` does.
     waiting = ["squeue", "-h", "-t", "PD,R,CG", "-o", "%j"]
     until(lambda: "tiny_cpu" not in subprocess.run(waiting, env=env, capture_output=True, text=True).stdout, seconds)
-    while True:
+    found: dict[str, str] = {}
+
+    def done() -> bool:
+        nonlocal found
         found = states(env, study)
-        if len(found) == count and all(state in ("completed", "failed", "cancelled") for state in found.values()):
-            return found
-        assert time.monotonic() < end, f"not done: {found}"
-        time.sleep(0.5)
+        return len(found) == count and all(state in ("completed", "failed", "cancelled") for state in found.values())
+
+    assert until(done, seconds), f"not done: {found}"
+    return found
 
 
 def test_points_go_as_one_array_and_the_same_command_submits_nothing_more(slurm: Cluster, env: dict[str, str]) -> None:
@@ -233,10 +235,7 @@ def test_tasks_that_were_cancelled_while_they_waited_are_submitted_again(
     (forgetful / "squeue").write_text("#!/bin/sh\nexit 0\n")
     (forgetful / "squeue").chmod(0o755)
     later = {**env, "PATH": f"{forgetful}:{env['PATH']}"}
-    end = time.monotonic() + 30
-    while set(states(later, study).values()) != {"cancelled"}:
-        assert time.monotonic() < end, states(later, study)
-        time.sleep(1)
+    assert until(lambda: set(states(later, study).values()) == {"cancelled"}, 60), states(later, study)
     done = fp8launch(env, *command, "--retry-failed")
     assert "4 submitted" in done.stderr, done.stderr
     assert set(wait_done(env, study, 4).values()) == {"completed"}

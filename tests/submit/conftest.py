@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from memory_scheduler import NAME, Memory, MemoryScheduler
+from support import wait_for
 
 from fp8launch import cli, schedulers
 from fp8launch.rundir.registry import find_run
@@ -59,11 +59,8 @@ class Site:
         return answer
 
     def wait(self, run: str, *states: str, seconds: float = 20) -> dict[str, Any]:
-        end = time.monotonic() + seconds
-        while (found := self.state(run))["state"] not in states:
-            assert time.monotonic() < end, found
-            time.sleep(0.05)
-        return found
+        wait_for(lambda: self.state(run)["state"] in states, seconds)
+        return self.state(run)
 
     def end(self, run: str, status: int = 0) -> None:
         folder = find_run(run)

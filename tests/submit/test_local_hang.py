@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wait_for
 
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
@@ -41,8 +42,7 @@ def test_a_rank_that_stands_still(in_memory: Site) -> None:
     options = [word for one in SETS for word in ("--set", one)]
     run = in_memory.submit(*options, "--attempts", "3").name
     folder = find_run(run).path
-    while checkpoints.latest(folder / "ckpt") < 40:
-        in_memory.wait(run, "running")
+    wait_for(lambda: checkpoints.latest(folder / "ckpt") >= 40, 400)
     os.kill(rank(folder, 1), signal.SIGSTOP)
     in_memory.wait(run, "completed", seconds=400)
     first, *later = json.loads((folder / "attempts.json").read_text())["attempts"]

@@ -27,14 +27,20 @@ class Process(NamedTuple):
         return Process.of(self.pid) == self
 
 
-def until(condition: Callable[[], bool], seconds: float, every: float = 0.02) -> bool:
-    """Waits until ``condition`` holds; False if it still does not after ``seconds``."""
+def until(condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
+    """Waits until ``condition`` holds; False if it still does not after ``seconds``.
+
+    A condition that starts commands is asked less often, or it would take the processor from what it waits for.
+    """
     end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
+    while True:
+        begin = time.monotonic()
+        if condition():
+            return True
+        now = time.monotonic()
+        if now > end:
             return False
-        time.sleep(every)
-    return True
+        time.sleep(max(every, min(4 * (now - begin), 2)))
 
 
 def kill(processes: Iterable[Process]) -> None:
