@@ -74,8 +74,8 @@ def experts_gain_from_quantization(run: ResolvedRun) -> Iterator[Finding]:
         return
     message = (
         f"{run.precision} is predicted to run at {plain.ms / quantized.ms:.2f} times the speed of bf16: the host "
-        f"launches kernels that quantize the inputs of each of {experts} experts of a GPU. Measured on two H200 with 64 "
-        "of them, Qwen3 30B-A3B at 12 layers: tensorwise 0.71, blockwise 0.85, delayed 0.91 times"
+        f"launches kernels that quantize the inputs of each of {experts} experts of a GPU. Measured on two H200 with 64"
+        " of them, Qwen3 30B-A3B at 12 layers: tensorwise 0.71, blockwise 0.85, delayed 0.91 times"
     )
     fix = "use bf16, a larger micro batch, or a larger ep; `fp8launch estimate` shows the time of the host"
     yield Finding(message, run.where(*DEFAULT_RECIPE, "num_experts"), fix)
