@@ -198,6 +198,7 @@ def request_of(plan: Plan, role: Role, small: Shrunk, **more: Any) -> Request:
     content = {
         "argv": [*emit_argv(small.values, load_schema(plan.args.version)), *plan.own],
         "script": str(plan.script) if plan.script else None,
+        "translated": plan.translated,
         "rank": role.rank,
         "world": plan.layout.world,
         "local_world": min(plan.gpus_per_node, plan.layout.world),

@@ -63,6 +63,23 @@ def every_rank_trains() -> None:
     training.build_train_valid_test_data_loaders = with_data
 
 
+def predicts_by_the_last_layer() -> None:
+    """Megatron-LM builds layers of multi-token prediction with softmax attention only, Bridge as the model's last one
+    (`mtp_block_spec` of models/gpt_provider.py, 0.6.0)."""
+    with suppress(ImportError):  # 0.19 on
+        models: Any = importlib.import_module("megatron.training.models.gpt")
+        layers: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+        of_megatron_lm = models.mtp_block_spec
+
+        def mtp_block_spec(config: Any, spec: Any, vp_stage: int | None = None) -> Any:
+            model = config.transformer
+            if not model.mtp_num_layers or not model.experimental_attention_variant or not spec.layer_specs:
+                return of_megatron_lm(config, spec, vp_stage)
+            return layers.get_gpt_mtp_block_spec(model, spec, use_transformer_engine=True, vp_stage=vp_stage)
+
+        models.mtp_block_spec = mtp_block_spec
+
+
 def _strong_references(module: Any) -> None:
     """Captured graphs are kept by tensors that point into CUDA's memory without owning it."""
     for name in ("make_weakref", "make_weak_ref"):

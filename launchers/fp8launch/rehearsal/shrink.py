@@ -30,7 +30,7 @@ PATTERNED = (
 PARTS = ("recompute_num_layers", "cpu_offloading_num_layers")
 # Layers at either end that stay in bf16.
 ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-# Widths of latent attention, and the heads that are left of its many on a rank.
+# Widths of latent attention, and the heads that are left of its many, and of linear attention's, on a rank.
 LATENT = ("q_lora_rank", "kv_lora_rank")
 HEADS = 16
 # Nothing is read or written outside the process, and nothing outlives the step.
@@ -88,6 +88,8 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
     if values.get("multi_latent_attention") and (heads := _whole(values, "num_attention_heads")):
         kept = HEADS * scale * layout.tp * layout.cp
         put("num_attention_heads", heads if heads % kept else kept)
+    if values.get("experimental_attention_variant") == "gated_delta_net":
+        _linear_heads(values, HEADS * scale * layout.tp * layout.cp, put)
     _sequence(values, layout, block, put)
     _layers(values, layout, put, parts)
     _experts(values, layout, put)
@@ -155,6 +157,16 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
     for flag in some:
         part = _whole(values, flag) or 0
         put(flag, chunk if part >= usual else min(part, chunk - 1))
+
+
+def _linear_heads(values: Mapping[str, FlagValue], unit: int, put: Put) -> None:
+    """Fewer heads of linear attention, as many values to a key as before; without a flag Megatron's own numbers."""
+    value_heads = _whole(values, "linear_num_value_heads") or 32
+    key_heads = _whole(values, "linear_num_key_heads") or 16
+    kept = residue(value_heads, unit)
+    if value_heads % kept == 0 and key_heads * kept % value_heads == 0:
+        put("linear_num_value_heads", kept)
+        put("linear_num_key_heads", key_heads * kept // value_heads)
 
 
 def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:

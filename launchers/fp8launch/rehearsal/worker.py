@@ -1,11 +1,12 @@
 """One rehearsal in this process, which was forked for it.
 
 The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
-`rank`, `world`, `local_world`, `env`, `capability`, `memory_gib`, `cuda` (its version), and `te_site` (a folder with
-Transformer Engine's Python code); with `record` (`{"microbatches": [4, 2]}`) steps of so many micro batches are
-recorded instead of computed. The result is `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the
-`exception`, its `message`, the place `at` which it was raised, the `settings` that the code there reads, and the
-`traceback`; `unknown` is true where a stand-in was missing, which says nothing of the recipe.
+`translated` (of Megatron-LM only the core is the run's), `rank`, `world`, `local_world`, `env`, `capability`,
+`memory_gib`, `cuda` (its version), and `te_site` (a folder with Transformer Engine's Python code); with `record`
+(`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of computed. The result is
+`{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the `exception`, its `message`, the place `at` which
+it was raised, the `settings` that the code there reads, and the `traceback`; `unknown` is true where a stand-in was
+missing, which says nothing of the recipe.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -110,7 +111,10 @@ def import_megatron(request: dict[str, Any]) -> None:
     if not request.get("script"):
         importlib.import_module("fp8launch.injob.rank.pretrain")
         importlib.import_module("fp8launch.injob.rank.gpt_model")
-    sys.modules["fp8launch.rehearsal.replaced"].every_rank_trains()
+    replaced = sys.modules["fp8launch.rehearsal.replaced"]
+    replaced.every_rank_trains()
+    if request.get("translated"):
+        replaced.predicts_by_the_last_layer()
     if request.get("te_site"):
         importlib.import_module(ATTENTION).keep_reasons()
 

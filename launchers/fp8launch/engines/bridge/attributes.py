@@ -16,6 +16,7 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 
+_SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
 MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0"}
 # Models of the hub whose published configuration is a part of the pack.
@@ -73,6 +74,8 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
     for hub in recipe.hub:
         if hub in PARTS:
             found |= {**_model(PARTS[hub], MEGATRON[recipe.release]), **_OF_BRIDGE.get(PARTS[hub], {})}
+        else:
+            found |= _shapes().get(hub, {})
     if found and folder is not None:
         found |= _sizes(Path(folder))
     for field, value in _fields(recipe):
@@ -133,6 +136,13 @@ def _sizes(folder: Path) -> dict[str, Any]:
     if "hidden_size" in found and heads and "kv_channels" not in found:
         found["kv_channels"] = found["hidden_size"] // heads
     return found
+
+
+@functools.cache
+def _shapes() -> Mapping[str, Mapping[str, Any]]:
+    """What Bridge makes of models of the hub that are not in the pack (tools/bridge_models.py)."""
+    shapes: Mapping[str, Mapping[str, Any]] = json.loads(_SHAPES.read_text(encoding="utf-8"))
+    return shapes
 
 
 @functools.cache

@@ -21,9 +21,17 @@ NOT_COVERED = ("Megatron-Bridge's own code (model provider, data, training loop)
 # (Transformer Engine 2.20: ops/basic/grouped_linear.py).
 CUDA = "13.2.1"
 
+# Models that Megatron-LM's GPT entry does not build, by a part of the recipe's name.
+_NOT_BUILT = {
+    "nemotron": "hybrid (Mamba) models",
+    "_vl_": "models with a vision encoder",
+    "wan_": "diffusion models",
+    "deepseek_v4_": "models with DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,",
+}
 # Megatron-LM's attribute for one of Bridge's, where it has another name.
 _NAMES = {
     "use_te_rng_tracker": "te_rng_tracker",
+    "norm_epsilon": "layernorm_epsilon",
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
 }
@@ -52,10 +60,11 @@ def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) 
 
     Raises NotRehearsable for a model whose shape is not known here, or that Megatron-LM's GPT entry does not build.
     """
+    for part, models in _NOT_BUILT.items():
+        if part in recipe.name:
+            raise NotRehearsable(f"{models} of Bridge cannot be rehearsed")
     if any(name not in args.attributes for name in ("num_layers", "hidden_size", "num_attention_heads")):
         raise NotRehearsable(f"the shape of {recipe.model} is not known here: Bridge reads it from the hub in the job")
-    if args.attributes.get("hybrid_layer_pattern") or args.attributes.get("is_hybrid_model"):
-        raise NotRehearsable("hybrid (Mamba) models of Bridge cannot be rehearsed")
     schema = load_schema(args.version)
     values: dict[str, FlagValue] = {}
     config: dict[str, Any] = {}
@@ -85,6 +94,7 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
     # Defaults of performance recipes.
     found.setdefault("check_for_nan_in_loss_and_grad", False)
     found.setdefault("seq_length", recipe.sequence)
+    found.setdefault("max_position_embeddings", found["seq_length"])
     # The optimizer reads it also where operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
     found.setdefault("fp8_recipe", "tensorwise")
     if not found.get("cpu_offloading"):  # Megatron-LM's switch is the number
