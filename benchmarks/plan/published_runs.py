@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from fp8launch.engines.bridge.attributes import of_recipe
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.engines.bridge.published import PublishedRow, recipe_of, rows
 
@@ -54,6 +55,27 @@ def published_runs() -> Iterator[Run]:
             row.gpus,
             row.global_batch,
             arguments(recipe, row),
+            row.tokens_per_s_per_gpu,
+        )
+
+
+def hybrid_runs() -> Iterator[Run]:
+    """Every pre-training figure of a hybrid model that belongs to one recipe; nothing is calibrated on these."""
+    for row in rows():
+        recipe = recipe_of(row)
+        if recipe is None or row.task != "pre-training":
+            continue
+        args = of_recipe(recipe)
+        if not args.get("is_hybrid_model"):
+            continue
+        args |= {"micro_batch_size": row.micro_batch, "seq_length": row.sequence}
+        yield Run(
+            f"{recipe.model} {row.gpu} x{row.gpus} {row.precision} ({row.container})",
+            recipe.model,
+            row.gpu,
+            row.gpus,
+            row.global_batch,
+            args,
             row.tokens_per_s_per_gpu,
         )
 

@@ -14,7 +14,7 @@ from support import log_text, real_logs
 
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.activations import _core, in_flight, layer_memory
-from fp8launch.megatron.architecture import architecture, division
+from fp8launch.megatron.architecture import DENSE_LAYER, architecture, division
 from fp8launch.megatron.dtype_sizes import precision, saving
 from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
 
@@ -193,7 +193,7 @@ def test_kept_by_one_measured_layer(name: str) -> None:
     assert model is not None
     formats = precision(args, gpu("h200"))
     how = saving(args, formats, formats.quantized)
-    ours = layer_memory(model, division(args, 2), args.get("micro_batch_size", 1), bool(model.experts), how)
+    ours = layer_memory(model, division(args, 2), args.get("micro_batch_size", 1), model.kinds[0], how)
     # FP8 experts of a single process pad their tokens; what that costs is not in the sizes.
     tolerance = 0.07 if model.experts and formats.quantized else 0.012
     assert ours.kept / MIB == pytest.approx(LAYERS[name]["layer"], rel=tolerance)
@@ -234,7 +234,7 @@ def test_working_memory_of_dense_layers_is_roughly_known() -> None:
             continue
         formats = precision(args, gpu("h200"))
         how = saving(args, formats, formats.quantized)
-        ours = layer_memory(model, division(args, 2), args.get("micro_batch_size", 1), False, how)
+        ours = layer_memory(model, division(args, 2), args.get("micro_batch_size", 1), DENSE_LAYER, how)
         assert (ours.work + ours.rebuilt) / MIB == pytest.approx(line["backward"], rel=0.35), name
 
 

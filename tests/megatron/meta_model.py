@@ -1,12 +1,14 @@
-"""Counts the parameters of Megatron's real GPTModel, built on the meta device in a fake process group.
+"""Counts the parameters of Megatron's real GPTModel or HybridModel, on the meta device in a fake process group.
 
 Run as a script: reads a JSON list of cases from stdin, writes the list of counts, one for each pipeline stage (tensor
-and expert rank 0), to stdout. Layers are Megatron's own ("local"), so neither a GPU nor Transformer Engine is needed.
+and expert rank 0), to stdout. Layers are Megatron's own ("local"), so neither a GPU nor Transformer Engine is needed;
+of mamba-ssm the mixer asks a norm, which has one weight per channel (mamba_ssm/ops/triton/layernorm_gated.py, RMSNorm).
 """
 
 # ruff: noqa: E402 - what stands in for triton must be there before Megatron is imported
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -92,6 +94,8 @@ def _stage(case: dict[str, Any], rank: int) -> int:
 
 def _chunk(case: dict[str, Any], config: TransformerConfig, stage: int) -> int:
     vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
+    if "pattern" in case:
+        return _hybrid_chunk(case, config, vp_stage)
     spec = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=vp_stage)
     mtp = None
     if config.mtp_num_layers:
@@ -101,6 +105,73 @@ def _chunk(case: dict[str, Any], config: TransformerConfig, stage: int) -> int:
     model = GPTModel(
         config, spec, case["vocab"], case["positions"], pre_process=first, post_process=last, mtp_block_spec=mtp,
         share_embeddings_and_output_weights=case["tied"], position_embedding_type=case["position"], vp_stage=vp_stage,
+    )  # fmt: skip
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class _GatedNorm(torch.nn.Module):
+    def __init__(self, channels: int, **_: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(channels))
+
+
+def _hybrid_chunk(case: dict[str, Any], config: TransformerConfig, vp_stage: int | None) -> int:
+    """One stage of a hybrid model, of the same layers as `hybrid_stack_spec` without Transformer Engine's."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.hybrid import hybrid_block
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.ssm import mamba_layer, mamba_mixer
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer import multi_token_prediction as prediction
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+    mamba_mixer.HAVE_MAMBA_SSM, mamba_mixer.ExtendedRMSNorm = True, _GatedNorm
+    # Random states of a GPU, which the initial values of the mixer would come from.
+    mamba_mixer.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
+    hybrid_block.TENorm = WrappedTorchNorm
+    mixer = ModuleSpec(
+        mamba_mixer.MambaMixer,
+        submodules=mamba_mixer.MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear),
+    )
+    experts = config.num_moe_experts
+    dense, routed = (
+        get_gpt_layer_local_spec(number, normalization=config.normalization).submodules for number in (None, experts)
+    )
+    mtp = prediction.MultiTokenPredictionLayerSubmodules(
+        enorm=WrappedTorchNorm, hnorm=WrappedTorchNorm, eh_proj=ColumnParallelLinear, layer_norm=WrappedTorchNorm
+    )
+    block = prediction.MultiTokenPredictionBlockSubmodules(
+        layer_specs=[ModuleSpec(prediction.MultiTokenPredictionLayer, submodules=mtp)]
+    )
+    layers = hybrid_block.HybridStackSubmodules(
+        mamba_layer=ModuleSpec(
+            mamba_layer.MambaLayer, submodules=mamba_layer.MambaLayerSubmodules(norm=WrappedTorchNorm, mixer=mixer)
+        ),
+        attention_layer=ModuleSpec(
+            TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=dense.input_layernorm, self_attention=dense.self_attention
+            ),
+        ),
+        mlp_layer=ModuleSpec(
+            TransformerLayer,
+            submodules=TransformerLayerSubmodules(pre_mlp_layernorm=dense.pre_mlp_layernorm, mlp=dense.mlp),
+        ),
+        moe_layer=ModuleSpec(
+            TransformerLayer,
+            submodules=TransformerLayerSubmodules(pre_mlp_layernorm=routed.pre_mlp_layernorm, mlp=routed.mlp),
+        ),
+        mtp_block_spec=ModuleSpec(prediction.MultiTokenPredictionBlock, submodules=block),
+    )
+    model = HybridModel(
+        config, ModuleSpec(hybrid_block.HybridStack, submodules=layers), case["vocab"], case["positions"],
+        hybrid_layer_pattern=case["pattern"], share_embeddings_and_output_weights=case["tied"], vp_stage=vp_stage,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
     )  # fmt: skip
     return sum(parameter.numel() for parameter in model.parameters())
 

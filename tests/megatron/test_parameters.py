@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from support import as_megatron_parses, published_arguments
 
+from fp8launch.engines.bridge.attributes import of_recipe
+from fp8launch.engines.bridge.index import find
 from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.megatron.architecture import architecture, division, stages
 from fp8launch.megatron.argv import parse_argv
@@ -142,7 +144,11 @@ def test_layouts(text: str, pieces: list[str] | None) -> None:
     "changes",
     [
         {"num_layers": None},
-        {"hybrid_layer_pattern": "M*M*"},
+        {"hybrid_layer_pattern": "M*MG"},
+        {"hybrid_layer_pattern": "M*ME"},
+        {"hybrid_layer_pattern": "M*M*/M/*"},
+        {"hybrid_layer_pattern": "M|*|M", "pipeline_model_parallel_size": 2},
+        {"is_hybrid_model": True},
         {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Ett|L"},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 3},
         {"num_experts": 4, "moe_layer_freq": "[1]*3"},
@@ -219,12 +225,67 @@ def random_case(seed: int) -> tuple[dict[str, object], dict[str, Any]]:
     return args, real
 
 
+def hybrid_case(seed: int) -> tuple[dict[str, object], dict[str, Any]]:
+    """The same of a small random hybrid: Mamba, attention, MLP and expert layers, with stages cut by the pattern."""
+    pick = random.Random(seed)
+    tp, pp, virtual = pick.choice([1, 2]), pick.choice([1, 1, 2]), pick.choice([1, 2])
+    stages = [("".join(pick.choice("M*-E") for _ in range(pick.choice([2, 3])))) for _ in range(pp * virtual)]
+    moe = "E" in "".join(stages)
+    depths = pick.choice([0, 0, 2])
+    pattern = "|".join(stages) + depths * ("/*E" if moe else "/*M")
+    ep = pick.choice([1, 2]) if moe else 1
+    tied, repeated = pick.random() < 0.5, pick.random() < 0.5
+    args: dict[str, object] = {
+        "hidden_size": 128, "ffn_hidden_size": 256, "num_attention_heads": 8, "kv_channels": 16,
+        "num_query_groups": 4, "normalization": "RMSNorm", "add_bias_linear": False,
+        "mamba_num_heads": pick.choice([None, 8]), "mamba_head_dim": 16, "mamba_num_groups": pick.choice([2, 4]),
+        "mamba_state_dim": pick.choice([16, 32]), "mtp_num_layers": depths or None,
+        "mtp_use_repeated_layer": repeated, "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp,
+        "expert_model_parallel_size": ep,
+    }  # fmt: skip
+    experts: dict[str, object] = {}
+    if moe:
+        experts = {"moe_ffn_hidden_size": 64, "moe_router_topk": 2, "moe_shared_expert_intermediate_size": 96}
+        experts["expert_tensor_parallel_size"] = pick.choice([1, tp])
+    config = {
+        **args, **experts, "num_layers": len("".join(stages)), "gelu": True,
+        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 and pp > 1 else None,
+    }  # fmt: skip
+    if pp == 1:
+        pattern = pattern.replace("|", "")
+    if moe:
+        config |= {"num_moe_experts": 8, "moe_token_dispatcher_type": "alltoall"}
+        experts["num_experts"] = 8
+    args |= experts | {
+        "hybrid_layer_pattern": pattern, "vocab_size": 1000, "seq_length": 64, "position_embedding_type": "none",
+        "untie_embeddings_and_output_weights": not tied,
+    }  # fmt: skip
+    real = {
+        "config": config, "world": tp * pp * ep * 2, "vocab": math.ceil(1000 / (128 * tp)) * 128 * tp, "positions": 64,
+        "tied": tied, "pattern": pattern,
+    }  # fmt: skip
+    return args, real
+
+
+def test_nemotron_3_has_the_parameters_of_its_model_cards() -> None:
+    """Nano 31.6 B, 3.6 B of them active with the embedding; Super 120 B and 12 B, Ultra 550 B and 55 B, without MTP."""
+    found = {}
+    for name in ("nano_pretrain_8gpu_gb300", "super_pretrain_64gpu_gb300", "ultra_pretrain_256gpu_gb300"):
+        args = of_recipe(find(f"nemotron_3_{name}_fp8mx_config"))
+        found[name.partition("_")[0]] = parameters({**args, "mtp_hybrid_override_pattern": None}, 256)
+    assert found["nano"] and found["super"] and found["ultra"]
+    assert round(found["nano"].total / 1e9, 1) == 31.6 and round(found["nano"].active / 1e9, 1) == 3.6
+    assert found["super"].total == pytest.approx(120e9, rel=0.01) and 12e9 < found["super"].active < 13e9
+    assert found["ultra"].total == pytest.approx(550e9, rel=0.01)
+    assert found["ultra"].active == pytest.approx(55e9, rel=0.02)
+
+
 @pytest.mark.slow
 def test_counts_are_those_of_the_real_model() -> None:
-    """Random dense, expert, latent-attention and MTP models over TP, PP, VPP, EP and expert TP."""
+    """Random dense, expert, latent-attention, MTP and hybrid models over TP, PP, VPP, EP and expert TP."""
     if not (find_spec("torch") and find_spec("megatron")):
         pytest.skip("needs torch and megatron-core")
-    cases = [random_case(seed) for seed in range(120)]
+    cases = [random_case(seed) for seed in range(120)] + [hybrid_case(seed) for seed in range(60)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "meta_model.py")],
         input=json.dumps([real for _, real in cases]),

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8launch.cli import run
+from fp8launch.engines.bridge.attributes import of_recipe
+from fp8launch.engines.bridge.index import find
+from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.model_arithmetic import parse_layout
-from fp8launch.planning.divisions import stage_layout
+from fp8launch.planning.change import Target
+from fp8launch.planning.divisions import divisions, stage_layout
+from fp8launch.planning.speeds import speeds
+from fp8launch.planning.step_time import UNCERTAINTY_HYBRID
 
 Ask = Callable[..., Any]
 
@@ -146,8 +152,8 @@ def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., t
         (("llama8b_fp8", "--gpus", "8", "--nodes", "1"), "exclude each other"),
         (("no_such_model",), "no such recipe"),
         (
-            ("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*M*"),
-            "mixes Mamba with attention, are not modelled",
+            ("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*MG"),
+            "hybrid models with layers of kind G are not modelled",
         ),
     ],
 )
@@ -155,9 +161,32 @@ def test_bad_input_is_named(words: tuple[str, ...], message: str, refusal: Calla
     assert message in refusal(*words)[1]
 
 
-def test_estimate_says_that_a_hybrid_is_not_modelled(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["estimate", "bridge:nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config"]) == 0
-    assert "mixes Mamba with attention, are not modelled, so parameters, memory" in capsys.readouterr().err
+def test_estimate_predicts_a_hybrid_of_bridge(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "bridge:nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["predicted"]["uncertainty"] == UNCERTAINTY_HYBRID
+    assert "Mamba scan" in {term["name"] for term in found["terms"]}
+    assert sum(term["ms"] for term in found["terms"]) == pytest.approx(found["predicted"]["step_time_ms"])
+
+
+def test_layouts_of_a_hybrid_are_those_that_its_layers_allow() -> None:
+    args = dict(of_recipe(find("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config")))
+    known = speeds(gpu("gb300"))
+    assert known is not None
+    target = Target(64, 512, gpu("gb300"), known)
+    found = list(divisions(args, target))
+    sizes = {
+        name: {change.args[f"{name}_model_parallel_size"] for change in found}
+        for name in ("tensor", "pipeline", "expert")
+    }
+    # Two groups of keys and 8 of B and C; 88 layers in even stages; 512 experts.
+    assert sizes["tensor"] == {1, 2} and sizes["pipeline"] == {1, 2, 4, 8} and 64 in sizes["expert"]
+    for change in found:
+        assert not change.args.get("num_virtual_stages_per_pipeline_rank")
+        assert not change.args.get("pipeline_model_parallel_layout") and not change.args.get("use_megatron_fsdp")
+    # Stages that the pattern states: four, or two of two chunks each.
+    cut = {**args, "hybrid_layer_pattern": "MEM*|EMEM|MEM*|EMEM/*E"}
+    assert {change.args["pipeline_model_parallel_size"] for change in divisions(cut, target)} == {2, 4}
 
 
 def test_text_shows_layouts_terms_and_how_to_run_the_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fp8launch.check.resolved_run import resolve_run
+from fp8launch.engines.bridge.attributes import of_recipe
+from fp8launch.engines.bridge.index import find
 from fp8launch.hardware.gpus import GPUS, gpu
 from fp8launch.job.prepared import prepare
+from fp8launch.megatron.memory import estimate
+from fp8launch.megatron.parameters import parameters
 from fp8launch.planning.collectives import Group, exchange, gather, rotate, send
 from fp8launch.planning.speeds import DEVICES, Links, speeds
-from fp8launch.planning.step_time import StepTime, step_time
+from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, StepTime, step_time
 
 
 def predicted(recipe: str, links: Links | None = None, **changes: Any) -> StepTime:
@@ -174,8 +178,50 @@ def test_every_gpu_has_its_speeds_and_the_cpu_none() -> None:
 
 def test_models_that_are_not_counted_have_no_prediction() -> None:
     run = resolve_run(prepare("llama8b_fp8"))
-    hybrid = {**run.arguments, "hybrid_layer_pattern": "M*-"}
+    hybrid = {**run.arguments, "hybrid_layer_pattern": "MG-"}
     assert step_time(hybrid, 8, 128, run.gpu) is None
+
+
+def test_a_hybrid_of_attention_and_mlp_layers_is_the_transformer_of_both() -> None:
+    run = resolve_run(prepare("llama8b_fp8"))
+    transformer = {**run.arguments, "first_last_layers_bf16": False, "recompute_granularity": None}
+    hybrid = {**transformer, "hybrid_layer_pattern": "*-" * 32, "num_layers": 64}
+    whole, parts = (step_time(args, 8, 128, run.gpu) for args in (transformer, hybrid))
+    assert whole is not None and parts is not None
+    assert parts.ms == pytest.approx(whole.ms, rel=1e-9)
+    memory = [estimate(args, 8, 16, run.gpu) for args in (transformer, hybrid)]
+    states = [{t.name: t.bytes for t in found.terms if t.name != "running layer"} for found in memory if found]
+    assert states[0]["activations"] == pytest.approx(states[1]["activations"])
+    assert states[0]["optimizer"] == states[1]["optimizer"] and states[0]["weights"] == states[1]["weights"]
+
+
+def test_a_mamba_layer_has_its_products_and_its_scan() -> None:
+    run = resolve_run(prepare("llama8b_fp8"))
+    sizes = {"mamba_num_heads": 128, "mamba_head_dim": 64, "mamba_num_groups": 8, "mamba_state_dim": 128}
+    found = [step_time({**run.arguments, **sizes, "hybrid_layer_pattern": "M" * n}, 8, 128, run.gpu) for n in (8, 16)]
+    one, two = ({t.name: t for t in step.terms} for step in found if step)
+    # z, x, B, C and dt of every token and head: 2 x 8192 + 2 x 8 x 128 + 128.
+    assert one["GEMM Mamba in"].note.endswith("8192 x 18560 x 4096")
+    assert one["GEMM Mamba out"].note.endswith("8192 x 4096 x 8192")
+    assert two["Mamba scan"].ms == pytest.approx(2 * one["Mamba scan"].ms)
+    divided = step_time(
+        {**run.arguments, **sizes, "hybrid_layer_pattern": "M" * 8, "tensor_model_parallel_size": 2}, 8, 128, run.gpu
+    )
+    assert divided is not None
+    # Half of the heads, for the tokens of two ranks.
+    assert {t.name: t for t in divided.terms}["Mamba scan"].ms == pytest.approx(one["Mamba scan"].ms)
+
+
+def test_published_hybrids_are_predicted_with_their_uncertainty() -> None:
+    args = of_recipe(find("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config"))
+    step = step_time(args, 64, 512, gpu("gb300"))
+    assert step is not None and step.uncertainty == UNCERTAINTY_HYBRID
+    # Published: 9,856 tokens/s/GPU (docs/performance-summary.md, 26.08).
+    assert abs(step.tokens_per_s_per_gpu / 9856 - 1) < UNCERTAINTY_HYBRID
+    # Both depths of MTP run the one block that they share.
+    single = step_time({**args, "mtp_num_layers": 1}, 64, 512, gpu("gb300"))
+    assert single is not None and single.ms < step.ms
+    assert parameters({**args, "mtp_num_layers": 1}, 64) == parameters(args, 64)
 
 
 def test_collectives_take_the_bytes_over_the_slowest_link() -> None:

@@ -81,8 +81,17 @@ def test_what_cannot_be_known_is_none(missing: str) -> None:
     assert flops_per_token(args) is None
 
 
-def test_models_that_are_not_counted_are_none() -> None:
-    assert flops_per_token({**MODELS["llama3-8b"][0], "hybrid_layer_pattern": "M*M*"}) is None
+@pytest.mark.parametrize("pattern", ["M*MG", "M+M-", "M*M*/M/*", "Mamba"])
+def test_models_that_are_not_counted_are_none(pattern: str) -> None:
+    assert flops_per_token({**MODELS["llama3-8b"][0], "hybrid_layer_pattern": pattern}) is None
+
+
+def test_a_mamba_layer_is_counted_as_twice_as_wide_as_the_hidden_size() -> None:
+    hybrid = {**MODELS["llama3-8b"][0], "hybrid_layer_pattern": "M*M-", "mamba_head_dim": 64}
+    assert miscounted({**hybrid, "mamba_num_heads": 128}) == ()
+    (found,) = miscounted({**hybrid, "mamba_num_heads": 64})
+    assert "Mamba" in found
+    assert flops_per_token({**hybrid, "mamba_num_heads": 64}) < flops_per_token({**hybrid, "mamba_num_heads": 128})
 
 
 @pytest.mark.parametrize(
@@ -204,6 +213,26 @@ def shapes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
+@st.composite
+def hybrid_shapes(draw: st.DrawFn) -> dict[str, object]:
+    args = {**draw(shapes()), "multi_latent_attention": False, "quick_geglu": False, "attention_output_gate": False}
+    layers = draw(st.text("M*-E|", min_size=1, max_size=12).filter(lambda text: text.strip("|")))
+    depths = draw(st.integers(0, 2))
+    return {
+        **args,
+        "is_hybrid_model": True,
+        "hybrid_layer_pattern": layers + depths * ("/" + draw(st.text("M*-E", min_size=1, max_size=3))),
+        "mtp_num_layers": depths,
+        "num_experts": 64,
+        "mamba_num_heads": draw(st.one_of(st.none(), st.integers(1, 64))),
+        "mamba_head_dim": draw(st.sampled_from([32, 64])),
+        "mamba_num_groups": draw(st.integers(1, 8)),
+        "mamba_state_dim": draw(st.integers(1, 256)),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads"), None),
+        **dict.fromkeys(("linear_num_value_heads", "linear_conv_kernel_dim"), None),
+    }
+
+
 def flops_of_step(args: dict[str, object], batch: int) -> float:
     """Per step of `batch` sequences, as Megatron's function counts."""
     return flops_per_token(args) * int(str(args["seq_length"])) * batch
@@ -224,6 +253,13 @@ def test_megatrons_own_function_agrees_on_published_models(megatron, name: str) 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(args=shapes())
 def test_megatrons_own_function_agrees_on_any_shape(megatron, args: dict[str, object]) -> None:
+    assert flops_of_step(args, 3) == pytest.approx(megatron(args), rel=1e-12)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(args=hybrid_shapes())
+def test_megatrons_own_function_agrees_on_any_hybrid(megatron, args: dict[str, object]) -> None:
     assert flops_of_step(args, 3) == pytest.approx(megatron(args), rel=1e-12)
 
 

@@ -3,7 +3,8 @@
 Kept tensors are listed as Megatron-Core 0.19 with Transformer Engine 2.20 saves them; with flash or fused attention,
 which keep the log-sum-exp instead of scores. Against measurements on H200 (`benchmarks/activation_memory.py`) the kept
 bytes agree to 1 % for dense and latent-attention layers, and to 7 % for experts, whose tokens are assumed to be spread
-evenly. Working memory is calibrated on the same measurements: a few tensors' worth, to about 30 %.
+evenly. Working memory is calibrated on the same measurements: a few tensors' worth, to about 30 %. Mamba layers were
+not measured: theirs is what `mamba_split_conv1d_scan_combined` of mamba-ssm 2.3 saves and allocates.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fp8launch.megatron.architecture import Architecture, Division, Experts
+from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, Architecture, Division, Experts
 
 BF16 = 2
 FP32 = 4
@@ -40,6 +41,8 @@ class Saving:
     hidden_dropout: bool = False
     attention_dropout: bool = False
     recompute: frozenset[str] = frozenset()
+    # Modules whose kept tensors wait in the host's memory (--offload-modules).
+    offload: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -52,22 +55,24 @@ class LayerMemory:
     work: float
 
 
-def layer_memory(model: Architecture, split: Division, micro_batch: int, moe: bool, saving: Saving) -> LayerMemory:
-    """One transformer layer, recomputed only where `saving.recompute` names its parts."""
+def layer_memory(model: Architecture, split: Division, micro_batch: int, kind: str, saving: Saving) -> LayerMemory:
+    """One layer, recomputed only where `saving.recompute` names its parts."""
     tokens = micro_batch * model.seq_length / split.cp
     own = split.own_tokens(tokens)
-    attend, feed = _attention, _mlp
-    if model.latent:
-        attend = _latent_attention
-    if moe and model.experts:
-        feed = _moe
-    attention, attention_rebuilt, attention_work = attend(model, split, tokens, own, micro_batch, saving)
-    mlp, mlp_rebuilt, mlp_work = feed(model, split, tokens, own, saving)
-    kept = 2 * own * model.hidden * saving.element + attention + mlp
+    kept = rebuilt = work = 0.0
+    for part in kind:
+        if part == ATTENTION:
+            attend = _latent_attention if model.latent else _attention
+            own_kept, own_rebuilt, own_work = attend(model, split, tokens, own, micro_batch, saving)
+        else:
+            feed = {EXPERTS: _moe, MAMBA: _mamba}.get(part, _mlp)
+            own_kept, own_rebuilt, own_work = feed(model, split, tokens, own, saving)
+        kept, rebuilt, work = kept + own_kept, max(rebuilt, own_rebuilt), max(work, own_work)
+    # What each part adds its result to.
+    kept += len(kind) * own * model.hidden * saving.element
     if saving.hidden_dropout:
-        kept += 2 * own * model.hidden
-    work = own * model.hidden * saving.element + max(attention_work, mlp_work)
-    return LayerMemory(kept, max(attention_rebuilt, mlp_rebuilt), work)
+        kept += len(kind) * own * model.hidden
+    return LayerMemory(kept, rebuilt, own * model.hidden * saving.element + work)
 
 
 def _attention(
@@ -168,6 +173,10 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
     work = permuted * width * saving.element * times
     if "moe" in saving.recompute:
         return norm_out + router, routed + activation + shared, work
+    if "fused_group_mlp" in saving.offload:
+        routed = activation = 0.0
+    elif "moe_act" in saving.offload:
+        activation = 0.0
     kept, rebuilt = norm_out + router + routed + activation + shared, 0.0
     for module, size in (("moe_act", activation), ("shared_experts", shared), ("layernorm", norm_out)):
         if module in saving.recompute:
@@ -179,6 +188,25 @@ def _moe(model: Architecture, split: Division, tokens: float, own: float, saving
 def _shared(model: Architecture, experts: Experts, split: Division, tokens: float, saving: Saving) -> float:
     first = tokens * experts.shared * model.first_outputs / split.tp * saving.element
     return first + tokens * experts.shared / split.tp * saving.linear_input
+
+
+def _mamba(
+    model: Architecture, split: Division, tokens: float, own: float, saving: Saving
+) -> tuple[float, float, float]:
+    """Kept: inputs of both projections, and of the scan its packed input and its result before norm and gate.
+
+    The backward pass convolves again. It holds the gradient of the packed input, the convolved channels with theirs,
+    the gradients of gate and result, and states of every chunk with theirs.
+    """
+    mamba = model.mamba
+    assert mamba is not None
+    element = saving.element * tokens / split.tp
+    inputs = _linear_input(tokens, own, model.hidden, split, saving)
+    kept = inputs + tokens * mamba.inner / split.tp * saving.linear_input + (mamba.projected + mamba.inner) * element
+    kept += tokens * mamba.groups / split.tp * FP32
+    states = tokens / split.tp * mamba.inner * mamba.state / mamba.chunk * FP32
+    work = (mamba.projected + 2 * mamba.convolved + 2 * mamba.inner) * element + 2 * states
+    return kept, 0.0, work
 
 
 def _linear_input(tokens: float, own: float, hidden: int, split: Division, saving: Saving) -> float:

@@ -1,7 +1,7 @@
 """A GPT model and its division over GPUs, read from Megatron's arguments.
 
 Arguments are keyed by Megatron's attribute name (dest), as in its dump; what is missing has Megatron's default.
-Supported are dense, MoE, multi-latent-attention and multi-token-prediction models; not hybrid (Mamba) ones.
+Supported are dense, MoE, multi-latent-attention, multi-token-prediction and hybrid (Mamba-2) models.
 """
 
 from __future__ import annotations
@@ -15,19 +15,28 @@ from fp8launch.megatron.model_arithmetic import (
     MOST_LAYERS,
     Arguments,
     Latent,
+    Mamba,
     accounted_layers,
     expert_layers,
     expert_tensor_size,
     expert_width,
     ffn_width,
     head_width,
+    hybrid_layers,
     latent_attention,
+    layer_count,
+    mamba_mixer,
     padded_vocab_size,
     parse_layout,
     query_groups,
     virtual_stages,
     whole,
 )
+
+# A layer is written with the symbols of its parts in Megatron's hybrid patterns: a transformer's has two, attention and
+# an MLP, a hybrid's one.
+MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
+DENSE_LAYER, EXPERT_LAYER = ATTENTION + MLP, ATTENTION + EXPERTS
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a model. `moe[i]` says whether layer i is one of experts; `norm` is the number of weights per channel
-    of a norm; `positions` is the length of a learned position embedding, 0 for rotary ones."""
+    """Sizes of a model. `kinds[i]` are the parts of layer i, `mtp_kinds` those of the layers of one MTP depth;
+    `mtp_repeated` says whether all depths share their weights. `norm` is the number of weights per channel of a norm;
+    `positions` is the length of a learned position embedding, 0 for rotary ones."""
 
     layers: int
     hidden: int
@@ -65,9 +75,20 @@ class Architecture:
     tied: bool
     positions: int
     mtp: int
-    moe: tuple[bool, ...]
+    kinds: tuple[str, ...]
+    mtp_kinds: tuple[str, ...]
+    mtp_repeated: bool = False
     latent: Latent | None = None
     experts: Experts | None = None
+    mamba: Mamba | None = None
+
+    def experts_of(self, kind: str) -> Experts | None:
+        """The experts of a layer of this kind."""
+        return self.experts if EXPERTS in kind else None
+
+    def mtp_blocks(self, depths: int) -> int:
+        """How many MTP blocks with weights of their own so many depths have."""
+        return min(depths, 1) if self.mtp_repeated else depths
 
     @property
     def first_outputs(self) -> int:
@@ -129,13 +150,17 @@ def divided_model(args: Arguments, world: int) -> DividedModel | None:
 
 def architecture(args: Arguments) -> Architecture | None:
     """The model that `args` describe; None if a needed size is missing or the model is of a kind not counted here."""
-    hidden, layers, heads = (whole(args, name) for name in ("hidden_size", "num_layers", "num_attention_heads"))
+    hidden, layers, heads = whole(args, "hidden_size"), layer_count(args), whole(args, "num_attention_heads")
     vocab, seq_length = padded_vocab_size(args), whole(args, "seq_length")
-    mtp = whole(args, "mtp_num_layers") or 0
+    hybrid = hybrid_layers(args)
+    mtp = hybrid.depths if hybrid else whole(args, "mtp_num_layers") or 0
     if not (hidden and layers and heads and vocab and seq_length) or layers + mtp > MOST_LAYERS or not is_counted(args):
         return None
-    pattern = expert_layers(args, layers)
-    if pattern is None or (hidden % heads and not whole(args, "kv_channels")):
+    kinds = tuple(hybrid.decoder) if hybrid else _transformer_layers(args, layers)
+    mtp_kinds = tuple(hybrid.mtp) if hybrid else (kinds or ())[-1:]
+    parts = "".join((*(kinds or ()), *mtp_kinds))
+    experts = _experts(args)
+    if kinds is None or (EXPERTS in parts and experts is None) or (hidden % heads and not whole(args, "kv_channels")):
         return None
     swiglu = bool(args.get("swiglu"))
     linear_bias = bool(args.get("add_bias_linear", True))
@@ -162,10 +187,20 @@ def architecture(args: Arguments) -> Architecture | None:
         tied=not args.get("untie_embeddings_and_output_weights"),
         positions=positions,
         mtp=mtp,
-        moe=pattern,
+        kinds=kinds,
+        mtp_kinds=mtp_kinds,
+        mtp_repeated=bool(args.get("mtp_use_repeated_layer")),
         latent=latent_attention(args),
-        experts=_experts(args),
+        experts=experts,
+        mamba=mamba_mixer(args) if MAMBA in parts else None,
     )
+
+
+def _transformer_layers(args: Arguments, layers: int) -> tuple[str, ...] | None:
+    moe = expert_layers(args, layers)
+    if moe is None:
+        return None
+    return tuple(EXPERT_LAYER if one else DENSE_LAYER for one in moe)
 
 
 def _experts(args: Arguments) -> Experts | None:
@@ -204,7 +239,13 @@ def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple
     """The chunks of every pipeline rank, in order; None where the layers do not divide as asked."""
     layout = args.get("pipeline_model_parallel_layout")
     counts: list[tuple[int, int]] | None
-    if isinstance(layout, str) and layout:
+    hybrid = hybrid_layers(args)
+    if hybrid and len(hybrid.segments) > 1:
+        if len(hybrid.segments) % split.pp:
+            return None
+        counts = [(len(segment), 0) for segment in hybrid.segments]
+        counts[-1] = (counts[-1][0], model.mtp)
+    elif isinstance(layout, str) and layout:
         pieces = parse_layout(layout)
         if not pieces or len(pieces) % split.pp:
             return None

@@ -196,6 +196,13 @@ def recomputed_modules(args: Arguments) -> frozenset[str]:
     return frozenset(("core_attn",))
 
 
+def _offloaded_modules(args: Arguments) -> frozenset[str]:
+    modules = args.get("offload_modules")
+    if not args.get("fine_grained_activation_offloading") or not isinstance(modules, (list, tuple)):
+        return frozenset()
+    return frozenset(map(str, modules))
+
+
 def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
     """How a layer saves its tensors; `quantized` is false for the layers that stay in bf16."""
     recipe = formats.recipe if quantized else None
@@ -222,6 +229,7 @@ def saving(args: Arguments, formats: PrecisionSizes, quantized: bool) -> Saving:
         hidden_dropout=_positive(args.get("hidden_dropout", 0.1)),
         attention_dropout=_positive(args.get("attention_dropout", 0.1)),
         recompute=recomputed_modules(args),
+        offload=_offloaded_modules(args),
     )
 
 

@@ -34,6 +34,8 @@ FRAGMENTATION = 0.015
 # but from Megatron's schedules and measured single layers only.
 MEASURED_UNCERTAINTY = 0.02
 DERIVED_UNCERTAINTY = 0.05
+# No run with Mamba layers was measured.
+HYBRID_UNCERTAINTY = 0.10
 
 Certainty = Literal["exact", "calibrated", "reserve"]
 
@@ -89,8 +91,10 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     model, split, pipeline = divided
     run = _Run(args, model, split, microbatches, precision(args, gpu))
     uncertainty = DERIVED_UNCERTAINTY
-    if split.pp == 1 and not model.experts and gpu.capability[0] == 9 and not run.sharding:
+    if split.pp == 1 and not model.experts and not model.mamba and gpu.capability[0] == 9 and not run.sharding:
         uncertainty = MEASURED_UNCERTAINTY
+    elif model.mamba:
+        uncertainty = HYBRID_UNCERTAINTY
     found: dict[tuple[object, ...], MemoryEstimate] = {}
     for rank, own in enumerate(pipeline):
         content = tuple(_content(run, chunk) for chunk in own)
@@ -106,9 +110,9 @@ def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
     return kinds, chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
 
 
-def _kind(run: _Run, layer: int) -> tuple[bool, bool]:
-    """Whether a decoder layer is one of experts, and whether it is quantized."""
-    return run.model.moe[layer], run.precision.covers(layer, run.model.layers)
+def _kind(run: _Run, layer: int) -> tuple[str, bool]:
+    """The parts of a decoder layer, and whether it is quantized."""
+    return run.model.kinds[layer], run.precision.covers(layer, run.model.layers)
 
 
 @dataclass(frozen=True)
@@ -167,14 +171,13 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
 
 def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
     """The weights of a pipeline stage. Layers that hold the same, in the same formats, are counted once."""
-    alike: dict[tuple[bool, bool], list[int]] = {}
+    alike: dict[tuple[str, bool], list[int]] = {}
     for chunk in chunks:
         for number in chunk.layers:
-            kind = run.model.moe[number], run.precision.covers(number, run.model.layers)
-            alike.setdefault(kind, []).append(number)
+            alike.setdefault(_kind(run, number), []).append(number)
     weights = stage_weights(run.model, run.split, [replace(chunk, layers=()) for chunk in chunks])
-    for (moe, _), numbers in alike.items():
-        for weight in layer_weights(run.model, run.split, moe, numbers[0]):
+    for (kind, _), numbers in alike.items():
+        for weight in layer_weights(run.model, run.split, kind, numbers[0]):
             weights.append(replace(weight, copies=weight.copies * len(numbers)))
     return weights
 
@@ -217,7 +220,7 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 def _gathered_units(run: _Run) -> float:
     """Two layers whole, with their gradients, and the larger of embedding and output beside them."""
     model, split = run.model, run.split
-    layer = max(sum(w.count for w in layer_weights(model, split, moe, 0)) for moe in set(model.moe))
+    layer = max(sum(w.count for w in layer_weights(model, split, kind, 0)) for kind in set(model.kinds))
     vocabulary = model.vocab * model.hidden / split.tp
     return (2 * layer + vocabulary) * (run.precision.weight + run.precision.gradient)
 
@@ -307,12 +310,12 @@ def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:
     """Each layer of a chunk, MTP layers last."""
     depth, formats = run.model.layers, run.precision
     kinds = [_kind(run, number) for number in chunk.layers]
-    kinds += [(run.model.moe[-1], formats.covers(None, depth))] * chunk.mtp
+    kinds += [(kind, formats.covers(None, depth)) for kind in run.model.mtp_kinds] * chunk.mtp
     memory = {}
-    for moe, quantized in set(kinds):
+    for kind, quantized in set(kinds):
         how = saving(run.args, formats, quantized)
-        memory[moe, quantized] = layer_memory(run.model, run.split, run.micro_batch, moe, how)
-    return [memory[kind] for kind in kinds]
+        memory[kind, quantized] = layer_memory(run.model, run.split, run.micro_batch, kind, how)
+    return [memory[one] for one in kinds]
 
 
 def _hidden_state(run: _Run) -> float:

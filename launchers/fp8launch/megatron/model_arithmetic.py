@@ -29,6 +29,54 @@ _HYBRID_LAYERS = {
 }
 
 
+# Of these: what parameters, FLOPs, memory and time are computed for.
+HYBRID_COUNTED = "M*-E"
+# Taps of a Mamba layer's convolution (mamba_mixer.py, d_conv).
+CONVOLUTION = 4
+# What separates pipeline segments in a pattern, and the decoder from the layers of each MTP depth.
+_SEGMENT, _DEPTH = "|", "/"
+
+
+@dataclass(frozen=True)
+class HybridLayers:
+    """A hybrid layer pattern: the symbols of each pipeline segment's layers, of one MTP depth's, and the depths."""
+
+    segments: tuple[str, ...]
+    mtp: str
+    depths: int
+
+    @property
+    def decoder(self) -> str:
+        return "".join(self.segments)
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Sizes of a Mamba-2 mixer: heads and their width, groups that share B and C, the state per channel, and the
+    tokens that one step of the scan takes together."""
+
+    heads: int
+    head: int
+    groups: int
+    state: int
+    chunk: int
+
+    @property
+    def inner(self) -> int:
+        """Channels of x, and of the gate z."""
+        return self.heads * self.head
+
+    @property
+    def convolved(self) -> int:
+        """Channels of x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the input projection: z, x, B, C and dt."""
+        return self.inner + self.convolved + self.heads
+
+
 @dataclass(frozen=True)
 class Latent:
     """Multi-latent attention: ranks of the compressed query (None: not compressed) and key-value, widths per head."""
@@ -121,6 +169,40 @@ def hybrid_pattern(args: Arguments) -> str | None:
     return None
 
 
+def hybrid_layers(args: Arguments) -> HybridLayers | None:
+    """The layers of a hybrid model; None for a transformer, and for a pattern that Megatron refuses.
+
+    The layers of MTP come with the pattern, or in `mtp_hybrid_override_pattern` beside it.
+    """
+    pattern = hybrid_pattern(args)
+    if pattern is None or len(pattern) > MOST_LAYERS:
+        return None
+    decoder, *depths = pattern.split(_DEPTH)
+    beside = args.get("mtp_hybrid_override_pattern")
+    if not any(depths):
+        depths = []
+        if isinstance(beside, str) and beside:
+            depths = [beside] * (whole(args, "mtp_num_layers") or 0)
+    symbols = decoder.replace(_SEGMENT, "") + "".join(depths)
+    if len(set(depths)) > 1 or not set(symbols) <= set(_HYBRID_LAYERS):
+        return None
+    return HybridLayers(tuple(decoder.split(_SEGMENT)), depths[0] if depths else "", len(depths))
+
+
+def layer_count(args: Arguments) -> int | None:
+    """Layers of the decoder: those of a hybrid pattern, which Megatron puts in place of `num_layers`."""
+    hybrid = hybrid_layers(args)
+    return whole(args, "num_layers") if hybrid is None else len(hybrid.decoder)
+
+
+def mamba_mixer(args: Arguments) -> Mamba:
+    """The sizes of Mamba layers (megatron/core/ssm/mamba_mixer.py); without a number of heads twice the hidden size."""
+    head = whole(args, "mamba_head_dim") or 64
+    heads = whole(args, "mamba_num_heads") or 2 * (whole(args, "hidden_size") or 0) // head
+    groups, state = whole(args, "mamba_num_groups") or 8, whole(args, "mamba_state_dim") or 128
+    return Mamba(heads, head, groups, state, whole(args, "mamba_chunk_size") or 128)
+
+
 def layer_kinds(args: Arguments) -> frozenset[str]:
     """The kinds of layers that a model has: attention, latent attention, mlp, experts, mamba, gated delta net."""
     pattern = hybrid_pattern(args)
@@ -196,6 +278,8 @@ def expert_tensor_size(args: Arguments) -> int:
 def virtual_stages(args: Arguments, pp: int) -> int:
     """Model chunks on each of `pp` pipeline ranks, however they are stated."""
     layout = args.get("pipeline_model_parallel_layout")
+    if hybrid := hybrid_layers(args):
+        return max(len(hybrid.segments) // pp, 1)
     if isinstance(layout, str) and (pieces := parse_layout(layout)):
         return max(len(pieces) // pp, 1)
     if stated := whole(args, "num_virtual_stages_per_pipeline_rank"):
@@ -208,7 +292,7 @@ def virtual_stages(args: Arguments, pp: int) -> int:
 def accounted_layers(args: Arguments) -> int:
     """Layers as the even split counts them: embedding and loss may take the place of one each."""
     extra = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    return (whole(args, "num_layers") or 0) + sum(bool(args.get(name)) for name in extra)
+    return (layer_count(args) or 0) + sum(bool(args.get(name)) for name in extra)
 
 
 def parse_layout(text: str) -> list[str] | None:

@@ -6,7 +6,7 @@ Counts equal those of the real model (tests build it on the meta device). A weig
     expert      the same in a routed expert: divided over expert parallel ranks, its optimizer over expert data parallel
     embedding   word and position embeddings
     output      the language-model head, which stays in bf16 (but for `--fp8-output-proj`)
-    other       norms, biases, router
+    other       norms, biases, router; convolution, norm and decay of Mamba layers
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fp8launch.megatron.architecture import (
+    ATTENTION,
+    EXPERTS,
+    MLP,
     Architecture,
     Chunk,
     Division,
     Experts,
     divided_model,
 )
-from fp8launch.megatron.model_arithmetic import Arguments, Latent
+from fp8launch.megatron.model_arithmetic import CONVOLUTION, Arguments, Latent, Mamba
 
 Kind = Literal["linear", "expert", "embedding", "output", "other"]
 
@@ -98,9 +101,10 @@ def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterato
         if model.positions:
             yield Weight((model.positions, hidden), "embedding")
     for layer in chunk.layers:
-        yield from layer_weights(model, split, model.moe[layer], layer)
-    for _ in range(chunk.mtp):
-        yield from layer_weights(model, split, model.moe[-1], None)
+        yield from layer_weights(model, split, model.kinds[layer], layer)
+    for _ in range(model.mtp_blocks(chunk.mtp)):
+        for kind in model.mtp_kinds:
+            yield from layer_weights(model, split, kind, None)
         yield Weight((2 * hidden // split.tp, hidden), "linear")
         # Norms of the embedding, of the hidden state and of the result.
         yield Weight((3 * model.norm * hidden,), "other")
@@ -110,18 +114,30 @@ def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterato
         yield Weight((vocab, hidden), "output")
 
 
-def layer_weights(model: Architecture, split: Division, moe: bool, layer: int | None) -> Iterator[Weight]:
-    """The weights of one transformer layer on one rank."""
-    # The norms before attention and before the MLP.
-    yield Weight((2 * model.norm * model.hidden,), "other", layer=layer)
-    if model.latent:
-        yield from _latent_attention(model, model.latent, split, layer)
-    else:
-        yield from _attention(model, split, layer)
-    if moe and model.experts:
-        yield from _moe(model, model.experts, split, layer)
-    else:
-        yield from _mlp(model, model.ffn, split.tp, "linear", 1, layer, model.hidden)
+def layer_weights(model: Architecture, split: Division, kind: str, layer: int | None) -> Iterator[Weight]:
+    """The weights of one layer on one rank."""
+    # A norm before each part.
+    yield Weight((len(kind) * model.norm * model.hidden,), "other", layer=layer)
+    for part in kind:
+        if part == ATTENTION and model.latent:
+            yield from _latent_attention(model, model.latent, split, layer)
+        elif part == ATTENTION:
+            yield from _attention(model, split, layer)
+        elif part == EXPERTS and model.experts:
+            yield from _moe(model, model.experts, split, layer)
+        elif part == MLP:
+            yield from _mlp(model, model.ffn, split.tp, "linear", 1, layer, model.hidden)
+        elif model.mamba:
+            yield from _mamba(model.hidden, model.mamba, split.tp, layer)
+
+
+def _mamba(hidden: int, mamba: Mamba, tp: int, layer: int | None) -> Iterator[Weight]:
+    """A Mamba-2 mixer, as megatron/core/ssm/mamba_mixer.py builds it."""
+    yield Weight((mamba.projected // tp, hidden), "linear", layer=layer)
+    yield Weight((hidden, mamba.inner // tp), "linear", layer=layer)
+    # Of the convolution four taps and a bias per channel; dt's bias, A and D per head; the gated norm.
+    small = mamba.convolved * (CONVOLUTION + 1) + 3 * mamba.heads + mamba.inner
+    yield Weight((small // tp,), "other", layer=layer)
 
 
 def _attention(model: Architecture, split: Division, layer: int | None) -> Iterator[Weight]:

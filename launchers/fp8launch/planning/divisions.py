@@ -6,7 +6,15 @@ import itertools
 from collections.abc import Iterator
 
 from fp8launch.hardware.quantization import QUANTIZATION, requested
-from fp8launch.megatron.model_arithmetic import Arguments, query_groups, whole
+from fp8launch.megatron.model_arithmetic import (
+    Arguments,
+    hybrid_layers,
+    layer_count,
+    layer_kinds,
+    mamba_mixer,
+    query_groups,
+    whole,
+)
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.execution import dispatcher
 
@@ -57,7 +65,8 @@ def _divided(
     for experts in _experts(args, target, tp, pp):
         for pipeline in pipelines:
             yield change.then(experts).then(pipeline).then(_no_fsdp(args))
-        if pp == 1 and tp == 1 and not whole(args, "num_experts") and target.gpus // cp > 1:
+        plain = not whole(args, "num_experts") and hybrid_layers(args) is None
+        if pp == 1 and tp == 1 and plain and target.gpus // cp > 1:
             yield change.then(experts).then(pipelines[0]).then(_fsdp())
 
 
@@ -96,6 +105,9 @@ def _tensors_divide(args: Arguments, tp: int) -> bool:
     sizes = [whole(args, "num_attention_heads"), query_groups(args), whole(args, "ffn_hidden_size") or tp]
     if args.get("multi_latent_attention"):
         sizes[1] = tp
+    if "mamba" in layer_kinds(args):
+        mamba = mamba_mixer(args)
+        sizes += [mamba.heads, mamba.groups]
     if any(size is None or size % tp for size in sizes):
         return False
     recipe = QUANTIZATION.get(requested(args))
@@ -108,6 +120,12 @@ def _sequences_divide(args: Arguments, tp: int, cp: int) -> bool:
     length = whole(args, "seq_length") or 0
     if cp > 1 and (args.get("window_size") or cp > 16):
         return False
+    if cp > 1 and "mamba" in layer_kinds(args):
+        # Context parallel ranks divide the heads, and groups or copies of them (mamba_context_parallel.py).
+        mamba = mamba_mixer(args)
+        groups = max(mamba.groups // tp, 1)
+        if mamba.heads // tp % cp or (groups % cp and cp % groups):
+            return False
     return length % (cp * 2 * tp if cp > 1 else tp) == 0
 
 
@@ -134,7 +152,7 @@ _OF_ONE_PIPELINE = (
 
 def _pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
     """The split of the layers over `pp` stages, plain and with virtual stages."""
-    layers, mtp = whole(args, "num_layers") or 0, whole(args, "mtp_num_layers") or 0
+    layers, mtp = layer_count(args) or 0, whole(args, "mtp_num_layers") or 0
     # What the recipe says of its own pipeline does not hold for another.
     cleared = Change(
         dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
@@ -143,6 +161,14 @@ def _pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
         _switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     )
     size = Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)})
+    if hybrid := hybrid_layers(args):
+        # The pattern alone says where stages begin; where it does not, they are even and not virtual.
+        pieces = len(hybrid.segments)
+        legal = pieces <= pp or (pp > 1 and microbatches % pp == 0)
+        if (pieces if pieces > 1 else layers) % pp == 0 and legal:
+            none = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
+            yield cleared.then(size).then(none)
+        return
     for vp in range(1, MOST_VIRTUAL + 1 if pp > 1 and microbatches % pp == 0 else 2):
         pieces = pp * vp
         if pieces > layers + 2:

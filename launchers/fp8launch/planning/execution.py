@@ -6,7 +6,7 @@ validators have the last word.
 
 from __future__ import annotations
 
-from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, whole
 from fp8launch.planning.change import Change, Target
 
 LAYER_GRAPHS = ("local", "transformer_engine")
@@ -57,6 +57,8 @@ def layer_graphs(args: Arguments, target: Target) -> Change | None:
         modules = ["attn", "moe_router", "moe_preprocess"]
         if args.get("moe_token_dispatcher_type") != "flex" and args.get("moe_router_padding_for_quantization"):
             modules.pop()  # the number of rows varies
+    if "mamba" in layer_kinds(args):
+        modules.append("mamba")
     return Change(
         {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules, "te_rng_tracker": True},
         {

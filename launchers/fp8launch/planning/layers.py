@@ -1,4 +1,4 @@
-"""Time of one transformer layer and micro batch on one rank, forward and backward, by term.
+"""Time of one layer and micro batch on one rank, forward and backward, by term.
 
 Matrix products take their FLOPs at the achieved rate and the traffic of operands and results at the memory's;
 everything that is not a matrix product or attention takes its traffic. Passes over memory are those of Transformer
@@ -16,10 +16,11 @@ from statistics import NormalDist
 from typing import TypeAlias
 
 from fp8launch.hardware.quantization import operand_bytes
-from fp8launch.megatron.architecture import Experts
+from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, MAMBA, MLP, Experts
 from fp8launch.megatron.dtype_sizes import recomputed_modules
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.planning.collectives import Group, exchange, gather, rotate
+from fp8launch.planning.mamba_scan import add_scan
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
 # Bytes read and written per element of an input or gradient that is quantized in both orientations. Tensorwise reads
@@ -53,19 +54,22 @@ class LayerTime:
     host: float = 0.0
 
 
-def layer_time(run: Workload, moe: bool, quantized: bool) -> LayerTime:
-    """One layer; the expert's part in place of the dense one where `moe`."""
+def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
+    """One layer of the parts `kind`."""
     time = LayerTime()
     recipe = run.recipe if quantized else "bf16"
-    experts = run.model.experts if moe else None
-    for linear in linears(run, experts):
+    experts = run.model.experts_of(kind)
+    for linear in linears(run, kind):
         _add_product(run, time, linear, recipe if linear.quantized else "bf16")
-    _add_attention(run, time, quantized)
-    _add_elementwise(run, time, experts, recipe)
+    if ATTENTION in kind:
+        _add_attention(run, time, quantized)
+    if MAMBA in kind and run.model.mamba:
+        add_scan(run, time.forward, time.backward, run.model.mamba)
+    _add_elementwise(run, time, kind, recipe)
     _add_imbalance(run, time, experts)
-    _add_communication(run, time, experts, recipe)
-    _add_recompute(run, time, experts)
-    time.host = _host(run, experts, quantized)
+    _add_communication(run, time, kind, recipe)
+    _add_recompute(run, time, kind)
+    time.host = _host(run, kind, quantized)
     return time
 
 
@@ -119,33 +123,34 @@ def _keys(run: Workload) -> float:
 # --- everything else -------------------------------------------------------------------------------------------------
 
 
-def _add_elementwise(run: Workload, time: LayerTime, experts: Experts | None, recipe: str) -> None:
+def _add_elementwise(run: Workload, time: LayerTime, kind: str, recipe: str) -> None:
     """Traffic of norms, residuals, rotary positions and the activation of a dense layer."""
     model, split, memory = run.model, run.split, run.speeds.memory
     hidden = run.own_tokens * model.hidden * BF16 / memory
-    # Two norms and two residual additions: 2 + 3 passes forward, 3 + 3 backward.
-    forward, backward = 2 * 5 * hidden, 2 * 6 * hidden
-    if model.latent:
-        heads = model.heads // split.tp
-        turned = run.tokens * heads * (2 * (model.latent.head + model.latent.rope) + model.latent.value)
-    else:
-        turned = run.tokens * (model.heads + 2 * max(model.groups, split.tp)) / split.tp * model.channels
-    turned *= BF16 / memory
-    # Split, turn and join: fewer passes where one kernel does all.
-    passes = 2 if run.on("fused_single_qkv_rope") else 5
-    forward += passes * turned
-    backward += passes * turned
-    if model.qk_norm:
-        forward += 2 * turned
-        backward += 3 * turned
-    if experts is None:
+    # Of each part a norm and a residual addition: 2 + 3 passes forward, 3 + 3 backward.
+    forward, backward = len(kind) * 5 * hidden, len(kind) * 6 * hidden
+    if ATTENTION in kind:
+        if model.latent:
+            heads = model.heads // split.tp
+            turned = run.tokens * heads * (2 * (model.latent.head + model.latent.rope) + model.latent.value)
+        else:
+            turned = run.tokens * (model.heads + 2 * max(model.groups, split.tp)) / split.tp * model.channels
+        turned *= BF16 / memory
+        # Split, turn and join: fewer passes where one kernel does all.
+        passes = 2 if run.on("fused_single_qkv_rope") else 5
+        forward += passes * turned
+        backward += passes * turned
+        if model.qk_norm:
+            forward += 2 * turned
+            backward += 3 * turned
+    if MLP in kind:
         wide = run.tokens * model.ffn / split.tp * BF16 / memory
         if recipe != "bf16" and not run.on("use_te_activation_func"):
             wide *= SLOWER_ACTIVATION
         activation = _activation_passes(run)
         forward += activation[0] * wide
         backward += activation[1] * wide
-    else:
+    if experts := model.experts_of(kind):
         _add_expert_traffic(run, time, experts)
     time.forward["elementwise"] += forward
     time.backward["elementwise"] += backward
@@ -204,7 +209,8 @@ def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> N
 # --- communication ---------------------------------------------------------------------------------------------------
 
 
-def _add_communication(run: Workload, time: LayerTime, experts: Experts | None, recipe: str) -> None:
+def _add_communication(run: Workload, time: LayerTime, kind: str, recipe: str) -> None:
+    experts = run.model.experts_of(kind)
     model, split, speeds = run.model, run.split, run.speeds
     contention = speeds.fractions.contention
     if split.tp > 1:
@@ -216,13 +222,21 @@ def _add_communication(run: Workload, time: LayerTime, experts: Experts | None, 
         if split.sequence_parallel:
             # Transformer Engine quantizes before it gathers (transformer_engine/pytorch/distributed.py).
             gathered = gather(size * operand_bytes(recipe), group, speeds)
-        pairs = 2 if experts is None or experts.shared else 1
+        # Around each part, but for experts without a shared one.
+        pairs = len(kind) - (experts is not None and not experts.shared)
         # Backward gathers the inputs of the column-parallel layers once more.
         again = pairs * gathered if split.sequence_parallel else 0
         exposed = speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
         time.forward[name] += pairs * (summed + gathered) * exposed
         time.backward[name] += (pairs * (summed + gathered * GATHERED_GRADIENTS.get(recipe, 1)) + again) * exposed
-    if split.cp > 1:
+    if split.cp > 1 and MAMBA in kind and model.mamba:
+        # Heads are exchanged for tokens before the convolution, and back after the scan (mamba_context_parallel.py).
+        group = Group(split.cp, split.tp)
+        name = f"CP communication ({group.link(speeds)})"
+        size = run.tokens * (model.mamba.projected + model.mamba.inner) / split.tp * BF16
+        time.forward[name] += exchange(size, group, speeds)
+        time.backward[name] += exchange(size, group, speeds)
+    if split.cp > 1 and ATTENTION in kind:
         group = Group(split.cp, split.tp)
         name = f"CP communication ({group.link(speeds)})"
         heads = 2 * max(model.groups / split.tp, 1) * model.channels
@@ -311,31 +325,39 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _add_recompute(run: Workload, time: LayerTime, experts: Experts | None) -> None:
+def _add_recompute(run: Workload, time: LayerTime, kind: str) -> None:
     """Forward work that selective recompute repeats."""
+    experts = run.model.experts_of(kind)
     modules = recomputed_modules(run.args)
     again = sum(time.forward[term] for module in modules for term in _MODULES.get(module, ()))
     if experts and "moe" in modules:
         again += sum(part for term, part in time.forward.items() if term.startswith("EP"))
     hidden = run.own_tokens * run.model.hidden * BF16 / run.speeds.memory
     if "layernorm" in modules:
-        again += 4 * hidden
+        again += 2 * len(kind) * hidden
     if experts and "moe_act" in modules:
         rows = run.own_tokens * run.split.etp * experts.top_k
         again += 3 * rows * experts.ffn / run.split.etp * BF16 / run.speeds.memory
     time.recompute = again
 
 
-def _host(run: Workload, experts: Experts | None, quantized: bool) -> float:
+def _host(run: Workload, kind: str, quantized: bool) -> float:
     """Seconds of the host to launch the kernels of a layer, without those that CUDA graphs replay."""
     software = run.speeds.software
-    taken = (software.launch + software.launch_quantized * quantized) * (1 - _graphed(run.args, "attn", "mlp"))
+    experts = run.model.experts_of(kind)
+    # Launches were measured for layers of two parts.
+    dense = (software.launch + software.launch_quantized * quantized) / len(DENSE_LAYER)
+    taken = sum(dense * (1 - _graphed(run.args, _GRAPHED.get(part, "mlp"))) for part in kind)
     if experts:
         recipe = run.recipe if quantized else "bf16"
         each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
         taken += software.launch_routing * (1 - _graphed(run.args, "moe_router", "moe_preprocess"))
         taken += each * experts.count / run.split.ep * (1 - _graphed(run.args, "moe"))
     return taken * run.speeds.device.host
+
+
+# Megatron's name for the parts of a layer in the scope of CUDA graphs.
+_GRAPHED = {ATTENTION: "attn", MAMBA: "mamba"}
 
 
 def _graphed(args: Arguments, *parts: str) -> float:

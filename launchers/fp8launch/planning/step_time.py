@@ -32,6 +32,8 @@ CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, 
 # By how much nine in ten published and measured runs are off at most (benchmarks/plan/errors.md).
 UNCERTAINTY_DENSE = 0.12
 UNCERTAINTY_EXPERTS = 0.20
+# Nothing was calibrated on these.
+UNCERTAINTY_HYBRID = 0.65
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) 
         return None
     run = Workload(args, model, split, formats, known)
     microbatches = max(global_batch // (run.micro_batch * max(split.data // split.cp, 1)), 1)
-    kinds = {(moe, run.precision.covers(number, model.layers)) for number, moe in enumerate(model.moe)}
-    kinds |= {(model.moe[-1], run.precision.covers(None, model.layers))}
+    kinds = {(kind, run.precision.covers(number, model.layers)) for number, kind in enumerate(model.kinds)}
+    kinds |= {(kind, run.precision.covers(None, model.layers)) for kind in model.mtp_kinds}
     layers = {kind: layer_time(run, *kind) for kind in kinds}
     of_stages = _stages(run, pipeline, layers)
     slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
@@ -105,15 +107,19 @@ def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) 
     _add_step(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
     notes = _notes(run)
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
-    uncertainty = UNCERTAINTY_EXPERTS if model.experts else UNCERTAINTY_DENSE
+    uncertainty = UNCERTAINTY_DENSE
+    if model.mamba:
+        uncertainty = UNCERTAINTY_HYBRID
+    elif model.experts:
+        uncertainty = UNCERTAINTY_EXPERTS
     return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
 
 
 def _notes(run: Workload) -> dict[str, str]:
     """What the matrix products of a micro batch multiply, in which precision."""
     found = {}
-    for experts in {run.model.experts if moe else None for moe in run.model.moe}:
-        for linear in linears(run, experts):
+    for kind in set(run.model.kinds):
+        for linear in linears(run, kind):
             recipe = run.recipe if linear.quantized else "bf16"
             several = f"{linear.count} x " if linear.count > 1 else ""
             rows = linear.rows / linear.count
@@ -125,7 +131,7 @@ def _notes(run: Workload) -> dict[str, str]:
 
 
 def _stages(
-    run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[bool, bool], LayerTime]
+    run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[str, bool], LayerTime]
 ) -> list[Seconds]:
     """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
     depth = run.model.layers
@@ -134,7 +140,7 @@ def _stages(
     for chunks in pipeline:
         content = tuple(
             (
-                tuple((run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers),
+                tuple((run.model.kinds[number], run.precision.covers(number, depth)) for number in chunk.layers),
                 (chunk.mtp, chunk.embedding, chunk.output),
             )
             for chunk in chunks
@@ -145,15 +151,15 @@ def _stages(
     return found
 
 
-def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[bool, bool], LayerTime]) -> Seconds:
+def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[str, bool], LayerTime]) -> Seconds:
     """Seconds of a micro batch on one pipeline rank, forward and backward."""
     total = seconds()
     recompute = host = 0.0
     depth = run.model.layers
     full = run.args.get("recompute_granularity") == "full"
     for chunk in chunks:
-        kinds = [(run.model.moe[number], run.precision.covers(number, depth)) for number in chunk.layers]
-        kinds += [(run.model.moe[-1], run.precision.covers(None, depth))] * chunk.mtp
+        kinds = [(run.model.kinds[number], run.precision.covers(number, depth)) for number in chunk.layers]
+        kinds += [(kind, run.precision.covers(None, depth)) for kind in run.model.mtp_kinds] * chunk.mtp
         again = len(kinds) if full else 0
         if full and run.args.get("recompute_method") == "block":
             again = min(whole(run.args, "recompute_num_layers") or 1, len(kinds))
@@ -249,10 +255,10 @@ def _add_step(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Sec
     split, formats, known = run.split, run.precision, run.speeds
     total = _Traffic()
     kinds = Counter(
-        (run.model.moe[number], formats.covers(number, run.model.layers)) for c in chunks for number in c.layers
+        (run.model.kinds[number], formats.covers(number, run.model.layers)) for c in chunks for number in c.layers
     )
-    for (moe, _), number in kinds.items():
-        total.add(_traffic(run, layer_weights(run.model, split, moe, 0)), number)
+    for (kind, _), number in kinds.items():
+        total.add(_traffic(run, layer_weights(run.model, split, kind, 0)), number)
     for chunk in chunks:
         total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
     contention = known.fractions.contention

@@ -8,6 +8,7 @@ from fp8launch.planning.step_time import StepTime
 GROUPS = (
     "GEMMs",
     "attention",
+    "Mamba scan",
     "quantization",
     "elementwise and loss",
     "expert routing",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp8launch.hardware.quantization import operand_bytes
-from fp8launch.megatron.architecture import Architecture, Division, Experts
+from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Division
 from fp8launch.megatron.dtype_sizes import PrecisionSizes
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.planning.speeds import Speeds
@@ -65,33 +65,52 @@ class Workload:
         return self.args.get("moe_token_dispatcher_type") == "flex"
 
 
-def linears(run: Workload, experts: Experts | None) -> Iterator[Linear]:
+def linears(run: Workload, kind: str) -> Iterator[Linear]:
     """The matrix products of a layer."""
+    for part in kind:
+        yield from _PRODUCTS[part](run)
+
+
+def _attention(run: Workload) -> Iterator[Linear]:
     model, split, tokens = run.model, run.split, run.tokens
-    if model.latent:
-        latent = model.latent
-        heads = model.heads // split.tp
-        query = heads * (latent.head + latent.rope)
-        own = run.own_tokens
-        if latent.query_rank is None:
-            yield Linear("query", tokens, query, model.hidden)
-        else:
-            yield Linear("query down", own, latent.query_rank, model.hidden)
-            yield Linear("query up", tokens, query, latent.query_rank)
-        yield Linear("key-value down", own, latent.kv_rank + latent.rope, model.hidden)
-        yield Linear("key-value up", tokens, heads * (latent.head + latent.value), latent.kv_rank)
-        yield Linear("projection", tokens, model.hidden, heads * latent.value)
-    else:
+    if not model.latent:
         query = model.heads * model.channels // split.tp
         key = max(model.groups // split.tp, 1) * model.channels
         yield Linear("qkv", tokens, query * (1 + model.output_gate) + 2 * key, model.hidden)
         yield Linear("projection", tokens, model.hidden, query)
-    gate = 2 if model.gated else 1
-    if experts is None:
-        ffn = model.ffn // split.tp
-        yield Linear("fc1", tokens, gate * ffn, model.hidden)
-        yield Linear("fc2", tokens, model.hidden, ffn)
         return
+    latent = model.latent
+    heads = model.heads // split.tp
+    query = heads * (latent.head + latent.rope)
+    own = run.own_tokens
+    if latent.query_rank is None:
+        yield Linear("query", tokens, query, model.hidden)
+    else:
+        yield Linear("query down", own, latent.query_rank, model.hidden)
+        yield Linear("query up", tokens, query, latent.query_rank)
+    yield Linear("key-value down", own, latent.kv_rank + latent.rope, model.hidden)
+    yield Linear("key-value up", tokens, heads * (latent.head + latent.value), latent.kv_rank)
+    yield Linear("projection", tokens, model.hidden, heads * latent.value)
+
+
+def _mamba(run: Workload) -> Iterator[Linear]:
+    mamba = run.model.mamba
+    assert mamba is not None
+    yield Linear("Mamba in", run.tokens, mamba.projected // run.split.tp, run.model.hidden)
+    yield Linear("Mamba out", run.tokens, run.model.hidden, mamba.inner // run.split.tp)
+
+
+def _mlp(run: Workload) -> Iterator[Linear]:
+    ffn = run.model.ffn // run.split.tp
+    yield Linear("fc1", run.tokens, run.model.first_outputs * ffn, run.model.hidden)
+    yield Linear("fc2", run.tokens, run.model.hidden, ffn)
+
+
+def _experts(run: Workload) -> Iterator[Linear]:
+    model, split, tokens = run.model, run.split, run.tokens
+    experts = model.experts
+    assert experts is not None
+    gate = model.first_outputs
     width, local, ffn = experts.latent or model.hidden, max(experts.count // split.ep, 1), experts.ffn // split.etp
     rows = run.own_tokens * split.etp * experts.top_k
     yield Linear("router", run.own_tokens, experts.count, model.hidden, quantized=False)
@@ -104,6 +123,9 @@ def linears(run: Workload, experts: Experts | None) -> Iterator[Linear]:
         shared = experts.shared // split.tp
         yield Linear("shared fc1", tokens, gate * shared, model.hidden)
         yield Linear("shared fc2", tokens, model.hidden, shared)
+
+
+_PRODUCTS = {ATTENTION: _attention, MAMBA: _mamba, MLP: _mlp, EXPERTS: _experts}
 
 
 def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, float, float]:

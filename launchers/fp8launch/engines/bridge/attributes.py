@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.engines.bridge.fields import AXES, attribute_of, attribute_value
+from fp8launch.engines.bridge.hybrids import HYBRID_DEFAULTS, HYBRIDS
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.engines.bridge.settings import Setting
 from fp8launch.megatron.arguments import as_parsed, attributes
@@ -78,6 +79,11 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
             found |= _shapes().get(hub, {})
     if found and folder is not None:
         found |= _sizes(Path(folder))
+    hybrid = [HYBRIDS[hub] for hub in recipe.hub if hub in HYBRIDS]
+    if hybrid or "hybrid_layer_pattern" in recipe.settings:
+        found |= HYBRID_DEFAULTS
+        for sizes in hybrid:
+            found |= sizes
     for field, value in _fields(recipe):
         name = attribute_of(field)
         if name is not None:
