@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from published_runs import Run, model_sizes, published_runs
 
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.engines.bridge.published import rows
+from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.job.prepared import prepare
 
 # Bridge's runs compute the loss with Transformer Engine, which Megatron-LM refuses.
@@ -51,7 +51,7 @@ def pack_runs() -> Iterator[Run]:
         r for r in published_runs() if (r.family, r.gpu, r.args["micro_batch_size"]) == ("deepseek_v3", "gb300", 2)
     )
     for row in rows():
-        if row.model == "Kimi_K2":
+        if row.model == "Kimi_K2" and recipe_of(row) is None:
             args = {**like.args, **model_sizes("kimi_k2"), **KIMI_K2, "num_moe_experts": None}
             name = f"kimi_k2 {row.gpu} x{row.gpus} {row.precision} ({row.container})"
             yield Run(name, "kimi_k2", row.gpu, row.gpus, row.global_batch, args, row.tokens_per_s_per_gpu)
