@@ -1,14 +1,14 @@
 """Published figures of models that Megatron-Bridge's indexed releases have no recipe for.
 
-Each is a recipe of the pack with the settings in which the published run differs from it. Kimi K2 is the run of
-DeepSeek-V3 on the same GPUs with its own sizes and layout.
+Each is a recipe of the pack with the settings in which the published run differs from it; Kimi K2's is that of a later
+container.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from published_runs import Run, model_sizes, published_runs
+from published_runs import Run, published_runs
 
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.engines.bridge.published import recipe_of, rows
@@ -33,28 +33,14 @@ RECIPES = {
 }
 
 
-# Megatron-Bridge, scripts/performance/configs/kimi: the settings of GB300 with micro batch 2.
-KIMI_K2 = {
-    "pipeline_model_parallel_size": 4,
-    "pipeline_model_parallel_layout": "Et*4|(t*4|)*14,tL",
-    "expert_model_parallel_size": 64,
-    "micro_batch_size": 2,
-    "cuda_graph_impl": "none",
-    "recompute_granularity": "selective",
-    "recompute_modules": ["mla_up_proj"],
-}
-
-
 def pack_runs() -> Iterator[Run]:
     """The published figures, as runs of these recipes."""
-    like = next(
-        r for r in published_runs() if (r.family, r.gpu, r.args["micro_batch_size"]) == ("deepseek_v3", "gb300", 2)
-    )
+    like = next(run for run in published_runs() if run.family == "kimi_k2")
     for row in rows():
+        # One container has a Bridge without a recipe for it.
         if row.model == "Kimi_K2" and recipe_of(row) is None:
-            args = {**like.args, **model_sizes("kimi_k2"), **KIMI_K2, "num_moe_experts": None}
             name = f"kimi_k2 {row.gpu} x{row.gpus} {row.precision} ({row.container})"
-            yield Run(name, "kimi_k2", row.gpu, row.gpus, row.global_batch, args, row.tokens_per_s_per_gpu)
+            yield Run(name, "kimi_k2", row.gpu, row.gpus, row.global_batch, like.args, row.tokens_per_s_per_gpu)
     for name, (family, changes) in RECIPES.items():
         run = resolve_run(prepare(name))
         reference = run.loaded.recipe.reference

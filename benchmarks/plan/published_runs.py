@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fp8launch.engines.bridge.attributes import of_recipe
 from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.megatron.architecture import architecture
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 @dataclass(frozen=True)
@@ -56,16 +51,3 @@ def _runs() -> Iterator[Run]:
             args,
             row.tokens_per_s_per_gpu,
         )
-
-
-def model_sizes(part: str) -> dict[str, Any]:
-    """Sizes of a model of the pack, with what it extends, by Megatron's attribute names."""
-    document = yaml.safe_load((RECIPES / "models" / f"{part}.yaml").read_text())
-    found: dict[str, Any] = {}
-    for name in document.get("extends", ()):
-        found |= model_sizes(Path(name).name)
-    for section in ("model", "megatron"):
-        found |= document.get(section) or {}
-    if found.pop("disable_bias_linear", False):
-        found["add_bias_linear"] = False
-    return found

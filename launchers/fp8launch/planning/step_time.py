@@ -134,32 +134,30 @@ def _stages(
     run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[str, bool], LayerTime]
 ) -> list[Seconds]:
     """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
-    depth = run.model.layers
     different: dict[object, Seconds] = {}
     found = []
     for chunks in pipeline:
-        content = tuple(
-            (
-                tuple((run.model.kinds[number], run.precision.covers(number, depth)) for number in chunk.layers),
-                (chunk.mtp, chunk.embedding, chunk.output),
-            )
-            for chunk in chunks
-        )
+        content = tuple((tuple(_kinds(run, chunk)), chunk.mtp, chunk.embedding, chunk.output) for chunk in chunks)
         if content not in different:
             different[content] = _stage(run, chunks, layers)
         found.append(different[content])
     return found
 
 
+def _kinds(run: Workload, chunk: Chunk) -> list[tuple[str, bool]]:
+    """The parts of each layer of a virtual stage and whether it is quantized, MTP layers last."""
+    model, covers = run.model, run.precision.covers
+    decoder = [(model.kinds[number], covers(number, model.layers)) for number in chunk.layers]
+    return decoder + [(kind, covers(None, model.layers)) for kind in model.mtp_kinds] * chunk.mtp
+
+
 def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[str, bool], LayerTime]) -> Seconds:
     """Seconds of a micro batch on one pipeline rank, forward and backward."""
     total = seconds()
     recompute = host = 0.0
-    depth = run.model.layers
     full = run.args.get("recompute_granularity") == "full"
     for chunk in chunks:
-        kinds = [(run.model.kinds[number], run.precision.covers(number, depth)) for number in chunk.layers]
-        kinds += [(kind, run.precision.covers(None, depth)) for kind in run.model.mtp_kinds] * chunk.mtp
+        kinds = _kinds(run, chunk)
         again = len(kinds) if full else 0
         if full and run.args.get("recompute_method") == "block":
             again = min(whole(run.args, "recompute_num_layers") or 1, len(kinds))
