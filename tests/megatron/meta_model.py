@@ -116,58 +116,21 @@ class _GatedNorm(torch.nn.Module):
 
 
 def _hybrid_chunk(case: dict[str, Any], config: TransformerConfig, vp_stage: int | None) -> int:
-    """One stage of a hybrid model, of the same layers as `hybrid_stack_spec` without Transformer Engine's."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    """One stage of a hybrid model, of Megatron's own layers without Transformer Engine's."""
     from megatron.core.models.hybrid import hybrid_block
     from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.post_training.modelopt import layers
+    from megatron.core.post_training.modelopt.hybrid.model_specs import get_hybrid_stack_modelopt_spec
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.ssm import mamba_layer, mamba_mixer
-    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-    from megatron.core.transformer import multi_token_prediction as prediction
-    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.ssm import mamba_mixer
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
-    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
     mamba_mixer.HAVE_MAMBA_SSM, mamba_mixer.ExtendedRMSNorm = True, _GatedNorm
     # Random states of a GPU, which the initial values of the mixer would come from.
     mamba_mixer.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
-    hybrid_block.TENorm = WrappedTorchNorm
-    mixer = ModuleSpec(
-        mamba_mixer.MambaMixer,
-        submodules=mamba_mixer.MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear),
-    )
-    experts = config.num_moe_experts
-    dense, routed = (
-        get_gpt_layer_local_spec(number, normalization=config.normalization).submodules for number in (None, experts)
-    )
-    mtp = prediction.MultiTokenPredictionLayerSubmodules(
-        enorm=WrappedTorchNorm, hnorm=WrappedTorchNorm, eh_proj=ColumnParallelLinear, layer_norm=WrappedTorchNorm
-    )
-    block = prediction.MultiTokenPredictionBlockSubmodules(
-        layer_specs=[ModuleSpec(prediction.MultiTokenPredictionLayer, submodules=mtp)]
-    )
-    layers = hybrid_block.HybridStackSubmodules(
-        mamba_layer=ModuleSpec(
-            mamba_layer.MambaLayer, submodules=mamba_layer.MambaLayerSubmodules(norm=WrappedTorchNorm, mixer=mixer)
-        ),
-        attention_layer=ModuleSpec(
-            TransformerLayer,
-            submodules=TransformerLayerSubmodules(
-                input_layernorm=dense.input_layernorm, self_attention=dense.self_attention
-            ),
-        ),
-        mlp_layer=ModuleSpec(
-            TransformerLayer,
-            submodules=TransformerLayerSubmodules(pre_mlp_layernorm=dense.pre_mlp_layernorm, mlp=dense.mlp),
-        ),
-        moe_layer=ModuleSpec(
-            TransformerLayer,
-            submodules=TransformerLayerSubmodules(pre_mlp_layernorm=routed.pre_mlp_layernorm, mlp=routed.mlp),
-        ),
-        mtp_block_spec=ModuleSpec(prediction.MultiTokenPredictionBlock, submodules=block),
-    )
+    hybrid_block.TENorm, layers.Norm.__new__ = WrappedTorchNorm, lambda _, *a, **k: WrappedTorchNorm(*a, **k)
     model = HybridModel(
-        config, ModuleSpec(hybrid_block.HybridStack, submodules=layers), case["vocab"], case["positions"],
+        config, get_hybrid_stack_modelopt_spec(local_core_attention=True), case["vocab"], case["positions"],
         hybrid_layer_pattern=case["pattern"], share_embeddings_and_output_weights=case["tied"], vp_stage=vp_stage,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
