@@ -33,7 +33,7 @@ CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, 
 UNCERTAINTY_DENSE = 0.12
 UNCERTAINTY_EXPERTS = 0.20
 # Nothing was calibrated on these.
-UNCERTAINTY_HYBRID = 0.65
+UNCERTAINTY_HYBRID = 0.70
 
 
 @dataclass(frozen=True)
