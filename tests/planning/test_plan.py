@@ -167,6 +167,9 @@ def test_estimate_predicts_a_hybrid_of_bridge(capsys: pytest.CaptureFixture[str]
     assert found["predicted"]["uncertainty"] == UNCERTAINTY_HYBRID
     assert "Mamba scan" in {term["name"] for term in found["terms"]}
     assert sum(term["ms"] for term in found["terms"]) == pytest.approx(found["predicted"]["step_time_ms"])
+    # 64 experts on a GPU, of which a prediction so uncertain tells nothing.
+    assert run(["check", "bridge:nemotron_3_super_pretrain_64gpu_b300_fp8mx_config"]) == 0
+    assert "fp8-experts-slower" not in capsys.readouterr().err
 
 
 def test_layouts_of_a_hybrid_are_those_that_its_layers_allow() -> None:

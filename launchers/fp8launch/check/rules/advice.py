@@ -13,6 +13,8 @@ LEAST_HIDDEN = 1024
 # were 64, and NVIDIA publishes FP8 with up to 32.
 MUCH_SLOWER = 0.9
 MANY_EXPERTS = 33
+# A prediction that may be off by more, as those of hybrids are, does not tell which is faster.
+MOST_UNCERTAIN = 0.5
 
 
 @rule(
@@ -71,6 +73,8 @@ def experts_gain_from_quantization(run: ResolvedRun) -> Iterator[Finding]:
     in_bf16 = {**run.arguments, **dict.fromkeys(DEFAULT_RECIPE)}
     quantized, plain = (step_time(args, world, batch, run.gpu) for args in (run.arguments, in_bf16))
     if quantized is None or plain is None or plain.ms / quantized.ms >= MUCH_SLOWER:
+        return
+    if quantized.uncertainty > MOST_UNCERTAIN:
         return
     message = (
         f"{run.precision} is predicted to run at {plain.ms / quantized.ms:.2f} times the speed of bf16: the host "
