@@ -220,8 +220,10 @@ def test_the_budget_holds(tune: Any) -> None:
 @pytest.mark.train
 def test_a_trial_that_the_clock_cuts_off_is_run_again(tune: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    held = ["--set", f"env.GATE={gate}", "--set", "env.GATE_FOR=4 1", "--knobs", "micro-batch"]
+    file = tmp_path / "best.yaml"
+    held = ["--set", f"env.GATE={gate}", "--set", "env.GATE_FOR=4 1", "--knobs", "micro-batch", "--write", str(file)]
     first = tune(*held, "--trials", "1")
+    before = file.read_text()
     minutes = (first["gpu_hours"] * 3600 + 15) / 60
     cut = tune(*held, "--minutes", f"{minutes:.2f}")
     assert "the time was up during the trial of micro batch 4" in cut["ended"] and cut["trials"] == 1
@@ -230,6 +232,9 @@ def test_a_trial_that_the_clock_cuts_off_is_run_again(tune: Any, tmp_path: Path)
     assert second["changes"] == ["micro batch 4"]
     jobs = {folder.run_id: len(folder.manifest()["jobs"]) for folder in runs_of(second)}
     assert sorted(jobs.values()) == [1, 2], "only the one that was cut off was submitted twice"
+    assert file.read_text() != before, "a search replaces what it wrote itself"
+    file.write_text(f"# mine now\n{file.read_text()}")
+    assert "exists" in tune(*held, expect=2)["said"] and file.read_text().startswith("# mine now")
 
 
 @pytest.mark.train

@@ -19,7 +19,7 @@ from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import time_override
-from fp8launch.cli.tune_output import Ended, finish, show_candidates
+from fp8launch.cli.tune_output import Ended, finish, show_candidates, wrote
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, nearest
 from fp8launch.hardware.gpus import gpu
@@ -95,7 +95,6 @@ def tune(
     Exit code 1 if no recipe ran.
     """
     began = time.monotonic()
-    _need_new_files(write, picture)
     chosen = _chosen(wanted, numerics)
     overrides = (*overrides, *time_override(slurm))
     profile, scheduler = destination("tune", cluster, backend_name, slurm)
@@ -106,6 +105,7 @@ def tune(
     gpus = _one_size(bases)
     identity = study_name(bases, chosen, numerics)
     name = study or identity
+    _need_new_files(write, picture, StudyFolder(place / name))
     limits = _limits(budget, minutes, trials, gpus)
     _need_legal(bases, profile, scheduler, dry_run)
     found = read_record(StudyFolder(place / name))
@@ -152,9 +152,12 @@ def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
     return [known[name] for name in names if numerics == "allow" or known[name].keeps_numerics]
 
 
-def _need_new_files(write: Path | None, picture: Path | None) -> None:
-    """Raise UserError for files that could not be written when the search has ended."""
-    if write is not None and write.exists():
+def _need_new_files(write: Path | None, picture: Path | None, study: StudyFolder) -> None:
+    """Raise UserError for files that could not be written when the search has ended.
+
+    The recipe that the same search wrote before it went on is replaced, unless somebody changed it.
+    """
+    if write is not None and write.exists() and not wrote(study, write):
         raise error("file-exists", f"{write} exists", "--write", "name a new file")
     if picture is not None:
         require_drawable(picture, "--picture")

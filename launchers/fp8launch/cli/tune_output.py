@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of
 from fp8launch.tuning.rows import Row, percent, rows
 from fp8launch.tuning.state import Variant, describe, seconds_spent, trials_run
+
+# Beside the state of a search: the SHA-256 of the recipe that it wrote last.
+_WRITTEN = "written.sha256"
 
 
 def show_candidates(record: Record, chosen: Sequence[Knob]) -> None:
@@ -67,7 +71,8 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
         base = ended.bases[best.start]
         setting, values = _setting(record, base), record.values(best)
         text = recipe_text(base.name, base.source, ended.overrides, values, table, setting, notes, write)
-        write.write_text(text, encoding="utf-8")
+        write_atomically(write, text)
+        write_atomically(folder_of(folder) / _WRITTEN, _digest(text.encode()) + "\n")
         eprint(f"wrote {write}")
     result = _as_json(record, table, best, folder, ended.why, file if drawn else None)
     write_atomically(folder_of(folder) / "result.json", json.dumps(result, indent=2) + "\n")
@@ -78,6 +83,18 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
     else:
         _show(record, table, best, notes)
     return 0 if best is not None else ANSWER_IS_NO
+
+
+def wrote(study: StudyFolder, file: Path) -> bool:
+    """Whether a file is the recipe that this search wrote last, as it wrote it."""
+    try:
+        return (folder_of(study) / _WRITTEN).read_text(encoding="utf-8").strip() == _digest(file.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _notes(record: Record, best: Variant) -> list[str]:
