@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,12 @@ PIPELINE = ["--pipeline-model-parallel-size", "2"]
 EXPERTS = ["--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2"]
 EXPERTS += ["--moe-token-dispatcher-type", "alltoall"]
 SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+
+
+@pytest.fixture(scope="module")
+def plain(megatron: None) -> Callable[[str], Run]:
+    """Ten iterations of one process with a release of Megatron, trained once for the tests that look at them."""
+    return functools.cache(lambda version: worker(MOCK, **older(version)))
 
 
 def same_course(run: Run, alone: Run, tolerance: float = 1e-6) -> None:
@@ -42,7 +50,7 @@ def test_one_process_learns(alone: Run) -> None:
 def test_other_precisions_learn_as_bf16_does(flags: list[str], alone: Run) -> None:
     """Their losses differ by rounding: bf16 keeps eight bits."""
     arguments = [*(word for word in MOCK if word != "--bf16"), *flags]
-    same_course(torchrun(1, arguments), alone, tolerance=0.02)
+    same_course(worker(arguments), alone, tolerance=0.02)
 
 
 def test_tensor_parallel_under_torchrun(weights: Path, alone: Run) -> None:
@@ -84,12 +92,9 @@ def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
 
 
 @pytest.mark.parametrize("version", ["installed", *OLDEST_QUICKLY])
-def test_a_config_field_without_a_flag_reaches_the_model(version: str) -> None:
-    plain, sharp = (
-        worker(MOCK, **older(version), FP8LAUNCH_CONFIG=config).succeeded().losses
-        for config in ("", '{"softmax_scale": 2.0}')
-    )
-    assert plain[10] != sharp[10]
+def test_a_config_field_without_a_flag_reaches_the_model(plain: Callable[[str], Run], version: str) -> None:
+    sharp = worker(MOCK, **older(version), FP8LAUNCH_CONFIG='{"softmax_scale": 2.0}').succeeded()
+    assert plain(version).succeeded().losses[10] != sharp.losses[10]
 
 
 @pytest.mark.slow
@@ -131,8 +136,8 @@ def older(version: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", OLDEST_QUICKLY)
-def test_older_megatron(megatron: None, version: str) -> None:
-    falls(worker(MOCK, **older(version)))
+def test_older_megatron(plain: Callable[[str], Run], version: str) -> None:
+    falls(plain(version))
 
 
 @pytest.mark.slow

@@ -168,11 +168,12 @@ def _look(
     """Run the layers `rules` and `memory`, and that part of `machine` that looks at a part's files."""
     problems: list[Problem] = []
     fired: list[Rule] = []
-    for rule in all_rules().values() if "rules" in layers else ():
-        said = list(rule.problems(part.run))
-        problems += said
-        fired += [rule] * bool(said)
     if "rules" in layers:
+        for rule in all_rules().values():
+            said = list(rule.problems(part.run))
+            if said:
+                fired.append(rule)
+            problems += said
         problems += part.prepared.engine.warnings(part.prepared.loaded)
     if "memory" in layers:
         problems += memory.problems(part.run)
@@ -218,7 +219,7 @@ def _together(
 ) -> CheckResult:
     """Merge the results of a run's phases with the problems of the whole run."""
     names = [one.name for one in run.phases]
-    ran = {name: next((r.layers[name] for r in results if r.layers[name] != "ran"), "ran") for name in LAYERS}
+    ran = {name: _first_not_ran([result.layers[name] for result in results]) for name in LAYERS}
     between = phases.problems(run.phases, seen) if "rules" in layers else ()
     borders = silence(seen[0], [*between, *of_the_run], ran)
     found = told_by_phase([(n, r.problems) for n, r in zip(names, results, strict=True)], len(names))
@@ -226,6 +227,11 @@ def _together(
     silenced = dict.fromkeys(s for result in (*results, borders) for s in result.silenced)
     code = max(result.exit_code for result in results)
     return CheckResult(tuple(sorted(everything, key=by_place)), ran, tuple(silenced), code)
+
+
+def _first_not_ran(states: Sequence[str]) -> str:
+    """Return the state of a layer over all phases: `ran`, or why it did not run for one of them."""
+    return next((state for state in states if state != "ran"), "ran")
 
 
 def by_place(problem: Problem) -> tuple[str, str, int, str]:

@@ -83,7 +83,8 @@ def _unexpanded(args: EngineArguments) -> Iterator[Problem]:
     texts = [*_texts(args, *(flag for flag in PATH_FLAGS if flag not in blends))]
     for flag in blends:
         value = args.values.get(flag)
-        texts += [(flag, str(item)) for item in (value if isinstance(value, list) else [value]) if item is not None]
+        items = value if isinstance(value, list) else [value]
+        texts += [(flag, str(item)) for item in items if item is not None]
     for flag, text in texts:
         if unexpanded(text):
             yield Problem(

@@ -58,10 +58,12 @@ def told_by_phase(found: Iterable[tuple[str, Sequence[Problem]]], phases: int) -
     for name, problems in found:
         for problem in dict.fromkeys(problems):
             names.setdefault(problem, []).append(name)
-    return [
-        problem if len(whose) == phases else replace(problem, message=f"phase {', '.join(whose)}: {problem.message}")
-        for problem, whose in names.items()
-    ]
+    told = []
+    for problem, whose in names.items():
+        if len(whose) != phases:
+            problem = replace(problem, message=f"phase {', '.join(whose)}: {problem.message}")
+        told.append(problem)
+    return told
 
 
 def _ends(loaded: LoadedRecipe) -> dict[str, int]:

@@ -129,8 +129,10 @@ def _demand(kind: str, ctx: dict[str, Any]) -> str:
         return f"greater than {ctx['gt']}"
     if kind == "greater_than_equal":
         return f"at least {ctx['ge']}"
-    if kind in ("too_long", "too_short"):
-        return f"at most {ctx['max_length']} entries" if kind == "too_long" else f"at least {ctx['min_length']} entries"
+    if kind == "too_long":
+        return f"at most {ctx['max_length']} entries"
+    if kind == "too_short":
+        return f"at least {ctx['min_length']} entries"
     if kind == "string_pattern_mismatch":
         return PATTERNS_IN_WORDS.get(ctx["pattern"], f"text of the form {ctx['pattern']}")
     return _DEMANDS.get(kind, f"valid ({kind})")
@@ -156,20 +158,24 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", ctx["expected"])
         near = nearest(str(given), allowed)
-        return f"write {key}: {near}" if near else f"write one of {', '.join(allowed) or ctx['expected']}"
+        if near:
+            return f"write {key}: {near}"
+        return f"write one of {', '.join(allowed) or ctx['expected']}"
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
         return f"write {key}: {round(given)}"
     if kind == "string_type":
         return f'quote it: {key}: "{given}"' if isinstance(given, (int, float)) else f"write {key}: text"
     if kind in ("greater_than", "greater_than_equal"):
-        least = ctx["ge"] if kind == "greater_than_equal" else ctx["gt"] + 1
+        least = ctx["ge"] if "ge" in ctx else ctx["gt"] + 1
         return f"write {key}: {least:g} or more, or remove it"
     if kind == "string_pattern_mismatch":
         words = PATTERNS_IN_WORDS.get(ctx["pattern"], "")
         example = next((text for start, text in _EXAMPLES_OF_PATTERNS.items() if words.startswith(start)), None)
         return f"write for example {key}: {example}" if example else f"use {words or 'that form'}"
-    if kind in ("too_long", "too_short"):
-        return "shorten the list" if kind == "too_long" else "add an entry, or remove the list"
+    if kind == "too_long":
+        return "shorten the list"
+    if kind == "too_short":
+        return "add an entry, or remove the list"
     return f"write a value such as {key}: {_EXAMPLES.get(kind, '...')}, or remove it"
 
 

@@ -26,7 +26,7 @@ def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] 
     """`recipe`, in the recipe format, as YAML text. `comments` go above the section of that name, those of "" first."""
     notes = dict(comments or {})
     lines = _comment(notes.pop("", ()))
-    order = [*(name for name in ("extends", *Recipe.model_fields) if name in recipe or name in notes)]
+    order = [name for name in ("extends", *Recipe.model_fields) if name in recipe or name in notes]
     order += [name for name in recipe if name not in order]
     for name in order:
         lines += _comment(notes.get(name, ()))
@@ -90,7 +90,8 @@ def _float(value: float) -> str:
     sign, digits, exponent = Decimal(repr(value)).as_tuple()
     text = "".join(map(str, digits)).rstrip("0") or "0"
     power = int(exponent) + len(digits) - 1
-    return f"{'-' if sign else ''}{text[0]}.{text[1:] or '0'}e{'-' if power < 0 else '+'}{abs(power)}"
+    minus = "-" if sign else ""
+    return f"{minus}{text[0]}.{text[1:] or '0'}e{power:+d}"
 
 
 def _quoted(text: str) -> str:

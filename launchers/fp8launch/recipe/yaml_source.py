@@ -116,12 +116,10 @@ def numbers_as_written(mapping: Node) -> Node:
     """`mapping` with its numbers as the text that was written, for values that are text to whoever reads them."""
     if not isinstance(mapping.value, dict):
         return mapping
-    written = {
-        key: Node(child.text, child.where, child.text)
-        if isinstance(child.value, (int, float)) and not isinstance(child.value, bool) and child.text
-        else child
-        for key, child in mapping.value.items()
-    }
+    written = {}
+    for key, child in mapping.value.items():
+        is_number = isinstance(child.value, (int, float)) and not isinstance(child.value, bool)
+        written[key] = Node(child.text, child.where, child.text) if is_number and child.text else child
     return Node(written, mapping.where)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.hardware.connections import CONNECTIONS
 from fp8launch.hardware.quantization import QUANTIZATION
+from fp8launch.wording import counted
 
 Touch = Literal["numerics", "memory", "speed"]
 
@@ -68,6 +69,16 @@ def _data_parallel(run: ResolvedRun) -> bool:
     return run.layout.dp * run.layout.cp > 1
 
 
+def _other(on: bool) -> bool | None:
+    """Return the value of a switch in its other position; None removes it."""
+    return None if on else True
+
+
+def _without(what: str, on: bool) -> str:
+    """Return the name of an option that switches something over: `no WHAT` where it is on."""
+    return f"no {what}" if on else what
+
+
 # --- numerics stay ----------------------------------------------------------------------------------------------------
 
 
@@ -120,10 +131,10 @@ def _grad_overlap(run: ResolvedRun) -> Iterator[Option]:
     """Gradients reduced beside the backward pass, or after it."""
     if _data_parallel(run) and not run.fsdp:
         on = run.on("overlap_grad_reduce")
-        keys: dict[str, Any] = {"megatron.overlap_grad_reduce": None if on else True}
+        keys: dict[str, Any] = {"megatron.overlap_grad_reduce": _other(on)}
         if on and run.on("overlap_param_gather"):
             keys["megatron.overlap_param_gather"] = None  # Megatron wants the other with it
-        yield Option(f"{'no ' if on else ''}overlap of gradient reduction", keys)
+        yield Option(_without("overlap of gradient reduction", on), keys)
 
 
 @_knob("gather-overlap", "speed")
@@ -131,10 +142,10 @@ def _gather_overlap(run: ResolvedRun) -> Iterator[Option]:
     """Weights gathered beside the forward pass, or before it."""
     if _data_parallel(run) and run.on("use_distributed_optimizer") and not run.fsdp:
         on = run.on("overlap_param_gather")
-        keys: dict[str, Any] = {"megatron.overlap_param_gather": None if on else True}
+        keys: dict[str, Any] = {"megatron.overlap_param_gather": _other(on)}
         if not on and not run.on("overlap_grad_reduce"):
             keys["megatron.overlap_grad_reduce"] = True
-        yield Option(f"{'no ' if on else ''}overlap of parameter gather", keys)
+        yield Option(_without("overlap of parameter gather", on), keys)
 
 
 @_knob("tp-overlap", "speed")
@@ -142,10 +153,10 @@ def _tp_overlap(run: ResolvedRun) -> Iterator[Option]:
     """Tensor parallel transfers beside matrix products, where sequence parallelism is on."""
     if run.uses_te and run.layout.tp > 1 and run.on("sequence_parallel"):
         on = run.on("tp_comm_overlap")
-        keys = {"megatron.tp_comm_overlap": None if on else True}
+        keys: dict[str, Any] = {"megatron.tp_comm_overlap": _other(on)}
         if not on:
-            keys |= {"megatron.tp_comm_bootstrap_backend": "nccl"}  # type: ignore[dict-item]
-        yield Option(f"{'no ' if on else ''}TP overlap", keys)
+            keys["megatron.tp_comm_bootstrap_backend"] = "nccl"
+        yield Option(_without("TP overlap", on), keys)
 
 
 @_knob("cuda-graphs", "memory", "speed")
@@ -193,7 +204,8 @@ def _norms(run: ResolvedRun) -> Iterator[Option]:
     """Norms by cuDNN, or by Transformer Engine's own kernels."""
     if run.uses_te:
         on = run.env.get("NVTE_NORM_FWD_USE_CUDNN") == "1"
-        keys = {f"env.NVTE_NORM_{way}_USE_CUDNN": None if on else 1 for way in ("FWD", "BWD")}
+        value = None if on else 1
+        keys = {f"env.NVTE_NORM_{way}_USE_CUDNN": value for way in ("FWD", "BWD")}
         yield Option("norms by TE" if on else "norms by cuDNN", keys)
 
 
@@ -211,7 +223,7 @@ def _connections(run: ResolvedRun) -> Iterator[Option]:
     """Queues of work to a GPU, CUDA_DEVICE_MAX_CONNECTIONS."""
     if run.gpu.name != "cpu":
         for count in (1, 8, 32):
-            yield Option(f"{count} connection{'s' * (count > 1)}", {f"env.{CONNECTIONS}": count})
+            yield Option(counted(count, "connection"), {f"env.{CONNECTIONS}": count})
 
 
 @_knob("attention", "speed")
@@ -230,7 +242,7 @@ def _cpu_threads(run: ResolvedRun) -> Iterator[Option]:
     """Threads of a process that trains on a CPU."""
     if run.gpu.name == "cpu":
         for count in (1, 2):
-            yield Option(f"{count} thread{'s' * (count > 1)}", {"env.OMP_NUM_THREADS": count})
+            yield Option(counted(count, "thread"), {"env.OMP_NUM_THREADS": count})
 
 
 # --- numerics change --------------------------------------------------------------------------------------------------
@@ -244,15 +256,17 @@ def _param_gather(run: ResolvedRun) -> Iterator[Option]:
         return
     on = run.on(recipe.gather_flag)
     if on or (recipe.gather_is_proven and run.on("use_distributed_optimizer")):
-        yield Option(f"{'no ' if on else ''}FP8 parameter gather", {"precision.param_gather": not on})
+        yield Option(_without("FP8 parameter gather", on), {"precision.param_gather": not on})
 
 
 @_knob("scaling", "numerics", "memory", "speed")
 def _scaling(run: ResolvedRun) -> Iterator[Option]:
     """Other recipes of the same data type, as the pack has them."""
     current = run.quantization
-    for name, recipe in QUANTIZATION.items() if current is not None else ():
-        if current is not None and recipe.selectable and recipe.operands == current.operands and name != current.name:
+    if current is None:
+        return
+    for name, recipe in QUANTIZATION.items():
+        if recipe.selectable and recipe.operands == current.operands and name != current.name:
             yield Option(f"{name} scaling", {"precision.recipe": name})
 
 

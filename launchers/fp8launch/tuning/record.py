@@ -94,13 +94,13 @@ def read_record(study: StudyFolder) -> Record | None:
 
 def _record(data: Any) -> Record:
     held = data["state"]
-    starts = tuple(
-        Start(one["name"], tuple(Candidate(**candidate) for candidate in one["candidates"]), one["memory_gib"])
-        for one in held["starts"]
-    )
+    starts = []
+    for one in held["starts"]:
+        candidates = tuple(Candidate(**candidate) for candidate in one["candidates"])
+        starts.append(Start(one["name"], candidates, one["memory_gib"]))
     results = tuple((_trial(trial), _outcome(outcome)) for trial, outcome in held["results"])
     state = State(
-        starts,
+        tuple(starts),
         results,
         Limits(**held["limits"]),
         capacity_gib=held["capacity_gib"],

@@ -74,11 +74,11 @@ def rows(record: Record, knobs: Mapping[str, Knob], why_ended: str) -> list[Row]
     outcomes: dict[Variant, list[Outcome]] = {}
     for trial, outcome in record.state.results:
         outcomes.setdefault(trial.variant, []).append(outcome)
-    touched = {
-        (number, candidate.name): tuple(sorted(knobs[candidate.knob].touches)) if candidate.knob in knobs else ()
-        for number, start in enumerate(record.state.starts)
-        for candidate in start.candidates
-    }
+    touched = {}
+    for number, start in enumerate(record.state.starts):
+        for candidate in start.candidates:
+            knob = knobs.get(candidate.knob)
+            touched[number, candidate.name] = tuple(sorted(knob.touches)) if knob else ()
     found = [_tried(record, now, judged, outcomes[judged.variant], touched) for judged in now.judgements.values()]
     return [*found, *_untried(record, now, touched, why_ended)]
 
@@ -87,7 +87,10 @@ Touched = Mapping[tuple[int, str], tuple[str, ...]]
 
 
 def _new(judged: Judgement) -> tuple[str, ...]:
-    before = judged.against.changes if judged.against and judged.against.start == judged.variant.start else ()
+    """Return the changes that the variant has beyond the one that it was held against."""
+    before: tuple[str, ...] = ()
+    if judged.against is not None and judged.against.start == judged.variant.start:
+        before = judged.against.changes
     return tuple(name for name in judged.variant.changes if name not in before)
 
 

@@ -47,11 +47,12 @@ def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     if run.gpu.name != "cpu":
         return
     wanted = {_DESTS.get(name, name): (name, value) for name, value in CPU_FLAGS.items()}
-    missing = [
-        name if value is True else f"{name}: {value}"
-        for dest, (name, value) in wanted.items()
-        if run.value(dest) != (False if dest != name else value)
-    ]
+    missing = []
+    for dest, (name, value) in wanted.items():
+        # A flag of another name than its attribute switches that off.
+        in_effect = value if dest == name else False
+        if run.value(dest) != in_effect:
+            missing.append(name if value is True else f"{name}: {value}")
     if missing:
         message = f"a run on CPUs also needs these flags: {', '.join(missing)}"
         yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")
