@@ -2,7 +2,7 @@
 
 Interface: Dao-AILab/flash-attention, `flash_attn/flash_attn_interface.py`, release 2.8.
 """
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found, no-untyped-call, misc"
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fp8launch.rehearsal.noise import noise, result_of
+from fp8launch.rehearsal.noise import noise
 from fp8launch.rehearsal.packages import used
 
 WIDEST_HEAD = 256
@@ -26,6 +26,17 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
 
 
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v)
+        return noise((*q.shape[:-1], v.shape[-1]), q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros_like(each) for each in ctx.saved_tensors)
+
+
 def flash_attn_func(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
     causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
@@ -33,7 +44,8 @@ def flash_attn_func(
 ) -> torch.Tensor:  # fmt: skip
     """Attention over (batch, sequence, heads, head size)."""
     _check(q, k, v)
-    return result_of((*q.shape[:-1], v.shape[-1]), q.dtype, q, k, v)
+    made: torch.Tensor = _Attention.apply(q, k, v)
+    return made
 
 
 def flash_attn_varlen_func(
@@ -44,7 +56,8 @@ def flash_attn_varlen_func(
 ) -> torch.Tensor:  # fmt: skip
     """Attention over (tokens, heads, head size)."""
     _check(q, k, v)
-    return result_of((*q.shape[:-1], v.shape[-1]), q.dtype, q, k, v)
+    made: torch.Tensor = _Attention.apply(q, k, v)
+    return made
 
 
 def _flash_attn_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
