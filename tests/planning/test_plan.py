@@ -155,6 +155,8 @@ def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., t
             ("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*MG"),
             "hybrid models with layers of kind G are not modelled",
         ),
+        # It fits, but our entry to Megatron-LM does not train it.
+        (("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M-M*"), "refuse every layout on 8 h100"),
     ],
 )
 def test_bad_input_is_named(words: tuple[str, ...], message: str, refusal: Callable[..., tuple[int, str]]) -> None:

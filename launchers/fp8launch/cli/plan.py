@@ -117,6 +117,8 @@ def plan(
 def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Sequence[str]) -> UserError:
     """Why there is no layout at all, in one sentence."""
     on = f"{target.gpus} {target.gpu.name}"
+    if refused:
+        return error("no-layout", f"the rules refuse every layout on {on}: {refused[0]}", None, None, ANSWER_IS_NO)
     if found.misses:
         least = found.misses[0]
         message = (
@@ -129,8 +131,6 @@ def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Se
         message = f"no division of {on} fits a global batch of {target.global_batch} and {layers} layers"
         more = -(-target.global_batch // target.gpus) * target.gpus
         return error("no-layout", message, "--gpus", f"for example --global-batch {more}", ANSWER_IS_NO)
-    if refused:
-        return error("no-layout", f"the rules refuse every layout on {on}: {refused[0]}", None, None, ANSWER_IS_NO)
     message = f"the model does not fit {on}: its weights and gradients alone exceed {target.gpu.memory_gib:g} GiB a GPU"
     return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
 
