@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8launch.cli import run
+from fp8launch.cli.plan_input import base_of, target_of
 from fp8launch.engines.bridge.attributes import of_recipe
 from fp8launch.engines.bridge.index import find
 from fp8launch.hardware.gpus import gpu
@@ -19,7 +20,9 @@ from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.planning.change import Target
 from fp8launch.planning.divisions import divisions, stage_layout
 from fp8launch.planning.speeds import speeds
-from fp8launch.planning.step_time import UNCERTAINTY_HYBRID
+from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, LayerTimes, step_time_at
+from fp8launch.recipe.load import read_recipe
+from fp8launch.resources import pack_folder
 
 Ask = Callable[..., Any]
 
@@ -92,6 +95,18 @@ def test_estimate_says_the_same_of_a_layout(recipe: str, ask: Ask) -> None:
 def test_nvidias_own_layout_is_close_to_the_predicted_best(recipe: str, ask: Ask) -> None:
     best = ask("plan", recipe, "--top", "1")[0]["predicted"]["tokens_per_s_per_gpu"]
     assert ask("estimate", recipe)["predicted"]["tokens_per_s_per_gpu"] > 0.9 * best
+
+
+def test_layouts_that_share_their_layers_are_predicted_as_if_alone() -> None:
+    source = read_recipe(str(pack_folder("recipes") / "qwen3_30b_a3b_tensorwise_h100.yaml"))
+    asked = ["batch.global=128"]
+    base, target = base_of(source, asked, None), target_of(source, asked, None)
+    shared = LayerTimes()
+    layouts = [base.then(division).args for division in divisions(base.args, target)]
+    assert len(layouts) > 100
+    for args in layouts[::3]:
+        alone = step_time_at(args, target.gpus, target.global_batch, target.speeds)
+        assert step_time_at(args, target.gpus, target.global_batch, target.speeds, shared) == alone
 
 
 def test_sorted_by_memory_the_smallest_comes_first(ask: Ask) -> None:

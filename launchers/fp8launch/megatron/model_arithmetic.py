@@ -7,6 +7,7 @@ Megatron's attribute name (dest), as in its dump; what is missing has Megatron's
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -226,7 +227,18 @@ def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
         return None
     if not whole(args, "num_experts"):
         return (False,) * layers
-    frequency = expert_frequency(args)
+    stated = args.get("moe_layer_freq", 1)
+    if isinstance(stated, str):
+        return _stated_pattern(stated, layers)
+    return _pattern(stated, layers)
+
+
+@functools.lru_cache(maxsize=64)
+def _stated_pattern(text: str, layers: int) -> tuple[bool, ...] | None:
+    return _pattern(pattern_value(text), layers)
+
+
+def _pattern(frequency: object, layers: int) -> tuple[bool, ...] | None:
     if isinstance(frequency, int) and frequency > 0:
         return tuple(i % frequency == 0 for i in range(layers))
     if isinstance(frequency, list) and len(frequency) == layers:

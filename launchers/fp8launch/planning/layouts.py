@@ -18,7 +18,7 @@ from fp8launch.planning.change import Change, Target
 from fp8launch.planning.divisions import divisions
 from fp8launch.planning.execution import LAYER_GRAPHS, layer_graphs
 from fp8launch.planning.savings import savings
-from fp8launch.planning.step_time import StepTime, step_time_at
+from fp8launch.planning.step_time import LayerTimes, StepTime, step_time_at
 
 # Closer to what the GPU has, an allocator under pressure slows a run or ends it (check/memory.py warns from there).
 FILLED = 0.94
@@ -112,6 +112,7 @@ def search(
     """
     bounds: list[tuple[float, Change]] = []
     legal = 0
+    shared = LayerTimes()
     for base in bases:
         total, routed = _parameters(base.args)
         for division in divisions(base.args, target):
@@ -119,7 +120,7 @@ def search(
             change = base.then(division)
             if _is_too_large(change.args, target, total, routed):
                 continue
-            step = step_time_at(change.args, target.gpus, target.global_batch, target.speeds)
+            step = step_time_at(change.args, target.gpus, target.global_batch, target.speeds, shared)
             if step is not None:
                 # CUDA graphs may take the host's time away.
                 host = _host_ms(step) if layer_graphs(change.args, target) else 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
-from fp8launch.megatron.architecture import Chunk, divided_model
+from fp8launch.megatron.architecture import Chunk, Division, divided_model
 from fp8launch.megatron.dtype_sizes import precision
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.megatron.model_arithmetic import Arguments, whole
@@ -81,8 +81,10 @@ def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: L
     return None if known is None else step_time_at(args, world, global_batch, known)
 
 
-def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) -> StepTime | None:
-    """The same, at given speeds."""
+def step_time_at(
+    args: Arguments, world: int, global_batch: int, known: Speeds, shared: LayerTimes | None = None
+) -> StepTime | None:
+    """The same, at given speeds. `shared` keeps the layers of predictions at these speeds for others."""
     args = dict(args)
     divided = divided_model(args, world)
     if divided is None:
@@ -94,9 +96,7 @@ def step_time_at(args: Arguments, world: int, global_batch: int, known: Speeds) 
         return None
     run = Workload(args, model, split, formats, known)
     microbatches = max(global_batch // (run.micro_batch * max(split.data // split.cp, 1)), 1)
-    kinds = {(kind, run.precision.covers(number, model.layers)) for number, kind in enumerate(model.kinds)}
-    kinds |= {(kind, run.precision.covers(None, model.layers)) for kind in model.mtp_kinds}
-    layers = {kind: layer_time(run, *kind) for kind in kinds}
+    layers = _layer_times(run) if shared is None else shared.of(run)
     of_stages = _stages(run, pipeline, layers)
     slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
     terms = seconds()
@@ -128,6 +128,42 @@ def _notes(run: Workload) -> dict[str, str]:
     vocab = run.model.vocab // run.split.tp
     found["GEMM output layer"] = f"{recipe}, {run.tokens:.0f} x {vocab} x {run.model.hidden}"
     return found
+
+
+class LayerTimes:
+    """Times of layers of earlier predictions, which layouts that differ in their pipeline alone have in common."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Division, int], tuple[Arguments, dict[tuple[str, bool], LayerTime]]] = {}
+
+    def of(self, run: Workload) -> dict[tuple[str, bool], LayerTime]:
+        """The times of the layers of `run`."""
+        args = {name: value for name, value in run.args.items() if name not in _OF_PIPELINE}
+        alike = replace(run.split, pp=1, vp=1, data=1, expert_data=1), run.micro_batch
+        known = self._known.get(alike)
+        if known is None or known[0] != args:
+            known = self._known[alike] = args, _layer_times(run)
+        return known[1]
+
+
+# Arguments that say nothing of a layer.
+_OF_PIPELINE = {
+    "pipeline_model_parallel_size",
+    "pipeline_model_parallel_layout",
+    "num_virtual_stages_per_pipeline_rank",
+    "num_layers_per_virtual_pipeline_stage",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+}
+
+
+def _layer_times(run: Workload) -> dict[tuple[str, bool], LayerTime]:
+    model, covers = run.model, run.precision.covers
+    kinds = {(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)}
+    kinds |= {(kind, covers(None, model.layers)) for kind in model.mtp_kinds}
+    return {kind: layer_time(run, *kind) for kind in kinds}
 
 
 def _stages(
@@ -231,18 +267,20 @@ def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
     split, formats, known = run.split, run.precision, run.speeds
     sharding = _sharding(run)
     divided = run.on("use_distributed_optimizer") or "optim" in sharding
-    groups = {True: Group(split.expert_data, split.etp * split.ep), False: Group(split.data, split.tp)}
+    routed, dense = Group(split.expert_data, split.etp * split.ep), Group(split.data, split.tp)
+    # Seconds of a byte.
+    of_routed, of_dense = gather(1.0, routed, known), gather(1.0, dense, known)
     total = _Traffic()
     for weight in weights:
-        group = groups[weight.kind == "expert"]
+        group, each = (routed, of_routed) if weight.kind == "expert" else (dense, of_dense)
         linear = weight.kind in ("linear", "expert")
         sent = formats.weight
         if formats.param_gather and formats.recipe and linear:
             sent = formats.recipe.weight_bytes
             total.update += weight.count * CAST.get(run.recipe, 20.0) / (group.size if sharding else 1)
         total.linear += weight.count * linear
-        total.reduced += gather(weight.count * formats.gradient, group, known) * (1 if divided else 2)
-        total.gathered += gather(weight.count * sent, group, known) * divided
+        total.reduced += weight.count * formats.gradient * each * (1 if divided else 2)
+        total.gathered += weight.count * sent * each * divided
         passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
         total.update += weight.count * passes / (group.size if divided else 1)
     return total
@@ -252,10 +290,7 @@ def _add_step(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Sec
     """Gradients, weights and the optimizer, once a step; with FSDP weights and gradients of every micro batch."""
     split, formats, known = run.split, run.precision, run.speeds
     total = _Traffic()
-    kinds = Counter(
-        (run.model.kinds[number], formats.covers(number, run.model.layers)) for c in chunks for number in c.layers
-    )
-    for (kind, _), number in kinds.items():
+    for kind, number in Counter(run.model.kinds[number] for chunk in chunks for number in chunk.layers).items():
         total.add(_traffic(run, layer_weights(run.model, split, kind, 0)), number)
     for chunk in chunks:
         total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
