@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,28 @@ def test_the_written_recipe_is_the_best_layout(ask: Ask, tmp_path: Path) -> None
     assert estimated["gpus"] == 2 and estimated["gpu"] == "h200"
     code = run(["plan", *words, "--write", str(file)])
     assert code == 2
+
+
+def test_the_printed_overrides_of_the_first_layout_are_all_of_them(
+    ask: Ask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's account of embedding and loss would unbalance another pipeline: `null` takes it away."""
+    recipe = "llama405b_tensorwise_b200"
+    assert run(["plan", recipe, "--top", "1"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the first one: "))
+    words = shlex.split(line.removeprefix("the first one: "))
+    assert ask("estimate", recipe, *words)["predicted"] == ask("plan", recipe, "--top", "1")[0]["predicted"]
+    assert "megatron.account_for_loss_in_pipeline_split=null" in words
+
+
+def test_a_batch_that_the_gpus_do_not_divide_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "llama3_8b", "--gpu", "gb200", "--gpus", "72", "--top", "1"]) == 0
+    message = capsys.readouterr().err
+    assert (
+        "a global batch of 512 is not a multiple of 9, which 72 GPUs are" in message and "--global-batch 576" in message
+    )
+    assert run(["plan", "llama3_8b", "--gpu", "gb200", "--gpus", "72", "--top", "1", "--global-batch", "576"]) == 0
+    assert "not a multiple" not in capsys.readouterr().err
 
 
 def test_precisions_are_compared(ask: Ask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -168,9 +169,24 @@ def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Se
         eprint(f"does not fit: {miss.short} needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}")
     for reason in refused[:3]:
         eprint(f"refused by a rule: {reason}")
-    changed = [word for word in planned[0].overrides if "null" not in word]
+    if indivisible := _indivisible(target):
+        eprint(indivisible)
     echo()
-    echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in changed))
+    echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in planned[0].overrides))
+
+
+def _indivisible(target: Target) -> str:
+    """A sentence where the global batch keeps data parallelism from a factor of the GPUs."""
+    factor = target.gpus
+    while factor % 2 == 0:
+        factor //= 2
+    if target.global_batch % factor == 0:
+        return ""
+    most = math.ceil(target.global_batch / target.gpus) * target.gpus
+    return (
+        f"a global batch of {target.global_batch} is not a multiple of {factor}, which {target.gpus} GPUs are, so only "
+        f"PP divides the model by it; --global-batch {most} allows data parallelism"
+    )
 
 
 def _of_own(own: Planned, best: Planned, target: Target) -> str:
