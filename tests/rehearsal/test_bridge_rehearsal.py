@@ -137,9 +137,13 @@ def test_nvidias_fp4_recipe_that_gathers_parameters_passes_the_check() -> None:
 
 @needs_torch
 @pytest.mark.train
-def test_a_recipe_with_muon_passes_in_a_pipeline_with_experts() -> None:
-    """Ranks of Megatron's layer-wise optimizer own whole weights, and gather different numbers of elements."""
-    one = prepare("bridge:kimi_k2_pretrain_256gpu_gb200_fp8mx_config")
+@pytest.mark.parametrize("run_of", ["256gpu_gb200_fp8mx", "256gpu_gb300_nvfp4"])
+def test_a_recipe_with_muon_passes_in_a_pipeline_with_experts(run_of: str) -> None:
+    """Ranks of Megatron's layer-wise optimizer own whole weights, and gather different numbers of elements.
+
+    It reads the values of weights in FP4, which Transformer Engine moves to the GPU first.
+    """
+    one = prepare(f"bridge:kimi_k2_pretrain_{run_of}_config")
     [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
     assert result.ok and result.layers[LAYER] == "ran", result.problems
     assert result.rehearsal is not None and "Muon's iterations" in result.rehearsal.not_rehearsed

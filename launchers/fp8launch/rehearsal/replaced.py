@@ -30,6 +30,8 @@ def install() -> None:
     with suppress(ImportError):
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
     with suppress(ImportError):
+        _values_of_fp4(importlib.import_module("transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage"))
+    with suppress(ImportError):
         _uneven_shards()
     with suppress(ImportError):
         _plain_memory(importlib.import_module("megatron.core.nccl_allocator"))
@@ -48,6 +50,20 @@ def _plain_memory(allocator: Any) -> None:
     allocator.register_mem_pool = allocator.deregister_mem_pool = lambda pool, group, **_: None
     for name in ("nccl_mem", "MultiGroupMemPoolAllocator", "MemPoolAllocatorWithoutRegistration"):
         setattr(allocator, name, lambda *_, **__: nullcontext())
+
+
+def _values_of_fp4(storage: Any) -> None:
+    """Transformer Engine moves FP4 values to the GPU before it reads them."""
+    tensors: Any = importlib.import_module("fp8launch.rehearsal.compiled_te.tensors")
+    function = storage._FromNVFP4Func
+    of_te = function.forward
+
+    def forward(context: Any, tensor: Any, dtype: torch.dtype) -> Any:
+        if tensor._rowwise_data is None or not tensor._rowwise_data.numel():
+            return of_te(context, tensor, dtype)
+        return tensors.values(tensor, dtype)
+
+    function.forward = staticmethod(forward)
 
 
 def every_rank_trains() -> None:
