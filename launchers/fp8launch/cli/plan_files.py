@@ -14,6 +14,7 @@ import yaml
 from fp8launch.cli.output import eprint
 from fp8launch.cli.planned import Planned
 from fp8launch.diagnostics import error
+from fp8launch.recipe.load import is_of_engine
 from fp8launch.recipe.schema import Recipe
 from fp8launch.rundir.study import need_study_name
 
@@ -99,8 +100,16 @@ def _slug(text: str) -> str:
 
 
 def recipe_text(parents: Sequence[str], layout: Planned, name: str | None, cleared: Sequence[str] = ()) -> str:
-    """A recipe that lays the overrides of a layout on `parents`, without their keys `cleared`."""
-    values: dict[str, Any] = {"name": name} if name else {}
+    """A recipe that lays the overrides of a layout on `parents`, without their keys `cleared`.
+
+    The only parent may be a recipe that comes with an engine, such as `bridge:NAME`.
+    """
+    values: dict[str, Any] = {"extends": list(parents)}
+    if is_of_engine(parents[0]):
+        engine, _, own = parents[0].partition(":")
+        values = {"engine": engine, engine: {"recipe": own}}
+    if name:
+        values["name"] = name
     values |= dict.fromkeys(cleared)
     for word in layout.overrides:
         key, _, text = word.partition("=")
@@ -114,4 +123,4 @@ def recipe_text(parents: Sequence[str], layout: Planned, name: str | None, clear
         f"# {layout.layout.short}.\n# Predicted by fp8launch plan: {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
         f"{step.ms:,.0f} ms a step, ± {step.uncertainty:.0%}.\n"
     )
-    return head + yaml.safe_dump({"extends": list(parents), **values}, sort_keys=False)
+    return head + yaml.safe_dump(values, sort_keys=False)

@@ -16,7 +16,7 @@ from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.flops import why_not_counted
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.speeds import DEVICES, Links, speeds
-from fp8launch.recipe.load import RecipeSource, load_recipe, read_recipe
+from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
 from fp8launch.resources import pack_folder
 
 # A model alone has no batch: this many tokens a step.
@@ -40,6 +40,8 @@ def source_of(
     if not (pack_folder("recipes") / "models" / f"{name}.yaml").is_file() or "/" in name:
         source = read_recipe(recipe_named(recipe))
         pack = pack_folder("recipes")
+        if is_of_engine(recipe):
+            return source, (recipe,)
         if source.path.is_relative_to(pack):
             return source, (source.path.relative_to(pack).with_suffix("").as_posix(),)
         return source, (str(source.path.resolve()),)
@@ -91,8 +93,8 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
     if loaded.recipe.phases:
         raise error("phases", "a recipe with phases has no one layout", loaded.where("phases"), "--set phases=null")
     engine = engine_of(loaded)
-    if not engine.description.covers("megatron_lm"):
-        message = f"the layout of recipes for the engine '{loaded.recipe.engine}' cannot be changed by recipe keys"
+    if not engine.description.covers("megatron_core"):
+        message = f"speed and memory of recipes for the engine '{engine.name}' are not predicted"
         raise error(
             "plan-engine", message, loaded.where("engine"), "plan a recipe or a model of the pack: `fp8launch recipes`"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8launch.cli.planned import Planned, accepted, judged
+from fp8launch.engines import engine_of
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.layouts import Layout, Search, search
 from fp8launch.planning.step_time import StepTime
@@ -58,6 +59,7 @@ def _shown(one: Planned) -> Shown:
 
 def _judged_front(plan: Drawn) -> tuple[list[Layout], list[Layout]]:
     """Every layout that fits, and the Pareto front of those that the rules accept."""
+    engine = engine_of(load_recipe(plan.source, plan.asked))
     every = list(search(plan.bases, plan.target, EVERY, every_split=True).layouts)
     good: set[int] = set()
     while True:
@@ -65,7 +67,7 @@ def _judged_front(plan: Drawn) -> tuple[list[Layout], list[Layout]]:
         refused: set[int] = set()
         for layout in front:
             if id(layout) not in good:
-                answer = judged(layout, plan.source, plan.asked, plan.target)
+                answer = judged(layout, engine, plan.source, plan.asked, plan.target)
                 (good if isinstance(answer, Planned) else refused).add(id(layout))
         if not refused:
             return every, front

@@ -9,12 +9,14 @@ from fp8launch.check.checker import check
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.diagnostics import UserError
+from fp8launch.engines import engine_of
+from fp8launch.engines.base import Engine
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.layouts import Layout, Search
 from fp8launch.planning.step_time import StepTime, step_time_at
-from fp8launch.recipe.load import RecipeSource
+from fp8launch.recipe.load import RecipeSource, load_recipe
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,11 @@ def accepted(
     """The layouts that the rules of the check accept, and why others are refused."""
     planned: list[Planned] = []
     refused: list[str] = []
+    engine = engine_of(load_recipe(source, asked))
     for layout in found.layouts:
         if len(planned) == top:
             break
-        one = judged(layout, source, asked, target)
+        one = judged(layout, engine, source, asked, target)
         if isinstance(one, str):
             refused.append(f"{layout.short}: {one}")
         elif one is not None:
@@ -44,9 +47,16 @@ def accepted(
     return planned, refused
 
 
-def judged(layout: Layout, source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | str | None:
-    """A layout as the recipe says it, or why the rules refuse it; None for one whose time is not predicted."""
-    words = tuple(dict.fromkeys((*asked, *layout.overrides, f"batch.global={target.global_batch}")))
+def judged(
+    layout: Layout, engine: Engine, source: RecipeSource, asked: Sequence[str], target: Target
+) -> Planned | str | None:
+    """A layout as the recipe says it, or why that is refused; None for one whose time is not predicted."""
+    spelled = engine.spelled(layout.change.overrides)
+    if spelled is None:
+        unknown = [key for key, value in layout.change.overrides.items() if engine.spelled({key: value}) is None]
+        return f"recipes of {engine.name} have no field for {', '.join(unknown)}"
+    own = (f"{key}={value}" for key, value in spelled.items())
+    words = tuple(dict.fromkeys((*asked, *own, f"batch.global={target.global_batch}")))
     run = _legal(source, words)
     if isinstance(run, str):
         return run

@@ -58,13 +58,19 @@ def register_named(engine: str, complete: Complete, file: Path) -> None:
     _named[engine] = (complete, file)
 
 
+def is_of_engine(name: str) -> bool:
+    """Return whether a name is that of a recipe that comes with an engine, `ENGINE:NAME`."""
+    engine, colon, _ = name.partition(":")
+    return bool(colon) and engine in _named
+
+
 def read_recipe(name: str) -> RecipeSource:
     """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError.
 
     `ENGINE:NAME` is a recipe that comes with an engine (`register_named`).
     """
-    engine, colon, own = name.partition(":")
-    if colon and engine in _named:
+    engine, _, own = name.partition(":")
+    if is_of_engine(name):
         entries = {"engine": Node(engine, name), engine: Node({"recipe": Node(own, name)}, name)}
         file = _named[engine][1]
         return RecipeSource(file, Node(dict(entries), name), (file,))

@@ -10,6 +10,7 @@ _SHARED = ("batch.", "parallel.", "env.")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     **{f"megatron.recompute_{name}": (f"model.recompute_{name}",) for name in ("granularity", "method", "num_layers")},
     "megatron.recompute_modules": ("model.recompute_modules",),
+    "megatron.pipeline_model_parallel_layout": ("model.pipeline_model_parallel_layout",),
     "megatron.cross_entropy_loss_fusion": ("model.cross_entropy_loss_fusion",),
     "megatron.cross_entropy_fusion_impl": ("model.cross_entropy_fusion_impl",),
     "megatron.moe_permute_fusion": ("model.moe_permute_fusion",),
@@ -31,7 +32,10 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     found: dict[str, Any] = {}
     for key, value in overrides.items():
-        if key.startswith(_SHARED):
+        if key == "parallel.vp" and value in (None, "null"):
+            # A key without a value leaves Bridge's recipe as it is.
+            found["model.virtual_pipeline_model_parallel_size"] = value
+        elif key.startswith(_SHARED):
             found[key] = value
         elif key in _FIELDS:
             found |= dict.fromkeys(_FIELDS[key], value)
