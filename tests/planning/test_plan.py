@@ -250,16 +250,37 @@ def test_a_stage_layout_has_every_layer_once_and_is_even(layers: int, mtp: int, 
     assert parsed[0].startswith("E") and parsed[-1].endswith("m" * mtp + "L")
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["name", "file"])
-def test_recipes_whose_layout_no_key_changes_are_refused(
-    named: bool, refusal: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
-    name = "llama3_8b_pretrain_8gpu_h100_fp8cs_config"
-    file = tmp_path / "bridge.yaml"
-    file.write_text(f"engine: bridge\nbridge: {{recipe: {name}}}\n", encoding="utf-8")
-    code, message = refusal(f"bridge:{name}" if named else str(file), "--gpus", "8")
+def test_recipes_whose_speed_is_not_predicted_are_refused(refusal: Callable[..., tuple[int, str]]) -> None:
+    code, message = refusal("peers/fsdp2_torchao", "--gpus", "8")
     assert code == 2
-    assert "[plan-engine]" in message and "'bridge'" in message
+    assert "[plan-engine]" in message and "'accelerate'" in message
+
+
+@pytest.mark.parametrize(
+    "name, gpus",
+    [
+        ("llama3_70b_pretrain_64gpu_h100_fp8cs_config", "128"),
+        # Its stages are a layout string.
+        ("deepseek_v3_pretrain_256gpu_gb200_fp8mx_config", "512"),
+    ],
+)
+def test_a_recipe_of_bridge_is_planned_in_its_own_words(name: str, gpus: str, ask: Ask, tmp_path: Path) -> None:
+    """Each layout is what Bridge's recipe becomes with the overrides, also where the recipe has virtual stages."""
+    file = tmp_path / "best.yaml"
+    found = ask("plan", f"bridge:{name}", "--gpus", gpus, "--top", "3", "--write", str(file))
+    assert len(found) == 3
+    for layout in found:
+        words = [part for word in layout["overrides"] for part in ("--set", word)]
+        again = ask("estimate", f"bridge:{name}", *words)
+        assert again["predicted"] == layout["predicted"]
+        assert not any(word.startswith(("megatron.", "parallel.vp=null")) for word in layout["overrides"])
+    assert ask("estimate", str(file))["predicted"] == found[0]["predicted"]
+
+
+def test_what_recipes_of_bridge_have_no_field_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--top", "3"]) == 0
+    shown = capsys.readouterr()
+    assert "recipes of bridge have no field for" in shown.err and "FSDP" not in shown.out
 
 
 # --- dispatchers and CUDA graphs -------------------------------------------------------------------------------------

@@ -32,7 +32,10 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     found: dict[str, Any] = {}
     for key, value in overrides.items():
-        if key == "parallel.vp" and value in (None, "null"):
+        if key == "parallel.sequence" and value == "auto":
+            # Of Bridge's recipe, unless it is said.
+            found[key] = str(str(overrides.get("parallel.tp", "1")) != "1").lower()
+        elif key == "parallel.vp" and value in (None, "null"):
             # A key without a value leaves Bridge's recipe as it is.
             found["model.virtual_pipeline_model_parallel_size"] = value
         elif key.startswith(_SHARED):
