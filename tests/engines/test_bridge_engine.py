@@ -355,3 +355,13 @@ def test_diff_with_a_recipe_of_the_pack_compares_what_both_know(
     assert not {"num_layers", "hidden_size", "rotary_base", "swiglu", "seq_length", "global_batch_size"} & found.keys()
     # Defaults of Megatron-LM's parser say nothing of Bridge.
     assert "enable_msc" not in found
+
+
+@pytest.mark.parametrize("key", ["parallel.vp", "model.virtual_pipeline_model_parallel_size"])
+def test_null_takes_the_virtual_stages_of_a_recipe_away(key: str) -> None:
+    """It was dropped, and the job ran with the recipe's own."""
+    name = "bridge:llama3_70b_pretrain_64gpu_h100_fp8cs_config"
+    assert prepare(name).layout.vp == 5
+    without = prepare(name, [f"{key}=null"])
+    assert without.layout.vp == 1
+    assert "model.virtual_pipeline_model_parallel_size=null" in without.args.argv

@@ -12,6 +12,7 @@ from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.recipe.load import LoadedRecipe
 
 _BATCH = "train.global_batch_size"
+_VIRTUAL = "model.virtual_pipeline_model_parallel_size"
 _AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
@@ -56,7 +57,9 @@ def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
     """The fields that the recipe sets by keys of its own."""
     for field, (section, key) in OWN_KEYS.items():
         value = getattr(getattr(loaded.recipe, section), "global_" if key == "global" else key)
-        if value is not None and value != "auto":
+        # Without virtual stages, where the recipe of Bridge has some.
+        taken_away = field == _VIRTUAL and value is None and loaded.tree.at((section, key)) is not None
+        if taken_away or (value is not None and value != "auto"):
             yield field, Setting(value, loaded.where(section, key))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fp8launch.megatron.model_arithmetic import parse_layout
+
 # Keys of a recipe that mean the same for every engine.
 _SHARED = ("batch.", "parallel.", "env.")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -17,6 +19,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "megatron.moe_router_fusion": ("model.moe_router_fusion",),
     "precision.param_gather": ("mixed_precision.fp8_param_gather", "mixed_precision.fp8_param"),
 }
+# Switches of its configuration, which `null` turns off.
+_SWITCHES = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "tensorwise": {},
     "delayed": {"mixed_precision.fp8_amax_history_len": 1024, "mixed_precision.fp8_amax_compute_algo": "max"},
@@ -31,15 +35,20 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
     Types of gradients are a field of `mixed_precision`, which lays it on `ddp` (training/mixed_precision.py, 0.6.0).
     """
     found: dict[str, Any] = {}
+    stages = parse_layout(str(overrides.get("megatron.pipeline_model_parallel_layout", "")))
     for key, value in overrides.items():
         if key == "parallel.sequence" and value == "auto":
             # Of Bridge's recipe, unless it is said.
             found[key] = str(str(overrides.get("parallel.tp", "1")) != "1").lower()
-        elif key == "parallel.vp" and value in (None, "null"):
-            # A key without a value leaves Bridge's recipe as it is.
-            found["model.virtual_pipeline_model_parallel_size"] = value
+        elif key == "parallel.vp" and stages:
+            # Megatron-LM counts the virtual stages of a layout; Megatron-Core wants their number beside it.
+            chunks = len(stages) // int(overrides.get("parallel.pp", 1))
+            found[key] = str(chunks) if chunks > 1 else "null"
         elif key.startswith(_SHARED):
             found[key] = value
+        elif key.removeprefix("megatron.") in _SWITCHES:
+            off = str(value).lower() in ("null", "none", "false")
+            found[f"model.{key.removeprefix('megatron.')}"] = str(not off).lower()
         elif key in _FIELDS:
             found |= dict.fromkeys(_FIELDS[key], value)
         elif key == "precision.recipe" and value in _PRECISIONS:
