@@ -152,15 +152,15 @@ def build(provider: Any, device: str) -> list[Any]:
     """The model's parts on this rank, with the weights that the provider loads."""
     import torch
 
-    # The weights stay in the host's memory, also on a GPU: Bridge sends them between ranks from there.
-    backend = "gloo"
-    if device != "cpu":
-        backend = "cpu:gloo,cuda:nccl"
+    # Bridge sends weights between GPUs by NCCL, from memory of the GPU: its mappings allocate what they receive there.
+    on_host = device == "cpu"
+    backend = "gloo" if on_host else "cpu:gloo,cuda:nccl"
+    if not on_host:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(backend)
     provider.finalize()
     provider.initialize_model_parallel(seed=0)
-    model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=on_host)
     return model if isinstance(model, list) else [model]
 
 
