@@ -66,7 +66,7 @@ def plan(
     picture: Path | None,
     as_json: bool,
 ) -> int:
-    """Predict the fastest layouts of RECIPE, or of a model of the pack such as llama3_1_405b, that fit the GPUs.
+    """Predict the fastest layouts that fit the GPUs: of RECIPE, bridge:NAME, or a model such as llama3_1_405b.
 
     Nothing runs. Each layout is a list of overrides for `--set`; exit code 1 if none fits.
     """
