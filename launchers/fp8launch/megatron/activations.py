@@ -68,7 +68,7 @@ def layer_memory(model: Architecture, split: Division, micro_batch: int, kind: s
             feed = {EXPERTS: _moe, MAMBA: _mamba}.get(part, _mlp)
             own_kept, own_rebuilt, own_work = feed(model, split, tokens, own, saving)
         kept, rebuilt, work = kept + own_kept, max(rebuilt, own_rebuilt), max(work, own_work)
-    # What each part adds its result to.
+    # The residual: each part adds its result to a hidden state that is kept.
     kept += len(kind) * own * model.hidden * saving.element
     if saving.hidden_dropout:
         kept += len(kind) * own * model.hidden

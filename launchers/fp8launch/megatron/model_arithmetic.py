@@ -34,7 +34,7 @@ _HYBRID_LAYERS = {
 HYBRID_COUNTED = "M*-E"
 # Taps of a Mamba layer's convolution (mamba_mixer.py, d_conv).
 CONVOLUTION = 4
-# What separates pipeline segments in a pattern, and the decoder from the layers of each MTP depth.
+# Separators in a pattern: between pipeline segments, and before the layers of each MTP depth.
 _SEGMENT, _DEPTH = "|", "/"
 
 

@@ -26,7 +26,7 @@ def add_scan(
     products = tokens * _products(mamba) / run.speeds.attention
     read, read_back = _traffic(mamba)
     if run.micro_batch > 1:
-        # What the projections have by token and sequence is laid out by sequence for the scan, and back.
+        # The scan takes one sequence after the other: its inputs are transposed for it, and its results back.
         read += 2 * (mamba.projected + mamba.inner) * BF16
         read_back += 2 * (mamba.projected + mamba.inner) * BF16
     forward[TERM] += products + tokens * read / run.speeds.memory

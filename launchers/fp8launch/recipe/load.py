@@ -117,9 +117,8 @@ def find_recipe(name: str) -> Path:
     The pack's names are the pack's: a file of that name in the working folder is meant only where a path is written,
     such as `./llama8b_fp8.yaml`. Anybody may have put it there.
     """
-    engine, colon, _ = name.partition(":")
-    if colon and engine in _named:
-        return _named[engine][1]
+    if is_of_engine(name):
+        return _named[name.partition(":")[0]][1]
     here = [Path(name), Path(f"{name}.yaml")]
     pack = _in_pack(name)
     written_as_path = _is_written_as_path(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# What Bridge's class of hybrid models sets, and the vocabulary of the tokenizer that Nemotron-H and Nemotron 3 share.
+# Defaults of Bridge's class of hybrid models, and the vocabulary size of Nemotron-H's and Nemotron 3's tokenizer.
 HYBRID_DEFAULTS: Mapping[str, Any] = {
     "is_hybrid_model": True,
     "position_embedding_type": "none",
