@@ -23,4 +23,6 @@ def refuse_unknown_axis(key: str, fields: Mapping[str, Sequence[str]]) -> None:
 
 def _or(name: str, known: Sequence[str]) -> str:
     near = nearest(name, known)
-    return f"; did you mean '{near}'?" if near else ""
+    if near is None:
+        return ""
+    return f"; did you mean '{near}'?"

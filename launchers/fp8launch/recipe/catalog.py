@@ -32,24 +32,28 @@ class Row:
         """The precision, or those that a study compares or that phases go through."""
         compared = self.recipe.axes.get("precision.recipe")
         if compared:
-            return ", ".join(str(value) for value in compared)
-        own = [self.recipe.precision.recipe] if self.recipe.precision else []
-        stated = [phase.precision.get("recipe") for phase in self.recipe.phases.values() if phase.precision]
-        if changes := [str(value) for value in stated if value]:
-            return ", ".join(dict.fromkeys([*own, *changes]))
-        return self.recipe.precision.recipe if self.recipe.precision else ""
+            return ", ".join(map(str, compared))
+        names = []
+        if self.recipe.precision:
+            names.append(self.recipe.precision.recipe)
+        for phase in self.recipe.phases.values():
+            if phase.precision and phase.precision.get("recipe"):
+                names.append(str(phase.precision["recipe"]))
+        return ", ".join(dict.fromkeys(names))
 
     @property
     def gpus(self) -> str:
         """How many GPUs of which kind, or the range of a study: `8 h100`, `16-128 h100`."""
         per_node = self.recipe.axes.get("resources.gpus_per_node") or [self.recipe.resources.gpus_per_node]
         nodes = self.recipe.nodes or [self.recipe.resources.nodes]
-        worlds = sorted({n * g for n in nodes for g in per_node if isinstance(g, int)})
-        count = f"{worlds[0]}-{worlds[-1]}" if len(worlds) > 1 else str(worlds[0])
+        worlds = {n * g for n in nodes for g in per_node if isinstance(g, int)}
+        count = str(min(worlds))
+        if len(worlds) > 1:
+            count += f"-{max(worlds)}"
         return f"{count} {self.recipe.resources.gpu}"
 
     def as_dict(self) -> dict[str, Any]:
-        need, reference = self.recipe.resources, self.recipe.reference
+        need, precision, reference = self.recipe.resources, self.recipe.precision, self.recipe.reference
         return {
             "name": self.recipe.name,
             "recipe": self.name,
@@ -58,17 +62,19 @@ class Row:
             "gpu": need.gpu,
             "gpus": need.world_size,
             "nodes": need.nodes,
-            "precision": self.recipe.precision.recipe if self.recipe.precision else None,
+            "precision": precision and precision.recipe,
             "study": self.recipe.is_study,
             "runs": self.runs,
-            "reference": reference.model_dump() if reference else None,
+            "reference": reference and reference.model_dump(),
         }
 
 
 def pack_recipes(folder: str = "") -> list[Row]:
     """The recipes at the top of the pack, or all below one of its folders, the smallest jobs first."""
     top = pack_folder("recipes")
-    files = (top / folder).rglob("*.yaml") if folder else top.glob("*.yaml")
+    files = top.glob("*.yaml")
+    if folder:
+        files = (top / folder).rglob("*.yaml")
     rows = [_row(file, top) for file in files]
     return sorted(rows, key=lambda row: (row.name.count("/"), row.recipe.resources.world_size, row.name))
 
@@ -88,10 +94,20 @@ def pack_parts() -> list[Part]:
     found = []
     for file in sorted(top.glob("*/*.yaml")):
         if file.parent.name != "studies":
-            lines = file.read_text(encoding="utf-8").splitlines()
-            comment = lines[0].removeprefix("#").strip() if lines and lines[0].startswith("#") else ""
-            found.append(Part(file.parent.name, str(file.relative_to(top).with_suffix("")), comment))
+            found.append(Part(file.parent.name, _pack_name(file, top), _first_comment(file)))
     return found
+
+
+def _pack_name(file: Path, top: Path) -> str:
+    return str(file.relative_to(top).with_suffix(""))
+
+
+def _first_comment(file: Path) -> str:
+    """Return the text of a comment on the first line, or an empty text."""
+    first, _, _ = file.read_text(encoding="utf-8").partition("\n")
+    if not first.startswith("#"):
+        return ""
+    return first.removeprefix("#").strip()
 
 
 def study_points(recipe: Recipe) -> int:
@@ -111,24 +127,37 @@ def places(loaded: LoadedRecipe) -> dict[str, str]:
 
 def _row(file: Path, top: Path) -> Row:
     loaded = load_recipe(str(file))
-    models = [path.stem for path in loaded.files if path.parent.name == "models"]
-    name = str(file.relative_to(top).with_suffix(""))
-    return Row(name, models[-1] if models else "", loaded.recipe, study_points(loaded.recipe))
+    model = ""
+    for path in loaded.files:
+        if path.parent.name == "models":
+            model = path.stem
+    return Row(_pack_name(file, top), model, loaded.recipe, study_points(loaded.recipe))
 
 
 def _lines(node: Node, depth: int, short: Callable[[str], str]) -> Iterator[str]:
     assert isinstance(node.value, dict)
-    keys = [*(k for k in _ORDER if k in node.value), *(k for k in node.value if k not in _ORDER)] if not depth else None
-    for key in keys or node.value:
-        child, indent = node.value[key], "  " * depth
+    keys = list(node.value)
+    if depth == 0:
+        keys.sort(key=_rank)
+    indent = "  " * depth
+    for key in keys:
+        child = node.value[key]
         if isinstance(child.value, dict) and child.value:
             yield f"{indent}{_scalar(key)}:"
             yield from _lines(child, depth + 1, short)
         elif isinstance(child.value, list) and len(_scalar(child.plain())) > _COLUMN:
             yield _with_place(f"{indent}{_scalar(key)}:", child, short)
-            yield from (f"{indent}- {_scalar(item.plain())}" for item in child.value)
+            for item in child.value:
+                yield f"{indent}- {_scalar(item.plain())}"
         else:
             yield _with_place(f"{indent}{_scalar(key)}: {_scalar(child.plain())}", child, short)
+
+
+def _rank(key: str) -> int:
+    """Return the position of a top-level key; unknown keys come last."""
+    if key in _ORDER:
+        return _ORDER.index(key)
+    return len(_ORDER)
 
 
 def _with_place(text: str, node: Node, short: Callable[[str], str]) -> str:

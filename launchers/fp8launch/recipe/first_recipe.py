@@ -86,7 +86,9 @@ def _batch(draft: Draft) -> Sequence[str]:
 
 
 def _train(draft: Draft) -> Sequence[str]:
-    warmup = max(draft.iterations // 100, 1) if draft.iterations > 1 else 0
+    warmup = 0
+    if draft.iterations > 1:
+        warmup = max(draft.iterations // 100, 1)
     return [
         "# A usual learning rate for 1 to 10 billion parameters; larger models take a smaller one.",
         f"train: {inline({'iterations': draft.iterations, 'lr': 3e-4, 'min_lr': 3e-5, 'warmup': warmup})}",

@@ -85,7 +85,9 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
     A grid reads its recipe once, by `read_recipe`, and loads it for each point. Raises UserError holding every problem
     found.
     """
-    source = read_recipe(recipe) if isinstance(recipe, str) else recipe
+    source = recipe
+    if isinstance(source, str):
+        source = read_recipe(source)
     tree = source.tree
     for text in overrides:
         tree = _apply(tree, text)
@@ -122,7 +124,10 @@ def find_recipe(name: str) -> Path:
     here = [Path(name), Path(f"{name}.yaml")]
     pack = _in_pack(name)
     written_as_path = _is_written_as_path(name)
-    for candidate in [*here, *pack] if written_as_path else [*pack, *here]:
+    candidates = [*pack, *here]
+    if written_as_path:
+        candidates = [*here, *pack]
+    for candidate in candidates:
         if is_file(candidate):
             if candidate in here and not written_as_path:
                 _refuse_foreign(candidate, None, name, f"write ./{candidate} to use this file")
@@ -131,17 +136,22 @@ def find_recipe(name: str) -> Path:
         return Path(name)
     known = pack_names()
     with contextlib.suppress(OSError, ValueError):
-        known += [str(file) for file in Path(name).parent.glob("*.yaml")]
+        known += map(str, Path(name).parent.glob("*.yaml"))
+    fix = "`fp8launch recipes` lists the recipes that come with fp8launch"
     near = nearest(name.removeprefix("recipes/").removesuffix(".yaml"), known) or nearest(name, known)
-    listed = "`fp8launch recipes` lists the recipes that come with fp8launch"
-    fix = f"did you mean {near}? {listed}" if near else listed
+    if near:
+        fix = f"did you mean {near}? {fix}"
     raise error("recipe-not-found", "no such recipe", name, fix)
 
 
 def pack_names(*folders: str) -> list[str]:
     """Return the names of the pack's recipes and parts: all, or those in the given folders, `""` being its top."""
     top = pack_folder("recipes")
-    files = [file for folder in folders for file in (top / folder).glob("*.yaml")] if folders else top.rglob("*.yaml")
+    files: list[Path] = []
+    for folder in folders:
+        files += (top / folder).glob("*.yaml")
+    if not folders:
+        files += top.rglob("*.yaml")
     return [str(file.relative_to(top).with_suffix("")) for file in files]
 
 
@@ -168,7 +178,9 @@ def merge(base: Node, over: Node) -> Node:
         return over
     merged = dict(base.value)
     for key, child in over.value.items():
-        merged[key] = merge(merged[key], child) if key in merged else child
+        if key in merged:
+            child = merge(merged[key], child)
+        merged[key] = child
     return Node(merged, over.where)
 
 
@@ -215,7 +227,9 @@ def _parents(own: Node) -> Iterable[Node]:
     node = _entries(own).get("extends")
     if node is None or node.value is None:
         return []
-    items = node.value if isinstance(node.value, list) else [node]
+    items = [node]
+    if isinstance(node.value, list):
+        items = node.value
     for item in items:
         if not isinstance(item.value, str):
             raise error("bad-value", "'extends' must be a name or a list of names", item.where)
@@ -230,7 +244,9 @@ def _find_parent(parent: Node, child: Path) -> Path:
     name = str(parent.value)
     beside = child.resolve().parents[:3]
     written_as_path = name.startswith((".", "/"))
-    folders = [beside[0]] if written_as_path else [pack_folder("recipes"), *beside]
+    folders = [pack_folder("recipes"), *beside]
+    if written_as_path:
+        folders = [beside[0]]
     for folder in folders:
         for candidate in (folder / f"{name}.yaml", folder / name):
             if is_file(candidate):
@@ -294,9 +310,11 @@ def _gather_of(precision: Node, choice: Node) -> Node:
 
 def _replace(tree: Node, path: tuple[str, ...], node: Node) -> Node:
     """The tree with `node` in place of what `path` leads to."""
+    if not path:
+        return node
     step, *rest = path
     entries = _entries(tree)
-    return Node({**entries, step: _replace(entries[step], tuple(rest), node) if rest else node}, tree.where)
+    return Node({**entries, step: _replace(entries[step], tuple(rest), node)}, tree.where)
 
 
 def _entries(tree: Node) -> dict[str, Node]:

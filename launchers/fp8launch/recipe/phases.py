@@ -46,7 +46,10 @@ def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
         except UserError as exc:
             problems.append((name, exc.problems))
             continue
-        found.append(PhaseRecipe(name, found[-1].end if found else 0, end, laid))
+        begin = 0
+        if found:
+            begin = found[-1].end
+        found.append(PhaseRecipe(name, begin, end, laid))
     if problems:
         raise UserError(told_by_phase(problems, len(ends)))
     return tuple(found)
@@ -93,7 +96,9 @@ def _ends(loaded: LoadedRecipe) -> dict[str, int]:
         )
     ends, end = {}, 0
     for name, count in counts.items():
-        end += count if count is not None else (total or 0) - stated
+        if count is None:
+            count = (total or 0) - stated
+        end += count
         ends[name] = end
     return ends
 
@@ -105,16 +110,18 @@ def _bad_length(message: str, where: str, fix: str) -> UserError:
 def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
     """The recipe's tree with the values of a phase laid on it."""
     place = loaded.where("phases", name)
-    own = _entries(loaded.tree.find(("phases", name)))
-    if "iterations" in _entries(own.get("train", Node({}, place))):
+    phase = loaded.tree.find(("phases", name))
+    own = phase.entries()
+    if phase.at(("train", "iterations")):
         where = loaded.where("phases", name, "train", "iterations")
         raise _bad_length("train.iterations is the length of all phases", where, "write `iterations:` beside `train:`")
-    tree = Node({key: node for key, node in _entries(loaded.tree).items() if key not in _WHOLE}, loaded.tree.where)
-    if choice := _entries(own.get("precision", Node({}, place))).get("recipe"):
+    tree = Node({key: node for key, node in loaded.tree.entries().items() if key not in _WHOLE}, loaded.tree.where)
+    if choice := phase.at(("precision", "recipe")):
         tree = switch_precision(tree, choice)
     over = {key: node for key, node in own.items() if key != "iterations" and node.value is not None}
     tree = merge(tree, Node(over, place))
-    for flag, node in _entries(tree.find(("megatron",)) if "megatron" in _entries(tree) else Node({}, place)).items():
+    flags = tree.at(("megatron",)) or Node({}, place)
+    for flag, node in flags.entries().items():
         if normalize(flag) in _ENDS and node.value is not None:
             message = f"{flag} conflicts with phases, which already end the training at an iteration"
             raise error("phase-exit", message, node.where, "remove it, and set the phase's `iterations`")
@@ -122,7 +129,3 @@ def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
     if end < total:
         limits["megatron"] = Node({"exit_interval": Node(end, place)}, place)
     return merge(tree, Node(dict(limits), place))
-
-
-def _entries(node: Node) -> dict[str, Node]:
-    return node.value if isinstance(node.value, dict) else {}

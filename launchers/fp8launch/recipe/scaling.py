@@ -19,8 +19,8 @@ def on_nodes(tree: Node, nodes: int) -> Node:
     if own is None:
         own = Resources().nodes
     scaled = _with(tree, ("resources", "nodes"), Node(nodes, place))
-    scaling = tree.at(("batch", "scaling"))
-    if (scaling.value if scaling else Batch().scaling) != "weak" or own < 1:
+    scaling = tree.at(("batch", "scaling")) or Node(Batch().scaling, place)
+    if scaling.value != "weak" or own < 1:
         return scaled
     for path in _batches(tree):
         batch = _whole_number(tree, path)
@@ -39,15 +39,18 @@ def on_nodes(tree: Node, nodes: int) -> Node:
 
 def _batches(tree: Node) -> list[tuple[str, str]]:
     """Where a recipe may state its global batch: in the section, and as a Megatron flag in any spelling."""
+    paths = [("batch", "global")]
     flags = tree.at(("megatron",))
-    stated = flags.value if flags is not None and isinstance(flags.value, dict) else {}
-    spelled = [("megatron", flag) for flag in stated if normalize(flag) == "global_batch_size"]
-    return [("batch", "global"), *spelled]
+    if flags is not None:
+        paths += [("megatron", flag) for flag in flags.entries() if normalize(flag) == "global_batch_size"]
+    return paths
 
 
 def _whole_number(tree: Node, path: tuple[str, ...]) -> int | None:
     node = tree.at(path)
-    return node.value if node is not None and type(node.value) is int else None
+    if node is None or type(node.value) is not int:
+        return None
+    return node.value
 
 
 def _with(tree: Node, path: tuple[str, ...], node: Node) -> Node:

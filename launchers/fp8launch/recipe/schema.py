@@ -76,7 +76,9 @@ class Recipe(Section):
     @field_validator("phases", "axes", mode="before")
     @classmethod
     def _none_of_them(cls, value: object) -> object:
-        return {} if value is None else value  # `--set phases=null`: all of it in one; `axes: null`: one run
+        if value is None:  # `--set phases=null`: all of it in one; `axes: null`: one run
+            return {}
+        return value
 
     @field_validator("axes")
     @classmethod

@@ -96,10 +96,10 @@ class Precision(Section):
     def _format_belongs(self) -> Precision:
         # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
         quantization = QUANTIZATION.get(self.recipe)
-        allowed: tuple[str | None, ...] = quantization.formats if quantization else (None,)
-        if self.format not in allowed:
-            names = " or ".join(name for name in allowed if name)
-            need = f"needs `format: {names}`" if names else "does not take a `format`"
+        if quantization is None and self.format is not None:
+            raise ValueError(f"precision recipe {self.recipe} does not take a `format`; remove `format: {self.format}`")
+        if quantization and self.format not in quantization.formats:
+            need = f"needs `format: {' or '.join(quantization.formats)}`"
             raise ValueError(f"precision recipe {self.recipe} {need}, not {self.format or 'nothing'}")
         if not self.quantized and (self.param_gather or self.bf16_layers):
             raise ValueError(f"precision recipe {self.recipe} does not take `param_gather` or `bf16_layers`")
@@ -203,7 +203,9 @@ class Resources(Section):
     @field_validator("time", mode="before")
     @classmethod
     def _minutes(cls, value: object) -> object:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return value
 
     @property
     def world_size(self) -> int:
@@ -218,7 +220,9 @@ class Resources(Section):
     @property
     def gpu_hours(self) -> float:
         """Return the most GPU-hours that one attempt can use: its GPUs for the whole time limit."""
-        return 0.0 if self.gpu == "cpu" else self.world_size * self.hours
+        if self.gpu == "cpu":
+            return 0.0
+        return self.world_size * self.hours
 
 
 class Container(Section):

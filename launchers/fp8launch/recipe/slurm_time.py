@@ -16,9 +16,9 @@ def slurm_seconds(text: str) -> int | None:
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None
-    days, first, second, third = (int(part) if part is not None else None for part in match.groups())
-    if days is not None:
-        return ((days * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
-    if third is not None:
-        return ((first or 0) * 60 + (second or 0)) * 60 + third
-    return (first or 0) * 60 + (second or 0)
+    days, first, second, third = (int(part) for part in match.groups("0"))
+    if match[1] is not None:
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if match[4] is not None:
+        return (first * 60 + second) * 60 + third
+    return first * 60 + second

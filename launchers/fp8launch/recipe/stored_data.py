@@ -22,11 +22,11 @@ def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
 
 def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:
     tree = _placed(loaded.tree, place)
-    phases = tree.find(("phases",)).value if loaded.recipe.phases else None
-    if isinstance(tree.value, dict) and isinstance(phases, dict):
-        placed = Node({name: _placed(phase, place) for name, phase in phases.items()}, tree.value["phases"].where)
-        tree = Node({**tree.value, "phases": placed}, tree.where)
-    return tree
+    phases = tree.at(("phases",))
+    if phases is None or not isinstance(tree.value, dict) or not isinstance(phases.value, dict):
+        return tree
+    placed = {name: _placed(phase, place) for name, phase in phases.value.items()}
+    return Node({**tree.value, "phases": Node(placed, phases.where)}, tree.where)
 
 
 def _placed(tree: Node, place: Path) -> Node:
@@ -34,10 +34,15 @@ def _placed(tree: Node, place: Path) -> Node:
     blend = tree.find(("data", "blend"))
     if not isinstance(tree.value, dict) or not isinstance(blend.value, list):
         return tree
-    items = [Node(str(place / str(item.value)), item.where) if _is_relative(item) else item for item in blend.value]
+    items = []
+    for item in blend.value:
+        if _is_relative(item):
+            item = Node(str(place / str(item.value)), item.where)
+        items.append(item)
     data = tree.value["data"]
     assert isinstance(data.value, dict)
-    return Node({**tree.value, "data": Node({**data.value, "blend": Node(items, blend.where)}, data.where)}, tree.where)
+    with_blend = Node({**data.value, "blend": Node(items, blend.where)}, data.where)
+    return Node({**tree.value, "data": with_blend}, tree.where)
 
 
 def _is_relative(item: Node) -> bool:

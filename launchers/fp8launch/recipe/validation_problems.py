@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fp8launch.diagnostics import Problem, did_you_mean, nearest
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
@@ -15,6 +16,7 @@ from fp8launch.recipe.yaml_source import Node
 Path: TypeAlias = "tuple[str | int, ...]"
 # Finding the nearest name takes milliseconds, and nobody reads more of these.
 MOST_PROBLEMS = 100
+_REFERENCE = "docs/recipe_reference.md lists every field with its allowed values"
 
 
 def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Iterator[Problem]:
@@ -49,14 +51,20 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
         name = ".".join((*map(str, path), str(err["loc"][-1])))
         return Problem("error", "missing-key", f"'{name}' is missing", place, f"add '{err['loc'][-1]}:'")
     if kind == "value_error":
-        section = f"`{dotted}`" if dotted else "the recipe"
         # A second argument of the error, where it has one, is the fix.
         message, *own = ctx["error"].args
-        general = f"correct {section}; docs/recipe_reference.md lists every field with its allowed values"
-        fix = own[0] if own else general
+        if own:
+            fix = own[0]
+        elif dotted:
+            fix = f"correct `{dotted}`; {_REFERENCE}"
+        else:
+            fix = f"correct the recipe; {_REFERENCE}"
         return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {message}", place, fix)
-    message = f"'{dotted or 'the file'}' must be {_demand(kind, ctx)}, not {_shown(given)}"
-    return Problem("error", "bad-value", message, place, _instead(kind, ctx, given, path))
+    return _mismatch(dotted or "the file", _demand(kind, ctx), given, place, _instead(kind, ctx, given, path))
+
+
+def _mismatch(name: str, demand: str, given: object, place: str, fix: str) -> Problem:
+    return Problem("error", "bad-value", f"'{name}' must be {demand}, not {_shown(given)}", place, fix)
 
 
 def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[Any]) -> Problem:
@@ -64,8 +72,8 @@ def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[
     kinds = {err["type"]: err for err in errors}
     if len(kinds) == 1:
         return _problem(model, node, path, errors[0])
-    # A whole number is a number.
-    kinds = {kind: err for kind, err in kinds.items() if kind != "int_type" or "float_type" not in kinds}
+    if "float_type" in kinds:
+        kinds.pop("int_type", None)  # a whole number is a number
     demand = " or ".join(_demand(kind, err.get("ctx", {})) for kind, err in kinds.items())
     given = errors[0]["input"]
     first = next(iter(kinds))
@@ -73,8 +81,7 @@ def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[
     if isinstance(given, bool) and "string_type" in kinds:
         fix = "quote it, or write 1 or 0"
     dotted = ".".join(str(step) for step in path)
-    message = f"'{dotted}' must be {demand}, not {_shown(given)}"
-    return Problem("error", "bad-value", message, node.find(path).where, fix)
+    return _mismatch(dotted, demand, given, node.find(path).where, fix)
 
 
 def _real_path(node: Node, loc: Path) -> Path:
@@ -82,29 +89,36 @@ def _real_path(node: Node, loc: Path) -> Path:
     path: list[str | int] = []
     for step in loc:
         value = node.find(tuple(path)).value
-        if (isinstance(value, dict) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and step < len(value)
-        ):
+        is_key = isinstance(value, dict) and step in value
+        is_index = isinstance(value, list) and isinstance(step, int) and step < len(value)
+        if is_key or is_index:
             path.append(step)
     return tuple(path)
 
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
-        by_alias = {(f.alias or name): f for name, f in model.model_fields.items()}
-        if str(step) not in by_alias:
+        fields = _fields(model)
+        if str(step) not in fields:
             continue  # a name of one's own, such as a phase's: its model is the mapping's
-        annotation = by_alias[str(step)].annotation
-        members = (annotation, *get_args(annotation))
-        candidates = [c for c in members if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not candidates:
+        below = _model_of(fields[str(step)].annotation)
+        if below is None:
             return model
-        model = candidates[0]
+        model = below
     return model
 
 
-def _fields(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the first model among the members of a field's type."""
+    for member in (annotation, *get_args(annotation)):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return member
+    return None
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a model by the names that recipes use."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 _DEMANDS = {
@@ -124,7 +138,10 @@ _DEMANDS = {
 
 def _demand(kind: str, ctx: dict[str, Any]) -> str:
     if kind == "literal_error":
-        return f"one of {ctx['expected']}" if " or " in ctx["expected"] else str(ctx["expected"])
+        expected = str(ctx["expected"])
+        if " or " in expected:
+            return f"one of {expected}"
+        return expected
     if kind == "greater_than":
         return f"greater than {ctx['gt']}"
     if kind == "greater_than_equal":
@@ -154,7 +171,9 @@ _EXAMPLES_OF_PATTERNS = {"a Slurm time": '"01:30:00"', "a version": '"0.19"', "a
 
 def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     """Return the fix for a value that does not fit: an example or the allowed values."""
-    key = str(path[-1]) if path else "the file"
+    key = "the file"
+    if path:
+        key = str(path[-1])
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", ctx["expected"])
         near = nearest(str(given), allowed)
@@ -163,15 +182,20 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
         return f"write one of {', '.join(allowed) or ctx['expected']}"
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
         return f"write {key}: {round(given)}"
+    if kind == "string_type" and isinstance(given, (int, float)):
+        return f'quote it: {key}: "{given}"'
     if kind == "string_type":
-        return f'quote it: {key}: "{given}"' if isinstance(given, (int, float)) else f"write {key}: text"
-    if kind in ("greater_than", "greater_than_equal"):
-        least = ctx["ge"] if "ge" in ctx else ctx["gt"] + 1
-        return f"write {key}: {least:g} or more, or remove it"
+        return f"write {key}: text"
+    if kind == "greater_than":
+        return f"write {key}: {ctx['gt'] + 1:g} or more, or remove it"
+    if kind == "greater_than_equal":
+        return f"write {key}: {ctx['ge']:g} or more, or remove it"
     if kind == "string_pattern_mismatch":
         words = PATTERNS_IN_WORDS.get(ctx["pattern"], "")
-        example = next((text for start, text in _EXAMPLES_OF_PATTERNS.items() if words.startswith(start)), None)
-        return f"write for example {key}: {example}" if example else f"use {words or 'that form'}"
+        for start, example in _EXAMPLES_OF_PATTERNS.items():
+            if words.startswith(start):
+                return f"write for example {key}: {example}"
+        return f"use {words or 'that form'}"
     if kind == "too_long":
         return "shorten the list"
     if kind == "too_short":
@@ -180,6 +204,11 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
 
 
 def _shown(value: object) -> str:
-    words = {None: "nothing", True: "true", False: "false"}
-    text = words[value] if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    if len(text) > 80:
+        text = text[:77] + "..."
+    return text

@@ -41,7 +41,10 @@ def inline(value: Any) -> str:
 
 
 def _comment(texts: Iterable[str]) -> list[str]:
-    return [f"# {line}".rstrip() for text in texts for line in _visible(text).split("\n")]
+    lines: list[str] = []
+    for text in texts:
+        lines += [f"# {line}".rstrip() for line in _visible(text).split("\n")]
+    return lines
 
 
 def _entry(key: str, value: Any, depth: int, flow: bool) -> list[str]:
@@ -54,7 +57,10 @@ def _entry(key: str, value: Any, depth: int, flow: bool) -> list[str]:
         return [line]
     if isinstance(value, list):
         return [f"{indent}{name}:", *(f"{indent}  - {_flow(item)}" for item in value)]
-    return [f"{indent}{name}:", *(line for k, v in value.items() for line in _entry(k, v, depth + 1, True))]
+    lines = [f"{indent}{name}:"]
+    for below, item in value.items():
+        lines += _entry(below, item, depth + 1, flow=True)
+    return lines
 
 
 def _flow(value: Any) -> str:
@@ -76,8 +82,9 @@ def _scalar(value: Any) -> str:
         # Longer ones are text to the reader, as they should be.
         return str(value)
     text = str(value)
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _OLD_WORDS and isinstance(resolve_plain_scalar(text), str)
-    return text if plain else _quoted(text)
+    if _PLAIN.fullmatch(text) and text.lower() not in _OLD_WORDS and isinstance(resolve_plain_scalar(text), str):
+        return text
+    return _quoted(text)
 
 
 def _float(value: float) -> str:
@@ -90,8 +97,10 @@ def _float(value: float) -> str:
     sign, digits, exponent = Decimal(repr(value)).as_tuple()
     text = "".join(map(str, digits)).rstrip("0") or "0"
     power = int(exponent) + len(digits) - 1
-    minus = "-" if sign else ""
-    return f"{minus}{text[0]}.{text[1:] or '0'}e{power:+d}"
+    written = f"{text[0]}.{text[1:] or '0'}e{power:+d}"
+    if sign:
+        return f"-{written}"
+    return written
 
 
 def _quoted(text: str) -> str:

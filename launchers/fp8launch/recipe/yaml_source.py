@@ -58,6 +58,12 @@ class Node:
             return [child.plain() for child in self.value]
         return self.value
 
+    def entries(self) -> dict[str, Node]:
+        """The entries of a mapping; none for any other value."""
+        if isinstance(self.value, dict):
+            return self.value
+        return {}
+
     def at(self, path: tuple[str, ...]) -> Node | None:
         """The node at exactly this path of mappings, None where there is none."""
         node = self
@@ -86,9 +92,9 @@ def resolve_plain_scalar(text: str) -> Scalar:
     if text in _WORDS:
         return _WORDS[text]
     if len(text) < 40 and _INT.fullmatch(text):
-        # Leading zeros are decimal in YAML 1.2 and refused by int(text, 0).
-        digits = text.lstrip("+-")
-        return int(text, 0) if digits[:2].lower() in ("0x", "0o") else int(text)
+        if text.startswith(("0x", "0o")):
+            return int(text, 0)
+        return int(text)  # leading zeros are decimal in YAML 1.2 and refused by int(text, 0)
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
@@ -119,7 +125,9 @@ def numbers_as_written(mapping: Node) -> Node:
     written = {}
     for key, child in mapping.value.items():
         is_number = isinstance(child.value, (int, float)) and not isinstance(child.value, bool)
-        written[key] = Node(child.text, child.where, child.text) if is_number and child.text else child
+        if is_number and child.text:
+            child = Node(child.text, child.where, child.text)
+        written[key] = child
     return Node(written, mapping.where)
 
 
@@ -185,7 +193,9 @@ class _Builder:
         self._events = self._guarded(text)
 
     def _where(self, mark: Any) -> str:
-        return f"{self._name}:{mark.line + 1}" if self._numbered else self._name
+        if not self._numbered or mark is None:
+            return self._name
+        return f"{self._name}:{mark.line + 1}"
 
     def _guarded(self, text: str) -> Iterator[Any]:
         """Events from libyaml where PyYAML has it; its errors become ours."""
@@ -195,8 +205,7 @@ class _Builder:
             mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
             what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "unexpected text"
             fix = "check the indentation, the colons and the quotes of this line and of the one before"
-            where = self._where(mark) if mark else self._name
-            raise error("not-yaml", f"is not valid YAML: {what}", where, fix) from None
+            raise error("not-yaml", f"is not valid YAML: {what}", self._where(mark), fix) from None
 
     def _fail(self, code: str, message: str, mark: Any, fix: str | None = None) -> UserError:
         return error(code, message, self._where(mark), fix)
@@ -231,7 +240,10 @@ class _Builder:
         if isinstance(event, yaml.ScalarEvent):
             _refuse_unwritable(event.value, where)
             self._characters += len(event.value)
-            node = Node(resolve_plain_scalar(event.value) if event.implicit[0] else event.value, where, event.value)
+            value: Scalar = event.value
+            if event.implicit[0]:
+                value = resolve_plain_scalar(event.value)
+            node = Node(value, where, event.value)
         elif isinstance(event, yaml.SequenceStartEvent):
             node = Node(self._sequence(depth), where)
         else:
@@ -241,12 +253,15 @@ class _Builder:
         return node
 
     def _check_size(self, mark: Any, depth: int) -> None:
-        if self._count > MAX_NODES or depth > MAX_DEPTH:
-            limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise self._fail("yaml-too-large", f"expands to more than {limit}, so it is not a recipe", mark)
-        if self._characters > MAX_CHARACTERS:
-            message = f"expands to more than {MAX_CHARACTERS >> 20} MiB of text, so it is not a recipe"
-            raise self._fail("yaml-too-large", message, mark)
+        if self._count > MAX_NODES:
+            limit = f"{MAX_NODES} values"
+        elif depth > MAX_DEPTH:
+            limit = f"{MAX_DEPTH} levels"
+        elif self._characters > MAX_CHARACTERS:
+            limit = f"{MAX_CHARACTERS >> 20} MiB of text"
+        else:
+            return
+        raise self._fail("yaml-too-large", f"expands to more than {limit}, so it is not a recipe", mark)
 
     def _sequence(self, depth: int) -> list[Node]:
         items = []
