@@ -19,11 +19,11 @@ from fp8launch.injob.supervisor.log_lines import bounded_int, clean, split_prefi
 MARKER = b"fp8launch-"
 EvidenceKind = Literal["probe", "kernels", "node", "tensors", "sharding"]
 _KINDS: Mapping[str, EvidenceKind] = {
-    "probe": "probe",
-    "kernels": "kernels",
-    "node": "node",
-    "tensors": "tensors",
-    "sharding": "sharding",
+    "fp8launch-probe": "probe",
+    "fp8launch-kernels": "kernels",
+    "fp8launch-node": "node",
+    "fp8launch-tensors": "tensors",
+    "fp8launch-sharding": "sharding",
 }
 
 
@@ -40,7 +40,7 @@ def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
     """The evidence in a line; None for any other line, and for one that was torn."""
     _, text = split_prefix(clean(line))
     name, colon, rest = text.partition(": ")
-    kind = _KINDS.get(name.strip().removeprefix(MARKER.decode())) if name.strip().startswith(MARKER.decode()) else None
+    kind = _KINDS.get(name.strip())
     if kind is None or not colon:
         return None
     try:
@@ -48,4 +48,6 @@ def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
         data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(rest.strip())
     except (ValueError, RecursionError):
         return None
-    return Evidence(kind, offset, data) if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        return None
+    return Evidence(kind, offset, data)

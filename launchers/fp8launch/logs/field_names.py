@@ -86,4 +86,6 @@ def field_of(label: str) -> str | None:
         return None
     if key in FIELDS:
         return FIELDS[key]
-    return LOSS_PREFIX + " ".join(label.lower().split()) if key.endswith("loss") else None
+    if key.endswith("loss"):
+        return LOSS_PREFIX + " ".join(label.lower().split())
+    return None

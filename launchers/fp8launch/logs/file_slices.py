@@ -22,7 +22,9 @@ def _blocks(path: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
             if not block:
                 break
             data = pending + block
-            cut = data.rfind(b"\n") + 1 or (len(data) if len(data) > BLOCK else 0)
+            cut = data.rfind(b"\n") + 1
+            if not cut and len(data) > BLOCK:
+                cut = len(data)
             if cut:
                 yield at, data[:cut]
             at += cut
@@ -52,7 +54,8 @@ def lines_with(path: Path, begin: int, end: int, needles: Sequence[bytes]) -> It
             at = data.find(needle)
             while at >= 0:
                 stop = data.find(b"\n", at)
-                stop = len(data) if stop < 0 else stop
+                if stop < 0:
+                    stop = len(data)
                 hits[data.rfind(b"\n", 0, at) + 1] = stop
                 at = data.find(needle, stop)
         for start in sorted(hits):

@@ -100,7 +100,9 @@ class Timer:
 def number_in(text: str) -> float | None:
     """The number that a value starts with: `123.4/125.6` is 123.4, `11.9 (avg 12)` 11.9, `253.38GB/2.6GB` 253.38."""
     found = _LEADING_NUMBER.match(text.lstrip())
-    return _as_float(found[1]) if found else None
+    if not found:
+        return None
+    return _as_float(found[1])
 
 
 def parse_iterations(line: str) -> list[Iteration]:
@@ -110,12 +112,12 @@ def parse_iterations(line: str) -> list[Iteration]:
     """
     line = without_colours(line[:LONGEST_LINE])
     found = list(_ITERATION.finditer(line))
+    ends = [*(following.start() for following in found[1:]), len(line)]
     rank, _ = split_prefix(line)
     if rank is None and (primus := _PRIMUS_RANK.search(line)):
         rank = int(primus[1])
     records = []
-    for i, start in enumerate(found):
-        end = found[i + 1].start() if i + 1 < len(found) else len(line)
+    for start, end in zip(found, ends, strict=False):
         values = _values(line[start.end() : end])
         if "step_time_ms" in values:
             records.append(Iteration(int(start[1]), int(start[2]), values, rank))
@@ -132,15 +134,22 @@ def _values(text: str) -> dict[str, float]:
     whole = ":" not in rest or (name in ("step_time_ms", "tflops_per_gpu") and _ONE_DECIMAL.search(rest.rstrip()))
     if whole or _SCIENTIFIC.search(rest.rstrip()):
         pairs.append((label, number))
-    return in_our_units({name: n for label, n in pairs if n is not None and (name := field_of(label)) is not None})
+    values = {}
+    for label, number in pairs:
+        if number is not None and (name := field_of(label)) is not None:
+            values[name] = number
+    return in_our_units(values)
 
 
 def in_our_units(values: dict[str, float]) -> dict[str, float]:
     """Seconds as milliseconds, and the like."""
     if not UNITS.keys() & values.keys():
         return values
-    converted = {UNITS[k][0]: v * UNITS[k][1] for k, v in values.items() if k in UNITS}
-    return {**converted, **{k: v for k, v in values.items() if k not in UNITS}}
+    converted = {name: value for name, value in values.items() if name not in UNITS}
+    for name, (ours, factor) in UNITS.items():
+        if name in values:
+            converted.setdefault(ours, values[name] * factor)
+    return converted
 
 
 def _label_and_number(segment: str) -> tuple[str, float | None]:
@@ -185,28 +194,36 @@ def parse_validation(line: str) -> Validation | None:
         number = _WHOLE_NUMBER.match(value.lstrip())
         if label.strip() and number:
             losses[label.strip()] = _as_float(number[0])
+    iteration = None
+    if found[2]:
+        iteration = int(found[2])
     name = (found[1].strip("-") + found[3]).strip()
-    return Validation(int(found[2]) if found[2] else None, losses, name)
+    return Validation(iteration, losses, name)
 
 
 def parse_checkpoint_save(line: str) -> int | None:
     """The iteration at which a checkpoint is being saved."""
     found = _SAVE.search(line[:LONGEST_LINE])
-    return int(found[1]) if found else None
+    if not found:
+        return None
+    return int(found[1])
 
 
 def parse_timer(line: str) -> Timer | None:
     """A line of `(min, max) time across ranks (ms)`, as `--timing-log-level` asks for."""
     _, rest = split_prefix(line[:LONGEST_LINE])
     found = _TIMER.match(rest)
-    slowest = _as_float(found[3]) if found else None
-    return Timer(found[1], slowest) if found and slowest is not None else None
+    if not found:
+        return None
+    return Timer(found[1], _as_float(found[3]))
 
 
 def parse_step_time(line: str) -> StepTime | None:
     found = _STEP_TIME.search(line[:LONGEST_LINE])
-    speed = _MODEL_TFLOPS.search(found[2]) if found else None
-    if found is None or speed is None:
+    if not found:
+        return None
+    speed = _MODEL_TFLOPS.search(found[2])
+    if not speed:
         return None
     return StepTime(_as_float(found[1]), _as_float(speed[1]))
 
@@ -230,5 +247,6 @@ def argument_value(text: str) -> object:
         value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    # No argument of Megatron is that large, and no division takes it.
-    return text if isinstance(value, int) and value.bit_length() > _LARGEST_BITS else value
+    if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        return text  # no argument of Megatron is that large, and no division takes it
+    return value

@@ -49,12 +49,18 @@ def log_name(path: Path) -> str:
 
 def logs_in(folder: Path) -> list[Path]:
     """The logs of a folder by name, compressed ones included."""
-    return sorted(log for pattern in ("*.log", *_COMPRESSED) for log in folder.glob(pattern))
+    logs: list[Path] = []
+    for pattern in ("*.log", *_COMPRESSED):
+        logs += folder.glob(pattern)
+    return sorted(logs)
 
 
 def compression(start: bytes) -> str | None:
     """The module of Python that reads a file which begins so; None for a plain one."""
-    return next((module for magic, module in _MAGIC if start.startswith(magic)), None)
+    for magic, module in _MAGIC:
+        if start.startswith(magic):
+            return module
+    return None
 
 
 # The cache holds the temporary files open; each is removed when it leaves the cache or the process ends.

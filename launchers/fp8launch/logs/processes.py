@@ -117,7 +117,9 @@ def read_log(path: Path) -> ParsedLog:
 def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
     """Leave out dumps that begin inside another one: of several ranks that print theirs at once."""
     close = [dump for before, dump in pairwise(dumps) if dump - before <= SLACK]
-    ends = offsets_of(path, dumps[0], close[-1], _DUMP_END) if close else []
+    if not close:
+        return list(dumps)
+    ends = offsets_of(path, dumps[0], close[-1], _DUMP_END)
     found: list[int] = []
     for dump in dumps:
         if found and dump - found[-1] <= SLACK:
@@ -178,18 +180,22 @@ def _processes(path: Path, scan: Scan, rows: Sequence[int], starts: Sequence[int
             mine.append(rows[at])
             at += 1
         places = [int(offsets[row]) for row in mine]
-        first = places[0] if places else end
+        first, last = end, begin
+        if places:
+            first, last = places[0], places[-1]
         # The lines just before a dump, after the previous process's last iteration, are this process's.
         head = _read_head(path, quiet_since, min(first, quiet_since + HEAD_LIMIT), _dump_in(scan.dumps, begin, first))
         ending = _read_ending(path, begin, end, places, counter)
         found.append(Process(begin, end, tuple(mine), head, ending))
-        quiet_since = places[-1] if places else begin
+        quiet_since = last
     return tuple(found)
 
 
 def _dump_in(dumps: Sequence[int], begin: int, end: int) -> int | None:
     at = bisect_left(dumps, begin)
-    return dumps[at] if at < len(dumps) and dumps[at] < end else None
+    if at < len(dumps) and dumps[at] < end:
+        return dumps[at]
+    return None
 
 
 def _attach_step_times(scan: Scan) -> None:
@@ -242,8 +248,9 @@ def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
             parameters[found[1]] = int(found[2])
         elif found := _PADDED.search(line):
             head = replace(head, padded_vocab_size=int(found[1]))
-    arguments = {} if dump is None else _read_arguments(path, dump, min(end, dump + HEAD_LIMIT))
-    return replace(head, versions=versions, parameters=parameters, arguments=arguments)
+    if dump is not None:
+        head = replace(head, arguments=_read_arguments(path, dump, min(end, dump + HEAD_LIMIT)))
+    return replace(head, versions=versions, parameters=parameters)
 
 
 def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
@@ -260,7 +267,9 @@ def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
 
 def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int], counter: LineCounter) -> Ending:
     """How a process ended. What went wrong before its last iterations did not stop it, save what Slurm announced."""
-    since = iterations[-LAST_ITERATIONS:][0] if iterations else begin
+    since = begin
+    if iterations:
+        since = iterations[-LAST_ITERATIONS:][0]
     ending = read_ending(lines_with(path, max(begin, since - SLACK), end, NEEDLES), since)
     if ending.failure is None:
         return ending

@@ -128,7 +128,10 @@ class Scanner:
 
     def _other_dialects(self, data: bytes, begin: int, end: int, base: int) -> None:
         """Iterations of a program that does not print Megatron's lines; the first dialect that fits is the log's."""
-        for dialect in [self._dialect] if self._dialect else self._others:
+        dialects = self._others
+        if self._dialect:
+            dialects = (self._dialect,)
+        for dialect in dialects:
             for offset, line in _lines_with(data, dialect.needle, begin, end):
                 record = dialect.parse(clean(line))
                 if record:
@@ -163,9 +166,13 @@ class Scanner:
                     lines.append(piece)
                     offsets.append(base + start)
             elif find(_ELAPSED, at, end) >= 0:
-                # Megatron's own line start, ` [time stamp] iteration`, says nothing that is kept.
-                skip = find(b"] iteration ", start, start + 44) + 2 if data.startswith(b" [", start) else 0
-                lines.append(data[skip if skip > 1 else start : end])
+                first = start
+                if data.startswith(b" [", start):
+                    # Megatron's own line start, ` [time stamp] iteration`, says nothing that is kept.
+                    stamp = find(b"] iteration ", start, start + 44)
+                    if stamp >= 0:
+                        first = stamp + 2
+                lines.append(data[first:end])
                 offsets.append(base + start)
             elif find(_ITERATION, start, at) >= 0:
                 if find(_TIMING, at, end) >= 0:
@@ -203,8 +210,9 @@ def _after_braces(data: bytes, begin: int, limit: int) -> int:
         start = max(data.rfind(b"\n", begin, at) + 1, begin)
         if data.find(MARKER, start, at) >= 0:
             return start
-        end = data.find(b"\n", at, limit)
-        begin = limit if end < 0 else end
+        begin = data.find(b"\n", at, limit)
+        if begin < 0:
+            return limit
     return begin
 
 
@@ -231,7 +239,9 @@ def _pieces(data: bytes, start: int, end: int) -> Iterator[bytes]:
     while elapsed >= 0:
         first = max(data.rfind(_ITERATION, start, elapsed), elapsed - LONGEST_LINE // 4, start)
         following = data.find(_ELAPSED, elapsed + len(_ELAPSED), end)
-        last = end if following < 0 else max(data.rfind(_ITERATION, elapsed + len(_ELAPSED), following), elapsed)
+        last = end
+        if following >= 0:
+            last = max(data.rfind(_ITERATION, elapsed + len(_ELAPSED), following), elapsed)
         yield data[first : min(last, first + LONGEST_LINE)]
         elapsed = following
 

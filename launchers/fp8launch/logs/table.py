@@ -41,10 +41,12 @@ class IterationTable:
     def __getitem__(self, row: int) -> Iteration:
         if not -self._length <= row < self._length:
             raise IndexError(row)
-        values = {k: c[row] for k, c in self._columns.items() if k not in _OWN and not math.isnan(c[row])}
-        rank = self._columns["rank"][row]
-        number, planned = self._columns["number"][row], self._columns["planned"][row]
-        return Iteration(int(number), int(planned), values, None if math.isnan(rank) else int(rank))
+        values = {name: column[row] for name, column in self._columns.items() if not math.isnan(column[row])}
+        rank = None
+        if "rank" in values:
+            rank = int(values.pop("rank"))
+        del values["offset"]
+        return Iteration(int(values.pop("number")), int(values.pop("planned")), values, rank)
 
     def __iter__(self) -> Iterator[Iteration]:
         return (self[i] for i in range(self._length))
@@ -56,17 +58,22 @@ class IterationTable:
     def column(self, name: str) -> array[float]:
         """The values of a field, one per row; all NaN for a field that no line has."""
         found = self._columns.get(name)
-        return found if found is not None else array("d", [NAN]) * self._length
+        if found is None:
+            return array("d", [NAN]) * self._length
+        return found
 
     def value(self, name: str, row: int) -> float:
         """One value of a column, NaN where the line did not have the field."""
         found = self._columns.get(name)
-        return NAN if found is None else found[row]
+        if found is None:
+            return NAN
+        return found[row]
 
     def append(self, record: Iteration, offset: int) -> None:
-        rank = NAN if record.rank is None else record.rank
-        own = {"number": record.number, "planned": record.planned, "rank": rank, "offset": offset}
-        self.extend({k: array("d", [v]) for k, v in {**own, **record.values}.items()}, 1)
+        values = {**record.values, "number": record.number, "planned": record.planned, "offset": offset}
+        if record.rank is not None:
+            values["rank"] = record.rank
+        self.extend({name: array("d", [value]) for name, value in values.items()}, 1)
 
     def extend(self, columns: dict[str, array[float]], rows: int) -> None:
         """Adds `rows` rows; a column that is not given, or was not known before, is filled with NaN."""
@@ -93,7 +100,9 @@ class LineFormat:
     """
 
     def __init__(self, fields: Sequence[str], expression: re.Pattern[str], prefixed: bool) -> None:
-        self._fields = ("rank", "number", "planned", *fields) if prefixed else ("number", "planned", *fields)
+        self._fields = ["number", "planned", *fields]
+        if prefixed:
+            self._fields.insert(0, "rank")
         self._expression = expression
 
     @classmethod
@@ -120,21 +129,27 @@ class LineFormat:
             else:
                 return None
         has_rank = records[0].rank is not None
-        prefix = next((p for p in _RANK_PREFIXES if re.match(p, line)), None) if has_rank else _NO_RANK
-        if prefix is None:
+        prefix = _NO_RANK
+        if has_rank:
+            prefix = next((pattern for pattern in _RANK_PREFIXES if re.match(pattern, line)), "")
+        if not prefix:
             return None
-        # The usual line comes here without its time stamp; then nothing needs to be skipped.
-        before = prefix + r"[^|\n]{0,400}\b" if start.start() else "^"
+        before = "^"
+        if start.start():  # the usual line comes here without its time stamp; then nothing needs to be skipped
+            before = prefix + r"[^|\n]{0,400}\b"
         expression = re.compile(before + "".join(parts) + r"[ \r]*$", re.MULTILINE)
         return cls(fields, expression, has_rank)
 
     def read(self, text: str, lines: int) -> dict[str, array[float]] | None:
         """The columns of `lines` lines, or None unless every one of them has this format."""
-        rows = self._expression.findall(text) if "\x1b" not in text else ()
+        if "\x1b" in text:
+            return None
+        rows = self._expression.findall(text)
         if len(rows) != lines:
             return None
+        cells = zip(*rows, strict=True)
         try:
-            columns = {n: _numbers(cells) for n, cells in zip(self._fields, zip(*rows, strict=True), strict=True)}
+            columns = dict(zip(self._fields, map(_numbers, cells), strict=True))
         except ValueError:
             return None
         for name in UNITS.keys() & columns.keys():
@@ -167,7 +182,10 @@ class Collector:
         text = b"\n".join(lines).decode("utf-8", "replace")
         # Where no format holds for long, looking for one costs more than it saves.
         garbled = self._tried >= _MOST_FORMATS
-        for known in self._formats[: 1 if garbled else None]:
+        formats = self._formats
+        if garbled:
+            formats = formats[:1]
+        for known in formats:
             columns = known.read(text, len(lines))
             if columns:
                 columns["offset"] = array("d", offsets)

@@ -91,13 +91,18 @@ def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
 
     Neither a pipe without a writer nor an endless device holds the caller up. Without `follow` a link is refused.
     """
-    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if not follow:
+        flags |= os.O_NOFOLLOW
+    handle = os.open(file, flags)
     with os.fdopen(handle, "rb") as stream:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ValueError("it is not a regular file")
         raw = stream.read(limit + 1)
     if len(raw) > limit:
-        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+        size = f"{limit} bytes"
+        if limit >= 1 << 20:
+            size = f"{limit >> 20} MiB"
         raise ValueError(f"it is larger than {size}")
     return raw
 
@@ -117,7 +122,9 @@ def start_of(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] == "Z" else fields[19]
+    if fields[0] == "Z":
+        return ""
+    return fields[19]
 
 
 @contextlib.contextmanager

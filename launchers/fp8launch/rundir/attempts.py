@@ -53,17 +53,25 @@ class Attempts:
 def attempts_of(run: RunFolder) -> Attempts:
     """The recorded attempts of a run; empty for a run without a supervisor, or whose first job has not started."""
     state = read_attempt_log(run)
-    attempts = state.get("attempts", [])
-    outcomes = [str(attempt["then"]) for attempt in attempts if attempt.get("then")]
+    jobs: list[str] = []
+    used = 0
+    then = phase = None
+    for attempt in state.get("attempts", []):
+        if attempt["job"] not in jobs:
+            jobs.append(attempt["job"])
+        if attempt.get("counts"):
+            used += 1
+        then = attempt.get("then") or then
+        phase = attempt.get("phase")
     return Attempts(
-        jobs=tuple(dict.fromkeys(str(attempt["job"]) for attempt in attempts)),
+        jobs=tuple(jobs),
         waiting=state.get("waiting"),
-        used=sum(1 for attempt in attempts if attempt.get("counts")),
+        used=used,
         excluded=tuple(state.get("excluded", [])),
         stopped=state.get("stopped"),
         finished=bool(state.get("finished")),
-        then=outcomes[-1] if outcomes else None,
-        phase=attempts[-1].get("phase") if attempts else None,
+        then=then,
+        phase=phase,
     )
 
 
@@ -73,7 +81,9 @@ def read_attempt_log(run: RunFolder) -> dict[str, Any]:
         state = read_json(run.path / ATTEMPTS)
     except (OSError, ValueError):
         return {}
-    return state if _is_attempt_log(state) else {}
+    if not _is_attempt_log(state):
+        return {}
+    return dict(state)
 
 
 def _is_attempt_log(state: object) -> bool:
@@ -81,9 +91,9 @@ def _is_attempt_log(state: object) -> bool:
     if not isinstance(state, dict):
         return False
     attempts, excluded = state.get("attempts", []), state.get("excluded", [])
-    if not isinstance(attempts, list) or not all(_is_attempt(attempt) for attempt in attempts):
+    if not isinstance(attempts, list) or not all(map(_is_attempt, attempts)):
         return False
-    if not isinstance(excluded, list) or not all(_is_node(node) for node in excluded):
+    if not isinstance(excluded, list) or not all(map(_is_node, excluded)):
         return False
     waiting = state.get("waiting")
     return (waiting is None or _is_job(waiting)) and _is_text_or_null(state, "stopped", "owner")

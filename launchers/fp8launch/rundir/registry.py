@@ -32,21 +32,22 @@ def default_root() -> Path:
 
 def run_root(cluster: Cluster, stated: str | None) -> Path:
     """Return where run folders go: `--run-root`, else the cluster profile, else the default."""
-    root = stated or cluster.run_root
+    root, place = stated, "--run-root"
+    if not root:
+        root, place = cluster.run_root, "cluster profile: run_root"
     if not root:
         return default_root()
     from fp8launch.cluster.storage import stated_folder  # most commands find runs without a profile
 
-    return stated_folder(root, "the run root", "--run-root" if stated else "cluster profile: run_root")
+    return stated_folder(root, "the run root", place)
 
 
 def known_roots() -> list[Path]:
     """Return the run roots that were used and still exist, the default one first."""
-    try:
+    roots = [default_root()]
+    with contextlib.suppress(OSError):
         lines = _roots_file().read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        lines = []
-    roots = [default_root(), *(Path(line) for line in lines if line)]
+        roots += [Path(line) for line in lines if line]
     return [root for root in dict.fromkeys(roots) if root.is_dir()]
 
 
@@ -131,9 +132,7 @@ def find_run(name: str) -> RunFolder:
 def _matching(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
     """The run of this id, else those whose ids start so, else that of a job of this number."""
     exact = [run for run in runs if run.run_id == name]
-    if exact:
-        return exact
-    begun = [run for run in runs if run.run_id.startswith(name)]
+    begun = exact or [run for run in runs if run.run_id.startswith(name)]
     if begun or not name.isdigit():
         return begun
     return [run for run in runs if name in job_ids(run)]
@@ -149,7 +148,10 @@ def _refuse_path(name: str) -> None:
 
 def all_studies() -> list[StudyFolder]:
     """Return all studies of all known roots."""
-    return [study for root in known_roots() for study in study_folders(root)]
+    studies: list[StudyFolder] = []
+    for root in known_roots():
+        studies += study_folders(root)
+    return studies
 
 
 def find_study(name: str) -> StudyFolder | None:
@@ -159,18 +161,29 @@ def find_study(name: str) -> StudyFolder | None:
     """
     if is_file(Path(name) / STUDY):
         return StudyFolder(Path(name).absolute())
-    studies = all_studies()
-    matches = [s for s in studies if s.study_id == name] or [s for s in studies if name and s.study_id.startswith(name)]
-    if len(matches) > 1 and not any(run.run_id == name for run in all_runs()):
+    matches = _matching_studies(name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches and all(run.run_id != name for run in all_runs()):
         message = f"'{name}' matches {len(matches)} studies: {', '.join(s.study_id for s in matches[-5:])}"
         raise error("ambiguous-study", message, fix="use the full id")
-    return matches[0] if len(matches) == 1 else None
+    return None
+
+
+def _matching_studies(name: str) -> list[StudyFolder]:
+    """The studies of this id, else those whose ids start so."""
+    if not name:
+        return []
+    begun = [study for study in all_studies() if study.study_id.startswith(name)]
+    return [study for study in begun if study.study_id == name] or begun
 
 
 def find_runs(name: str) -> list[RunFolder]:
     """Return the run that a name selects, or the runs of the study."""
     study = find_study(name)
-    return study.runs() if study else [find_run(name)]
+    if study is None:
+        return [find_run(name)]
+    return study.runs()
 
 
 def need_mine(*folders: RunFolder | StudyFolder) -> None:
@@ -186,7 +199,9 @@ def job_ids(run: RunFolder) -> list[str]:
     """The ids of the jobs that were submitted for a run, by us and by its own jobs, in order."""
     submitted = [str(job["id"]) for job in run.manifest().get("jobs", [])]
     own = [job for job in attempts_of(run).jobs if job not in submitted and job != LOCAL_JOB]
-    return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0])) if own else submitted
+    if not own:
+        return submitted
+    return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0]))
 
 
 def _roots_file() -> Path:

@@ -42,25 +42,26 @@ class _Cleaner:
         homes = {str(Path.home()), os.path.realpath(Path.home()), environment.get("HOME", "")}
         # A home folder that is the root would take every path apart.
         places = sorted((home for home in homes if len(home) > 1), key=len, reverse=True)
-        self._home = re.compile("|".join(rf"{re.escape(home)}(?![\w.-])" for home in places)) if places else None
+        self._replacements = [(re.compile(rf"{re.escape(home)}(?![\w.-])"), "~") for home in places]
         user = environment.get("USER") or environment.get("LOGNAME") or ""
         # Other users' folders and short words stay: `root` is a word of many sentences.
-        named = len(user) > 2 and user != "root"
-        self._user = re.compile(rf"(?<![\w.-]){re.escape(user)}(?![\w.-])") if named else None
+        if len(user) > 2 and user != "root":
+            self._replacements.append((re.compile(rf"(?<![\w.-]){re.escape(user)}(?![\w.-])"), "USER"))
 
     def __call__(self, text: str) -> str:
         text = redacted(text, self._secrets)
-        if self._home is not None:
-            text = self._home.sub("~", text)
-        return self._user.sub("USER", text) if self._user is not None else text
+        for pattern, replacement in self._replacements:
+            text = pattern.sub(replacement, text)
+        return text
 
 
 def _files(run: RunFolder) -> Iterator[Path]:
     """The run's own texts: those at its top and its logs, no link and nothing of `code/` or a checkpoint."""
-    top = sorted(run.path.iterdir(), key=lambda file: (file.name != MANIFEST, file.name))
+    files = sorted(run.path.iterdir(), key=lambda file: (file.name != MANIFEST, file.name))
     logs = run.path / "logs"
-    below = sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else []
-    for file in (*top, *below):
+    if logs.is_dir() and not logs.is_symlink():
+        files += sorted(logs.iterdir())
+    for file in files:
         if is_own_file(file) and file.name not in LEFT_OUT and not file.name.startswith("."):
             yield file
 

@@ -14,12 +14,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8launch.diagnostics import error
 from fp8launch.rundir.atomic_io import Busy, held, make_folders, read_json
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, marked, write_atomically
 from fp8launch.rundir.trust import why_not_own_run
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 # A study or one of its runs is a folder in its place, and nothing that leads elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
@@ -40,13 +43,9 @@ class StudyFolder:
             found = read_json(file)
         except (OSError, ValueError) as exc:
             raise error("bad-study", f"cannot be read: {exc}", str(file)) from None
-        record: dict[str, Any] = found if isinstance(found, dict) else {}
-        points, left_out = record.get("points"), record.get("left_out", [])
-        # Points that were left out have no folder; their label takes the place of its name.
-        folders = isinstance(points, list) and all(_is_point(p) and _plain_name(p.get("run")) for p in points)
-        if not (folders and isinstance(left_out, list) and all(_is_point(p) for p in left_out)):
+        if not _is_study(found):
             raise error("bad-study", "does not contain the points of a study", str(file))
-        return record
+        return found
 
     @property
     def is_mine(self) -> bool:
@@ -55,15 +54,17 @@ class StudyFolder:
 
     def missing(self) -> list[str]:
         """The points that have no run folder yet: their submission was cut off."""
-        return [p["run"] for p in self.record()["points"] if not (self.path / p["run"] / MANIFEST).is_file()]
+        return [run.run_id for run in self._points() if not (run.path / MANIFEST).is_file()]
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.path / name)
 
     def runs(self) -> list[RunFolder]:
         """The runs that have been made so far, in the order of the points."""
-        found = [self.run(str(point["run"])) for point in self.record()["points"]]
-        return [run for run in found if (run.path / MANIFEST).is_file()]
+        return [run for run in self._points() if (run.path / MANIFEST).is_file()]
+
+    def _points(self) -> list[RunFolder]:
+        return [self.run(point["run"]) for point in self.record()["points"]]
 
 
 def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
@@ -127,11 +128,12 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
     """Add points that a study of this name did not have when it was made, and those that the check left out of it."""
     before = study.record()
     known = {point["run"] for point in before["points"]}
-    every = [*before["points"], *(point for point in points if point["run"] not in known)]
-    # One that passes the check by now is a point like all others; of one left out again the last reason holds.
+    every = before["points"] + [point for point in points if point["run"] not in known]
+    # Of a point that was left out again the last reason holds.
     bad = {_place(point): point for point in [*before.get("left_out", []), *left_out]}
-    good = set(map(_place, every))
-    record = {**before, "points": every, "left_out": [point for place, point in bad.items() if place not in good]}
+    for point in every:
+        bad.pop(_place(point), None)  # it passes the check by now
+    record = {**before, "points": every, "left_out": list(bad.values())}
     if record != before:
         write_atomically(study.path / STUDY, json.dumps(record, indent=2) + "\n")
 
@@ -139,6 +141,16 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
 def _place(point: dict[str, Any]) -> str:
     """The position of a point in its grid."""
     return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
+
+
+def _is_study(record: object) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(record, dict):
+        return False
+    points, left_out = record.get("points"), record.get("left_out", [])
+    if not isinstance(points, list) or not isinstance(left_out, list):
+        return False
+    # Points that were left out have no folder; their label takes the place of its name.
+    return all(map(_is_point, [*points, *left_out])) and all(_plain_name(point["run"]) for point in points)
 
 
 def _is_point(point: object) -> bool:

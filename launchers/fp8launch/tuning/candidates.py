@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from fp8launch.recipe.load import RecipeSource
 from fp8launch.submit.grid import Point, point_key
 from fp8launch.tuning.knobs import Knob, Option
 from fp8launch.tuning.state import Candidate, Start
+from fp8launch.untyped import as_int
 
 # Lines of a run: two of a process start, some of warm-up, and five that count even if half of the rest is warm-up.
 ITERATIONS, FEWER_ITERATIONS = 12, 10
@@ -81,11 +82,12 @@ def predict(prepared: Prepared) -> Prediction:
         return Prediction()
     step = step_time(run.arguments, run.layout.world, run.layout.global_batch, run.gpu)
     memory = run_estimate(run)
-    return Prediction(
-        step.ms if step else None,
-        memory.peak / 2**30 if memory else None,
-        memory.total / 2**30 if memory else None,
-    )
+    found = Prediction()
+    if step:
+        found = Prediction(step.ms)
+    if memory:
+        found = replace(found, peak_gib=memory.peak / 2**30, needs_gib=memory.total / 2**30)
+    return found
 
 
 # --- short runs -------------------------------------------------------------------------------------------------------
@@ -97,13 +99,21 @@ def bases_of(
     """Recipes by name as short runs of the same global batch, where theirs is the same. Raises UserError."""
     bases = [base_of(name, source, overrides, iterations, global_batch) for name, source in sources.items()]
     wholes = {prepare(base.source, overrides).layout.global_batch for base in bases}
-    shorter = {base.prepared.layout.global_batch for base in bases}
+    layouts = [base.prepared.layout for base in bases]
+    shorter = {layout.global_batch for layout in layouts}
     if len(wholes) > 1 or len(shorter) == 1:
         return bases
-    whole = wholes.pop()
-    step = math.lcm(*(base.prepared.layout.dp * base.prepared.layout.micro_batch for base in bases))
-    common = next(size for size in range(step, whole + 1, step) if size >= max(shorter) and whole % size == 0)
+    step = math.lcm(*(layout.dp * layout.micro_batch for layout in layouts))
+    common = _common_batch(wholes.pop(), step, max(shorter))
     return [base_of(name, source, overrides, iterations, common) for name, source in sources.items()]
+
+
+def _common_batch(whole: int, step: int, least: int) -> int:
+    """The smallest divisor of the recipes' global batch that is a multiple of `step` and at least `least`."""
+    for size in range(step, whole, step):
+        if size >= least and whole % size == 0:
+            return size
+    return whole
 
 
 def base_of(
@@ -119,8 +129,13 @@ def base_of(
     run = resolve_run(whole)
     expected = predict(whole).step_ms
     batch = global_batch or _shorter(run, expected)
-    step_ms = expected * batch / run.layout.global_batch if expected else None
-    count = iterations or (FEWER_ITERATIONS if step_ms and step_ms > LONG_STEP_MS else ITERATIONS)
+    step_ms = (expected or 0.0) * batch / run.layout.global_batch
+    if iterations:
+        count = iterations
+    elif step_ms > LONG_STEP_MS:
+        count = FEWER_ITERATIONS
+    else:
+        count = ITERATIONS
     words = tuple(_short_run(whole, run, count, batch))
     return Base(name, source, (*overrides, *words), prepare(source, [*overrides, *words]), count)
 
@@ -129,12 +144,15 @@ def _shorter(run: ResolvedRun, step_ms: float | None) -> int:
     """The global batch of trials: a divisor of the recipe's, where its steps take long."""
     batch, replicas = run.layout.global_batch, run.layout.dp * run.layout.micro_batch
     least = MICRO_BATCHES * max(run.layout.pp, 1)
+    smallest = batch
     for micro_batches in range(batch // replicas, least - 1, -1):
         size = micro_batches * replicas
-        if batch % size == 0 and (step_ms is None or FEWER_ITERATIONS * step_ms * size / batch <= 1000 * TRAIN_SECONDS):
+        if batch % size:
+            continue
+        if step_ms is None or FEWER_ITERATIONS * step_ms * size / batch <= 1000 * TRAIN_SECONDS:
             return size
-    smallest = [n * replicas for n in range(least, batch // replicas + 1) if batch % (n * replicas) == 0]
-    return min(smallest, default=batch)
+        smallest = size
+    return smallest
 
 
 def _short_run(whole: Prepared, run: ResolvedRun, iterations: int, batch: int) -> Iterator[str]:
@@ -165,8 +183,8 @@ def trial_seconds(base: Base) -> float:
 
 def training_seconds(base: Base) -> float:
     """Predicted seconds of a trial's iterations; 0 where they are not predicted."""
-    step = predict(base.prepared).step_ms
-    return 0.0 if step is None else step / 1000 * base.iterations
+    step = predict(base.prepared).step_ms or 0.0
+    return step / 1000 * base.iterations
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -203,23 +221,28 @@ def begin(base: Base, knobs: Sequence[Knob], cluster: Cluster, say: Callable[[st
         accepted |= found
         refused |= reasons
         asked = [replace(one, ways=one.ways[1:]) for one in asked if one.option.name in reasons and one.ways[1:]]
-    chosen = [accepted[name] for name in order if name in accepted]
     expected = predict(base.prepared)
-    return Begin(
-        Start(base.name, tuple(_candidate(one, expected, run) for one in chosen), expected.needs_gib),
-        {one.option.name: one.overrides for one in chosen},
-        tuple(Refused(name, why) for name, why in refused.items() if name not in accepted),
-    )
+    candidates = []
+    overrides = {}
+    for name in order:
+        if name in accepted:
+            candidates.append(_candidate(accepted[name], expected, run))
+            overrides[name] = accepted[name].overrides
+    left_out = tuple(Refused(name, why) for name, why in refused.items() if name not in accepted)
+    return Begin(Start(base.name, tuple(candidates), expected.needs_gib), overrides, left_out)
 
 
 def _asked(base: Base, knobs: Sequence[Knob], run: ResolvedRun) -> Iterator[_Asked]:
     """The options that the recipe's engine has a way to set."""
     for knob in knobs:
         for option in knob.options(run):
-            said = [base.prepared.engine.spelled(one) for one in (option.overrides, *option.instead)]
-            ways = tuple(one for one in said if one is not None)
+            ways = []
+            for overrides in (option.overrides, *option.instead):
+                way = base.prepared.engine.spelled(overrides)
+                if way is not None:
+                    ways.append(way)
             if ways:
-                yield _Asked(knob, option, ways)
+                yield _Asked(knob, option, tuple(ways))
 
 
 def _judged(
@@ -244,7 +267,7 @@ def _judged(
     accepted = {}
     for (one, way), result in zip(changed, results, strict=True):
         if not result.ok:
-            refused[one.option.name] = _first_error(result.problems)
+            refused[one.option.name] = first_error(result.problems)
         elif result.exit_code and one.ways[1:]:
             refused[one.option.name] = result.layers["megatron"]
         else:
@@ -252,7 +275,8 @@ def _judged(
     return accepted, refused
 
 
-def _first_error(problems: Sequence[Problem]) -> str:
+def first_error(problems: Iterable[Problem]) -> str:
+    """Return the message of the first error."""
     return next(problem.message for problem in problems if problem.severity == "error")
 
 
@@ -265,6 +289,7 @@ def _candidate(one: _Accepted, base: Prediction, run: ResolvedRun) -> Candidate:
     if base.needs_gib is not None and found.needs_gib is not None:
         more = found.needs_gib - base.needs_gib
     # Micro batches need ever more memory, also where memory is not predicted.
-    size = one.option.overrides.get("batch.micro")
-    level = size if isinstance(size, int) and size > run.layout.micro_batch else None
+    level = as_int(one.option.overrides.get("batch.micro"))
+    if level is not None and level <= run.layout.micro_batch:
+        level = None
     return Candidate(one.option.name, one.knob.name, gain, more, level)

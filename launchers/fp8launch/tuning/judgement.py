@@ -30,6 +30,14 @@ class Judgement:
     interval: Interval | None = None
     why: str = ""
 
+    @property
+    def new_changes(self) -> tuple[str, ...]:
+        """The changes that the variant has beyond the one that it was compared with."""
+        before: tuple[str, ...] = ()
+        if self.against is not None and self.against.start == self.variant.start:
+            before = self.against.changes
+        return tuple(name for name in self.variant.changes if name not in before)
+
 
 @dataclass(frozen=True)
 class Standing:

@@ -7,7 +7,7 @@ Whether an option is legal is not known here: the check's rules and Megatron's v
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,12 +71,21 @@ def _data_parallel(run: ResolvedRun) -> bool:
 
 def _other(on: bool) -> bool | None:
     """Return the value of a switch in its other position; None removes it."""
-    return None if on else True
+    if on:
+        return None
+    return True
 
 
 def _without(what: str, on: bool) -> str:
     """Return the name of an option that switches something over: `no WHAT` where it is on."""
-    return f"no {what}" if on else what
+    if on:
+        return f"no {what}"
+    return what
+
+
+def _removed(run: ResolvedRun, flags: Iterable[str]) -> dict[str, Any]:
+    """Return overrides that remove those of these flags that the run sets."""
+    return {f"megatron.{flag}": None for flag in flags if run.on(flag)}
 
 
 # --- numerics stay ----------------------------------------------------------------------------------------------------
@@ -85,10 +94,10 @@ def _without(what: str, on: bool) -> str:
 @_knob("recompute", "memory", "speed")
 def _recompute(run: ResolvedRun) -> Iterator[Option]:
     """Recompute of activations off; half as many layers where off does not fit."""
-    stated = [name for name in ("granularity", "method", "num_layers", "modules") if run.on(f"recompute_{name}")]
     if not run.on("recompute_granularity"):
         return
-    yield Option("no recompute", {f"megatron.recompute_{name}": None for name in stated})
+    flags = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+    yield Option("no recompute", _removed(run, flags))
     layers = run.integer("recompute_num_layers")
     if run.value("recompute_method") == "block" and layers > 1:
         yield Option(f"recompute {layers // 2} layers", {"megatron.recompute_num_layers": layers // 2})
@@ -164,11 +173,12 @@ def _cuda_graphs(run: ResolvedRun) -> Iterator[Option]:
     """Layers, or the parts of MoE layers with fixed sizes, as CUDA graphs; or none."""
     if not run.uses_te:
         return
-    stated = [name for name in ("impl", "modules", "scope") if run.on(f"cuda_graph_{name}")]
     if run.value("cuda_graph_impl") not in (None, "none"):
-        yield Option("no CUDA graphs", {f"megatron.cuda_graph_{name}": None for name in stated})
+        yield Option("no CUDA graphs", _removed(run, ("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope")))
         return
-    modules = ["attn", "moe_router", "moe_preprocess"] if run.on("num_experts") else ["attn", "mlp"]
+    modules = ["attn", "mlp"]
+    if run.on("num_experts"):
+        modules = ["attn", "moe_router", "moe_preprocess"]
     keys = {
         "megatron.cuda_graph_impl": "transformer_engine",
         "megatron.cuda_graph_modules": modules,
@@ -204,9 +214,9 @@ def _norms(run: ResolvedRun) -> Iterator[Option]:
     """Norms by cuDNN, or by Transformer Engine's own kernels."""
     if run.uses_te:
         on = run.env.get("NVTE_NORM_FWD_USE_CUDNN") == "1"
+        name = "norms by TE" if on else "norms by cuDNN"
         value = None if on else 1
-        keys = {f"env.NVTE_NORM_{way}_USE_CUDNN": value for way in ("FWD", "BWD")}
-        yield Option("norms by TE" if on else "norms by cuDNN", keys)
+        yield Option(name, {"env.NVTE_NORM_FWD_USE_CUDNN": value, "env.NVTE_NORM_BWD_USE_CUDNN": value})
 
 
 @_knob("sm-margin", "speed")
@@ -214,7 +224,7 @@ def _sm_margin(run: ResolvedRun) -> Iterator[Option]:
     """Multiprocessors that norms leave to communication."""
     if run.uses_te:
         for margin in (0, 16):
-            keys = {f"env.NVTE_{way}_LAYERNORM_SM_MARGIN": margin for way in ("FWD", "BWD")}
+            keys = {"env.NVTE_FWD_LAYERNORM_SM_MARGIN": margin, "env.NVTE_BWD_LAYERNORM_SM_MARGIN": margin}
             yield Option(f"SM margin {margin}", keys)
 
 
@@ -281,8 +291,9 @@ def _scaling(run: ResolvedRun) -> Iterator[Option]:
 def _te_loss(run: ResolvedRun) -> Iterator[Option]:
     """Transformer Engine's cross entropy; behind Megatron's validators where they refuse the flag."""
     if run.uses_te and run.on("cross_entropy_loss_fusion") and run.value("cross_entropy_fusion_impl") != "te":
-        hidden = {"launch.config.cross_entropy_fusion_impl": "te"}
-        instead = (hidden,) if run.entry.sets_config else ()
+        instead: tuple[Mapping[str, Any], ...] = ()
+        if run.entry.sets_config:
+            instead = ({"launch.config.cross_entropy_fusion_impl": "te"},)
         yield Option("TE's cross entropy", {"megatron.cross_entropy_fusion_impl": "te"}, instead=instead)
 
 
@@ -290,7 +301,9 @@ def _te_loss(run: ResolvedRun) -> Iterator[Option]:
 def _gradients(run: ResolvedRun) -> Iterator[Option]:
     """Type in which gradients are kept and reduced."""
     if run.layout.world > 1 or run.uses_te:
-        other = "fp32" if run.on("grad_reduce_in_bf16") else "bf16"
+        other = "bf16"
+        if run.on("grad_reduce_in_bf16"):
+            other = "fp32"
         yield Option(f"{other} gradients", {"optimizer.grad_reduce": other})
 
 

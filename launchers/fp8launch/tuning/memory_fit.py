@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from fp8launch.tuning.state import State, Variant, candidates_of, describe
+from fp8launch.tuning.state import Candidate, State, Variant, candidates_of, describe
 
 # Of the GPU's memory; at 97 % a run was seen to slow down and then end out of memory (check/memory.py).
 FILLED = 0.97
@@ -24,12 +24,11 @@ def memory_shift(state: State) -> float:
 
     A run that ended out of memory needs all that the GPU has, at least.
     """
-    errors = [
-        outcome.peak_gib - outcome.predicted_gib
-        for _, outcome in state.results
-        if outcome.status == "ok" and outcome.peak_gib is not None and outcome.predicted_gib is not None
-    ]
-    shift = statistics.median(errors) if errors else 0.0
+    errors = []
+    for _, outcome in state.results:
+        if outcome.status == "ok" and outcome.peak_gib is not None and outcome.predicted_gib is not None:
+            errors.append(outcome.peak_gib - outcome.predicted_gib)
+    shift = statistics.median(errors or [0.0])
     for _, outcome in state.results:
         if outcome.status == "out_of_memory" and outcome.needs_gib is not None and state.capacity_gib is not None:
             shift = max(shift, state.capacity_gib - outcome.needs_gib)
@@ -49,24 +48,32 @@ def why_not_fits(state: State, variant: Variant, need: float | None) -> str | No
     if need is None or state.capacity_gib is None:
         return None
     held = [o.needs_gib for _, o in state.results if o.status == "ok" and o.needs_gib is not None]
-    shifted = need + memory_shift(state)
-    if shifted <= FILLED * state.capacity_gib or need <= max(held, default=0.0):
+    shift = memory_shift(state)
+    if need + shift <= FILLED * state.capacity_gib or need <= max(held, default=0.0):
         return None
-    corrected = f", corrected by {memory_shift(state):+.1f}" if abs(memory_shift(state)) >= 0.05 else ""
-    return f"predicted to need {shifted:.1f} GiB{corrected}, of {state.capacity_gib:.1f}"
+    need_text = f"{need + shift:.1f} GiB"
+    if abs(shift) >= 0.05:
+        need_text += f", corrected by {shift:+.1f}"
+    return f"predicted to need {need_text}, of {state.capacity_gib:.1f}"
 
 
 def _needs_as_much(state: State, variant: Variant, other: Variant) -> bool:
     """Whether a variant differs from another one only in options of higher levels of the same knobs."""
     if variant.start != other.start:
         return False
-    known = candidates_of(state, variant)
-    mine, theirs = ({known[n].knob: known[n] for n in one.changes} for one in (variant, other))
+    mine, theirs = _by_knob(state, variant), _by_knob(state, other)
     if mine.keys() != theirs.keys():
         return False
     for knob, candidate in mine.items():
+        if candidate.name == theirs[knob].name:
+            continue
         level, least = candidate.level, theirs[knob].level
-        same = candidate.name == theirs[knob].name
-        if not same and (level is None or least is None or level < least):
+        if level is None or least is None or level < least:
             return False
     return True
+
+
+def _by_knob(state: State, variant: Variant) -> dict[str, Candidate]:
+    """The changes of a variant by the knobs that they set."""
+    known = candidates_of(state, variant)
+    return {known[name].knob: known[name] for name in variant.changes}

@@ -18,12 +18,13 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
         return False
     from matplotlib.figure import Figure
 
-    in_tflops = all(row.tflops_per_gpu and row.tflops_per_gpu >= 1 for row in shown)
+    unit, speeds = _speeds(shown)
     figure = Figure(figsize=(7.5, 1.6 + 0.34 * len(shown)), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for place, row in enumerate(shown):
-        speed = _value(row, in_tflops)
-        colour = _KEPT if row.kept else _LEFT
+    for place, (row, speed) in enumerate(zip(shown, speeds, strict=True)):
+        colour = _LEFT
+        if row.kept:
+            colour = _KEPT
         axes.barh(place, speed, color=colour, alpha=0.85, height=0.62)
         if row.low and row.high and row.measured:
             axes.errorbar(
@@ -32,11 +33,9 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
             )  # fmt: skip
         if row.predicted and row.measured:
             axes.plot(speed / row.measured * row.predicted, place, "|", color=_PREDICTED, markersize=14)
-    axes.set_yticks(range(len(shown)), [_label(row, number) for number, row in enumerate(shown)])
+    axes.set_yticks(range(len(shown)), [shown[0].change, *(f"+ {row.change}" for row in shown[1:])])
     axes.invert_yaxis()
-    values = [_value(row, in_tflops) for row in shown]
-    axes.set_xlim(min(values) * 0.9, max(values) * 1.05)
-    unit = "TFLOP/s/GPU" if in_tflops else "tokens/s/GPU"
+    axes.set_xlim(min(speeds) * 0.9, max(speeds) * 1.05)
     legend = "green: kept, blue mark: predicted, line: 95 % interval"
     axes.set_xlabel(f"{unit} (axis does not begin at zero)\n{legend}", fontsize=8)
     axes.set_title(title, fontsize=10)
@@ -46,14 +45,13 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
     return True
 
 
-def _label(row: Row, number: int) -> str:
-    return row.change if number == 0 else f"+ {row.change}"
-
-
 def _speed(row: Row) -> float | None:
     return row.tflops_per_gpu or row.tokens_per_s_per_gpu
 
 
-def _value(row: Row, in_tflops: bool) -> float:
-    value = row.tflops_per_gpu if in_tflops else row.tokens_per_s_per_gpu
-    return value or 0.0
+def _speeds(rows: Sequence[Row]) -> tuple[str, list[float]]:
+    """The unit and the speeds: TFLOP/s/GPU where all rows have at least one, else tokens/s/GPU."""
+    tflops = [row.tflops_per_gpu or 0.0 for row in rows]
+    if min(tflops) >= 1:
+        return "TFLOP/s/GPU", tflops
+    return "tokens/s/GPU", [row.tokens_per_s_per_gpu or 0.0 for row in rows]

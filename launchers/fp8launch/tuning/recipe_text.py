@@ -36,8 +36,11 @@ def recipe_text(
         recipe |= {"engine": engine, engine: {"recipe": own}}
     else:
         recipe["extends"] = [_parent(source, file)]
-    words = [(key, parse_yaml(text, word).plain()) for word in user for key, _, text in [word.partition("=")]]
-    for key, value in (*words, *values.items()):
+    entries = []
+    for word in user:
+        key, _, text = word.partition("=")
+        entries.append((key, parse_yaml(text, word).plain()))
+    for key, value in (*entries, *values.items()):
         if key == "precision.recipe":
             # Its part of the pack brings the format and the settings that belong to it.
             recipe.setdefault("extends", []).append(f"precision/{value}")
@@ -56,28 +59,36 @@ def _put(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def _parent(source: RecipeSource, file: Path) -> str:
     """The tuned recipe as the written one names it: by its name in the pack, or relative to the file."""
-    pack = pack_folder("recipes")
-    if source.path.resolve().is_relative_to(pack.resolve()):
-        return str(source.path.resolve().relative_to(pack.resolve()).with_suffix(""))
-    relative = os.path.relpath(source.path.resolve(), file.resolve().parent)
-    return relative if relative.startswith("..") else f"./{relative}"
+    pack, tuned = pack_folder("recipes").resolve(), source.path.resolve()
+    if tuned.is_relative_to(pack):
+        return str(tuned.relative_to(pack).with_suffix(""))
+    relative = os.path.relpath(tuned, file.resolve().parent)
+    if relative.startswith(".."):
+        return relative
+    return f"./{relative}"
 
 
 def _comment(rows: Sequence[Row], setting: str, notes: Sequence[str]) -> list[str]:
-    kept = [row for row in rows if row.kept]
     found = [f"Written by fp8launch tune: {setting}."]
-    for row in kept:
-        speed = speed_in_words(row.tflops_per_gpu, row.step_time_ms)
-        memory = f", {row.peak_memory_gib:.1f} GiB" if row.peak_memory_gib else ""
-        if row.measured is None or row.low is None or row.high is None:
-            found.append(f"{row.change}: {speed}{memory} ({', '.join(row.runs)}).")
-            continue
-        gain = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
-        numerics = ", changes numerics" if "numerics" in row.touches else ""
-        found.append(f"+ {row.change}: {gain}, {speed}{memory}{numerics} ({', '.join(row.runs)}).")
-    left = [
-        f"{row.change} {percent(row.measured)}" for row in rows if row.measured is not None and not row.kept
-    ]  # fmt: skip
+    left = []
+    for row in rows:
+        if row.kept:
+            found.append(f"{_measured(row)} ({', '.join(row.runs)}).")
+        elif row.measured is not None:
+            left.append(f"{row.change} {percent(row.measured)}")
     if left:
         found.append(f"Not kept: {', '.join(left)}.")
     return [*found, *notes]
+
+
+def _measured(row: Row) -> str:
+    """A variant that was kept, with its gain, speed and memory."""
+    facts = [speed_in_words(row.tflops_per_gpu, row.step_time_ms)]
+    if row.peak_memory_gib:
+        facts.append(f"{row.peak_memory_gib:.1f} GiB")
+    if row.measured is None or row.low is None or row.high is None:
+        return f"{row.change}: {', '.join(facts)}"
+    facts.insert(0, f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]")
+    if "numerics" in row.touches:
+        facts.append("changes numerics")
+    return f"+ {row.change}: {', '.join(facts)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fp8launch.tuning.judgement import MOST_RUNS, Judgement, Standing, standing
@@ -86,27 +88,18 @@ def rows(record: Record, knobs: Mapping[str, Knob], why_ended: str) -> list[Row]
 Touched = Mapping[tuple[int, str], tuple[str, ...]]
 
 
-def _new(judged: Judgement) -> tuple[str, ...]:
-    """Return the changes that the variant has beyond the one that it was held against."""
-    before: tuple[str, ...] = ()
-    if judged.against is not None and judged.against.start == judged.variant.start:
-        before = judged.against.changes
-    return tuple(name for name in judged.variant.changes if name not in before)
-
-
 def _tried(
     record: Record, now: Standing, judged: Judgement, outcomes: list[Outcome], touched: Touched
 ) -> Row:  # fmt: skip
     state, variant = record.state, judged.variant
     good = [outcome for outcome in outcomes if outcome.status == "ok"]
-    last = good[-1] if good else outcomes[-1]
-    new = _new(judged)
+    last = (good or outcomes)[-1]
+    new = judged.new_changes
     start = state.starts[variant.start].name
     predicted = None
     if judged.against is not None and judged.against.start == variant.start:
         predicted = _known(gain_over(state, judged.against, variant))
-    speeds = sorted(speed for outcome in good for speed in outcome.speeds)
-    middle = speeds[len(speeds) // 2] if speeds else None
+    speeds = list(itertools.chain.from_iterable(outcome.speeds for outcome in good))
     why, kept = _WORDS[judged.verdict], _is_kept(now, judged)
     if judged.verdict == "better" and not kept:
         why = "faster, then replaced"
@@ -114,25 +107,25 @@ def _tried(
         why = "undecided when the search ended, not kept"
     elif judged.verdict == "failed":
         why = f"{last.status.replace('_', ' ')}: {judged.why or last.why}"
-    return Row(
+    row = Row(
         change=" + ".join(new) or start,
-        over=describe(judged.against) if judged.against else "",
         predicted=predicted,
-        measured=judged.ratio if judged.against else None,
-        low=judged.interval.low if judged.interval else None,
-        high=judged.interval.high if judged.interval else None,
-        covers=judged.interval.covers if judged.interval else None,
         tflops_per_gpu=last.tflops,
-        tokens_per_s_per_gpu=middle,
+        tokens_per_s_per_gpu=statistics.median_high(speeds) if speeds else None,
         step_time_ms=last.step_ms,
         predicted_step_time_ms=last.predicted_ms,
         peak_memory_gib=last.peak_gib,
         predicted_memory_gib=last.predicted_gib,
         kept=kept,
         why=why,
-        touches=tuple(sorted({touch for name in new for touch in touched[variant.start, name]})),
+        touches=tuple(sorted(set().union(*(touched[variant.start, name] for name in new)))),
         runs=tuple(outcome.run for outcome in outcomes if outcome.run),
     )
+    if judged.against:
+        row = replace(row, over=describe(judged.against), measured=judged.ratio)
+    if judged.interval:
+        row = replace(row, low=judged.interval.low, high=judged.interval.high, covers=judged.interval.covers)
+    return row
 
 
 def _is_kept(now: Standing, judged: Judgement) -> bool:
@@ -140,14 +133,16 @@ def _is_kept(now: Standing, judged: Judgement) -> bool:
     best = now.best
     if best is None or judged.verdict not in ("better", "start") or judged.variant.start != best.start:
         return False
-    return set(_new(judged)) <= set(best.changes)
+    return set(judged.new_changes) <= set(best.changes)
 
 
 def _untried(record: Record, now: Standing, touched: Touched, why_ended: str) -> list[Row]:
     state, best = record.state, now.best
-    tried = {name for judged in now.judgements.values() for name in _new(judged)}
+    tried = set().union(*(judged.new_changes for judged in now.judgements.values()))
     found = []
-    start = best.start if best else 0
+    start = 0
+    if best:
+        start = best.start
     for candidate in state.starts[start].candidates:
         if candidate.name in tried:
             continue
@@ -167,7 +162,9 @@ def _untried(record: Record, now: Standing, touched: Touched, why_ended: str) ->
 
 def _known(gain: float | None) -> float | None:
     """A prediction; None for what the model knows nothing of, which leaves its time as it was."""
-    return None if gain == 1 else gain
+    if gain == 1:
+        return None
+    return gain
 
 
 def _left_out(name: str, gain: float | None, why: str, touches: tuple[str, ...]) -> Row:

@@ -67,7 +67,7 @@ def _wanted(state: State, now: Standing) -> Trial | Finished:
 def _again(state: State, now: Standing, variant: Variant) -> Trial:
     """Another run of the variant or of the best, whichever has fewer."""
     assert now.best is not None
-    fewer = variant if len(now.runs[variant]) <= len(now.runs[now.best]) else now.best
+    fewer = min(variant, now.best, key=lambda one: len(now.runs[one]))
     return Trial(fewer, 1 + sum(trial.variant == fewer for trial, _ in state.results))
 
 
@@ -75,7 +75,8 @@ def _with(state: State, best: Variant, *names: str) -> Variant:
     """The best with changes laid on it; of one knob the last option holds."""
     known = candidates_of(state, best)
     replaced = {known[name].knob for name in names}
-    return Variant(best.start, (*(name for name in best.changes if known[name].knob not in replaced), *names))
+    kept = [name for name in best.changes if known[name].knob not in replaced]
+    return Variant(best.start, (*kept, *names))
 
 
 def _singles(state: State, now: Standing, best: Variant) -> Iterator[Variant]:
@@ -98,8 +99,7 @@ def _tried_alone(now: Standing, start: int) -> dict[str, Judgement]:
     for variant, judged in now.judgements.items():
         if variant.start != start or not variant.changes:
             continue
-        before = judged.against.changes if judged.against else ()
-        if sum(name not in before for name in variant.changes) == 1:
+        if len(judged.new_changes) == 1:
             found[variant.changes[-1]] = judged
     return found
 

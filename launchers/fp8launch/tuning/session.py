@@ -13,7 +13,7 @@ from fp8launch.tuning.memory_fit import memory_shift, why_not_fits
 from fp8launch.tuning.record import Record, write_record
 from fp8launch.tuning.rows import judged_in_words, percent
 from fp8launch.tuning.search import Finished, next_trial
-from fp8launch.tuning.state import Outcome, Trial, describe, gain_over, seconds_spent, speed_in_words
+from fp8launch.tuning.state import Outcome, State, Trial, describe, gain_over, seconds_spent, speed_in_words
 from fp8launch.tuning.trials import Bound, Ended, Site, run_trial
 
 
@@ -28,7 +28,9 @@ class Session:
 
     @property
     def left(self) -> float | None:
-        return None if self.ends is None else max(self.ends - self.clock(), 0.0)
+        if self.ends is None:
+            return None
+        return max(self.ends - self.clock(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def search(session: Session, record: Record) -> tuple[Record, Halted]:
         if isinstance(trial, Finished):
             return record, Halted(trial.why)
         before = record
-        record = record.opened(trial) if record.open is None or again else record
+        if record.open is None or again:
+            record = record.opened(trial)
         write_record(site.study, record)
         ended = _ended(session, record, trial, again)
         if ended.outcome is None:
@@ -83,20 +86,31 @@ def _ended(session: Session, record: Record, trial: Trial, again: bool) -> Ended
     why = why_not_fits(state, variant, need)
     if why is not None and variant.changes:
         return Ended(Outcome("skipped", needs_gib=need, why=why))
-    repeat = f", run {trial.repeat}" if trial.repeat > 1 else ""
-    best = standing(state).best
-    predicted = ""
+    site.say(_title(state, trial))
+    return run_trial(site, base, values, trial.repeat, seconds_at_most(base), again, _bound(session, state))
+
+
+def _title(state: State, trial: Trial) -> str:
+    """The line above a trial: its number, its changes, and their predicted gain over the best."""
+    variant, best = trial.variant, standing(state).best
+    parts = [describe(variant)]
+    if trial.repeat > 1:
+        parts.append(f"run {trial.repeat}")
     if best is not None and variant != best and variant.start == best.start:
         gain = gain_over(state, best, variant)
-        predicted = "" if gain == 1 else f", predicted {percent(gain)}"
-    site.say(f"trial {1 + len(state.results)}: {describe(variant)}{repeat}{predicted}")
+        if gain != 1:
+            parts.append(f"predicted {percent(gain)}")
+    return f"trial {1 + len(state.results)}: {', '.join(parts)}"
+
+
+def _bound(session: Session, state: State) -> Bound | None:
+    """The nearest limit of the search."""
     bounds = []
     if session.left is not None:
         bounds.append(Bound(session.left, "the time was up"))
     if state.limits.seconds is not None:
         bounds.append(Bound(max(state.limits.seconds - seconds_spent(state), 0.0), "the budget was used up"))
-    bound = min(bounds, key=lambda one: one.seconds, default=None)
-    return run_trial(site, base, values, trial.repeat, seconds_at_most(base), again, bound)
+    return min(bounds, key=lambda one: one.seconds, default=None)
 
 
 def _report(say: Callable[[str], None], before: Record, after: Record, trial: Trial, outcome: Outcome) -> None:
@@ -107,9 +121,10 @@ def _report(say: Callable[[str], None], before: Record, after: Record, trial: Tr
     if outcome.status != "ok":
         say(f"  {outcome.status.replace('_', ' ')}: {outcome.why}")
     else:
-        speed = speed_in_words(outcome.tflops, outcome.step_ms)
-        memory = f", {outcome.peak_gib:.1f} GiB" if outcome.peak_gib else ""
-        say(f"  {speed}{memory}, {outcome.seconds:,.0f} s")
+        facts = [speed_in_words(outcome.tflops, outcome.step_ms)]
+        if outcome.peak_gib:
+            facts.append(f"{outcome.peak_gib:.1f} GiB")
+        say(f"  {', '.join(facts)}, {outcome.seconds:,.0f} s")
         now = standing(after.state)
         before_open = standing(before.state).undecided
         judged = now.judgements.get(before_open or trial.variant)

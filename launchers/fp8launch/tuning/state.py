@@ -132,4 +132,6 @@ def describe(variant: Variant) -> str:
 
 def speed_in_words(tflops: float | None, step_ms: float | None) -> str:
     """The speed of a run: TFLOP/s/GPU where they are known and not tiny, else the time of a step."""
-    return f"{tflops:,.1f} TFLOP/s/GPU" if tflops and tflops >= 1 else f"{step_ms or 0:,.1f} ms a step"
+    if tflops and tflops >= 1:
+        return f"{tflops:,.1f} TFLOP/s/GPU"
+    return f"{step_ms or 0:,.1f} ms a step"

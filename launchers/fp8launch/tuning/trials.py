@@ -14,13 +14,14 @@ from fp8launch.diagnostics import UserError, error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.run_data import run_from_folder
+from fp8launch.report.run_report import Statistic
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.submit.submission import now
 from fp8launch.submit.submit_study import GridPoint, submit_study
-from fp8launch.tuning.candidates import Base, predict
+from fp8launch.tuning.candidates import Base, first_error, predict
 from fp8launch.tuning.state import Outcome
 
 OUT_OF_MEMORY = frozenset(("out-of-memory", "host-out-of-memory"))
@@ -84,23 +85,27 @@ def run_trial(
     except UserError as exc:
         return Ended(Outcome("refused", why=exc.problems[0].message))
     run = site.study.run(grid.run_name)
-    ends = None if bound is None else Bound(time.monotonic() + bound.seconds, bound.why)
+    ends = None
+    if bound is not None:
+        ends = Bound(time.monotonic() + bound.seconds, bound.why)
     interrupted = False
     try:
         checked = check_all([grid.prepared], site.cluster, scheduler=site.scheduler)[0]
         if not checked.ok:
-            reason = next(problem for problem in checked.problems if problem.severity == "error")
-            return Ended(Outcome("refused", why=reason.message))
+            return Ended(Outcome("refused", why=first_error(checked.problems)))
         grid = replace(grid, checked=checked.as_json(), job=checked.job)
         submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
         state, why = _follow(site, run, at_most, ends)
     except KeyboardInterrupt:
         interrupted = True
         state, why = _ended_by_user(site, run), INTERRUPTED
+    if not _was_submitted(run):
+        return Ended(None, 0.0, why, interrupted)
     cut = interrupted or (ends is not None and why == ends.why)
-    outcome = _outcome(run, state, why, cut, grid) if _was_submitted(run) else None
-    seconds = seconds_of(run) if outcome is None and _was_submitted(run) else 0.0
-    return Ended(outcome, seconds, why, interrupted)
+    outcome = _outcome(run, state, why, cut, grid)
+    if outcome is not None:
+        return Ended(outcome, 0.0, why, interrupted)
+    return Ended(None, seconds_of(run), why, interrupted)
 
 
 def _was_submitted(run: RunFolder) -> bool:
@@ -136,7 +141,10 @@ def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> t
         if state.status == "running" and started is None:
             started = clock
             _note_start(run)
-        lost = 0.0 if state.status != "unknown" else lost or clock
+        if state.status != "unknown":
+            lost = 0.0
+        elif not lost:
+            lost = clock
         if lost and clock - lost > LOST_SECONDS:
             fix = "repeat the command when the scheduler answers: it goes on with this run"
             raise error("trial-lost", f"the state of {run.run_id} is not known: {state.detail}", str(run.path), fix, 3)
@@ -186,24 +194,28 @@ def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoi
     predicted = predict(grid.prepared)
     speeds = tuple(data.speeds("tokens/s/GPU"))
     failure = report.failure
+    peak_gib = None
+    if report.peak_memory_mib:
+        peak_gib = report.peak_memory_mib / 1024
     common = {
         "run": run.run_id,
         "predicted_ms": predicted.step_ms,
         "predicted_gib": predicted.peak_gib,
         "needs_gib": predicted.needs_gib,
-        "peak_gib": report.peak_memory_mib / 1024 if report.peak_memory_mib else None,
+        "peak_gib": peak_gib,
         "seconds": seconds_of(run),
     }
-    if why == "out of memory" or state.status == "out_of_memory" or (failure and failure.code in OUT_OF_MEMORY):
-        text = failure.message if failure and failure.code in OUT_OF_MEMORY else "out of memory"
-        return Outcome("out_of_memory", why=text, **common)  # type: ignore[arg-type]
+    if failure and failure.code in OUT_OF_MEMORY:
+        return Outcome("out_of_memory", why=failure.message, **common)  # type: ignore[arg-type]
+    if why == "out of memory" or state.status == "out_of_memory":
+        return Outcome("out_of_memory", why="out of memory", **common)  # type: ignore[arg-type]
     measured = (report.status == "ok" or cut) and len(speeds) >= FEWEST
     if measured:
         return Outcome(
             "ok",
             speeds=speeds,
-            step_ms=report.step_time_ms.median if report.step_time_ms else None,
-            tflops=report.tflops_per_gpu.median if report.tflops_per_gpu else None,
+            step_ms=_median(report.step_time_ms),
+            tflops=_median(report.tflops_per_gpu),
             **common,  # type: ignore[arg-type]
         )
     if cut:
@@ -215,20 +227,35 @@ def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoi
     return Outcome("failed", why=why or f"{state.status} {state.detail}".strip(), **common)  # type: ignore[arg-type]
 
 
+def _median(statistic: Statistic | None) -> float | None:
+    if statistic is None:
+        return None
+    return statistic.median
+
+
 def seconds_of(run: RunFolder) -> float:
     """Seconds that the jobs of a run have taken, from when they were first seen running to the last sign of each."""
     manifest = run.manifest()
     seen = manifest.get(RUNNING_SINCE) or {}
     total = 0.0
     for number, job in enumerate(manifest.get("jobs") or []):
-        mine = [one for one in run.attempts() if one.job_id == job["id"] or one.restart == number]
-        signs = [file for one in mine for file in (one.log, one.log.with_suffix(".exit")) if file.is_file()]
         try:
             begun = datetime.fromisoformat(str(seen.get(job["id"], job["submitted"]))).timestamp()
         except ValueError:
             continue
-        total += max(max((file.stat().st_mtime for file in signs), default=begun) - begun, 0.0)
+        last_sign = begun
+        for attempt in run.attempts():
+            if attempt.job_id == job["id"] or attempt.restart == number:
+                last_sign = max(last_sign, _last_write(attempt.log), _last_write(attempt.log.with_suffix(".exit")))
+        total += last_sign - begun
     return total
+
+
+def _last_write(file: Path) -> float:
+    """When a file was last written, in seconds since 1970; 0 without the file."""
+    if not file.is_file():
+        return 0.0
+    return file.stat().st_mtime
 
 
 def _note_start(run: RunFolder) -> None:
