@@ -67,6 +67,26 @@ def test_fp8_beside_zero_trains_divided(tmp_path: Path) -> None:
     assert "ZeRO 2 is in effect: each rank holds 53408 of 106816 elements" in str(report.fp8["findings"])
 
 
+def test_deepspeed_is_told_the_recipe_of_transformer_engine() -> None:
+    """Accelerate's own property ended a run on H200 here. Its settings can be made only where Transformer Engine is."""
+    code = """if True:
+        import sys
+        from types import SimpleNamespace
+        from accelerate import Accelerator
+        from accelerate.utils import TERecipeKwargs
+        sys.path.insert(0, sys.argv[1])
+        from fp8launch.injob.rank.accelerate_train import tell_deepspeed_the_recipe
+        settings = object.__new__(TERecipeKwargs)
+        made = SimpleNamespace(has_fp8_handler=True, te_recipe_handler=settings, fp8_recipe_handler=None)
+        tell_deepspeed_the_recipe(made)
+        assert made.fp8_recipe_handler is settings
+        print(Accelerator.fp8_backend.fget(made).value)
+    """
+    words = [PYTHON, "-c", code, str(ROOT / "launchers")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("TE", 0), done.stderr
+
+
 def test_fsdp2_gathers_in_fp8(tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--fp8-param-gather"]

@@ -187,9 +187,17 @@ def accelerator_for(args: argparse.Namespace, micro_batches: int, on_cpu: bool) 
     accumulation = GradientAccumulationPlugin(num_steps=micro_batches, sync_each_batch=not switched("PEER_NO_SYNC"))
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_plugin=accumulation, **options)
     if args.sharding in STAGES and accelerator.te_recipe_handler is not None:
-        # `_prepare_deepspeed` of 1.15 reads the other name, and so drops the recipe: delayed scaling always.
-        accelerator.fp8_recipe_handler = accelerator.te_recipe_handler
+        tell_deepspeed_the_recipe(accelerator)
     return accelerator
+
+
+def tell_deepspeed_the_recipe(accelerator: Any) -> None:
+    """`_prepare_deepspeed` of 1.15 reads another name than the other paths, and so would always take delayed scaling.
+
+    `fp8_backend` then asks what has this name for its library, which Transformer Engine's settings do not say.
+    """
+    accelerator.fp8_recipe_handler = accelerator.te_recipe_handler
+    accelerator.fp8_recipe_handler.backend = "TE"
 
 
 def distribute_on_cpu(sharding: str) -> None:
