@@ -101,7 +101,9 @@ def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
                 continue
             module = "megatron.bridge.perf_recipes." + ".".join(file.relative_to(flat).with_suffix("").parts)
             for name, function in inspect.getmembers(load(module), inspect.isfunction):
-                if function.__module__ == module and NAME.fullmatch(name):
+                # One of another GPU's module under a name of its own is a recipe, too (405B on B200 and B300).
+                own = function.__module__ == module or function.__name__ != name
+                if own and NAME.fullmatch(name):
                     yield Source(name, module, name, {}, function)
         return
     for file in sorted((checkout / "scripts/performance/configs").rglob("*_workload_base_configs.py")):

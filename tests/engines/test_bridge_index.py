@@ -15,7 +15,7 @@ from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattri
 
 def test_each_release_has_its_recipes() -> None:
     assert releases() == ("0.4.0", "0.5.0", "0.6.0")
-    assert [len(recipes_of(release)) for release in releases()] == [347, 402, 422]
+    assert [len(recipes_of(release)) for release in releases()] == [347, 402, 428]
 
 
 def test_a_name_says_what_its_recipe_is() -> None:
@@ -45,6 +45,14 @@ def test_a_recipe_has_what_its_function_sets() -> None:
     assert recipe.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     assert recipe.sections["mixed_precision"]["fp8_param_gather"] is True
     assert find("llama3_8b_pretrain_8gpu_h100_bf16_config").layout["cp"] == 2
+
+
+def test_a_recipe_of_another_gpu_under_a_name_of_its_own_is_one() -> None:
+    """Read in perf_recipes/llama/b300/llama31.py of 0.6.0, which takes the functions of GB300 for 256 B300."""
+    recipe = find("llama31_405b_pretrain_256gpu_b300_nvfp4_config")
+    other = find("llama31_405b_pretrain_256gpu_gb300_nvfp4_config")
+    assert recipe.module.endswith("llama.b300.llama31") and recipe.function == recipe.name
+    assert (recipe.gpu, recipe.layout, recipe.environment) == ("b300", other.layout, other.environment)
 
 
 def test_an_older_recipe_says_how_its_function_is_called() -> None:

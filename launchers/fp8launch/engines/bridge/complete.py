@@ -87,8 +87,11 @@ def _overrides_in_place(tree: Node) -> Node:
     kept: dict[str, Node] = {}
     moved: dict[str, Node] = {}
     for section, node in tree.value.items():
-        if section not in SECTIONS or not isinstance(node.value, dict):
+        if section not in SECTIONS or (section in Recipe.model_fields and not isinstance(node.value, dict)):
             kept[section] = node
+            continue
+        if not isinstance(node.value, dict):
+            moved[section] = node
             continue
         if section in _SHARED:
             shared = _SHARED[section]

@@ -74,6 +74,9 @@ DERIVED = frozenset((
     "cuda_graph_scope", "expert_tensor_parallel_size", "fp4_param", "fp8_param", "num_virtual_stages_per_pipeline_rank",
     "params_dtype", "pipeline_dtype", "pipeline_model_parallel_layout", "should_pad_vocab", "tokenizer_type",
 ))  # fmt: skip
+# Letters of what a field takes, and the types of values.
+_KINDS = {"b": "true or false", "i": "a whole number", "f": "a number", "s": "a text", "l": "a list"}
+_LETTERS = {bool: "b", int: "i", float: "f", str: "s", list: "l", type(None): "n"}
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 # Layers of a pipeline's layout, and the letters for them on Megatron-LM's command line.
 _LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -83,10 +86,28 @@ _NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
 
 
 @functools.cache
-def fields_of(release: str) -> Mapping[str, frozenset[str]]:
-    """Return the fields of each section in a release, of all classes that the section may hold; none if not known."""
+def fields_of(release: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the fields of each section in a release, of all classes that it may hold, with what each takes.
+
+    That is written as `kind_of` of tools/bridge_fields.py does. Without an entry for the release it is empty.
+    """
     known = json.loads(lzma.decompress(_DATA.read_bytes())).get(release, {})
-    return {section: frozenset(names.split()) for section, names in known.items()}
+    return {
+        section: {name: kind for name, _, kind in (field.partition("=") for field in fields.split())}
+        for section, fields in known.items()
+    }
+
+
+def refused_value(kind: str, value: Any) -> str | None:
+    """Return what a field takes, in words, if that excludes `value`; else None."""
+    letters, _, words = kind.partition(":")
+    own = "m" if isinstance(value, Mapping) else _LETTERS.get(type(value), "?")
+    fits = own in letters or (own == "i" and "f" in letters)
+    if not letters or (fits and not (own == "s" and words and value not in words.split("|"))):
+        return None
+    taken = [_KINDS[letter] for letter in "bifsl" if letter in letters and not (letter == "s" and words)]
+    taken += words.split("|") if words else []
+    return " or ".join([*taken, *(["null"] if "n" in letters else [])])
 
 
 def attribute_of(field: str) -> str | None:

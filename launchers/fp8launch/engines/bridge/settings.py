@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import Problem, UserError, nearest
-from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, fields_of, flat
+from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, fields_of, flat, refused_value
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.recipe.load import LoadedRecipe
 
@@ -30,7 +31,7 @@ def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
     problems: list[Problem] = []
     for field, path, value in flat(loaded.recipe.bridge.overrides):
         where = loaded.where("bridge", "overrides", *path)
-        problems += _unknown(field, recipe.release, where)
+        problems += _not_of_bridge(field, value, recipe, where)
         before = found.get(field)
         if before is not None and before.value != value:
             key = ".".join(OWN_KEYS[field])
@@ -63,31 +64,49 @@ def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
             yield field, Setting(value, loaded.where(section, key))
 
 
-def _unknown(field: str, release: str, where: str) -> Iterator[Problem]:
+def _not_of_bridge(field: str, value: Any, recipe: BridgeRecipe, where: str) -> Iterator[Problem]:
+    """Fields that the release does not have, and values that such a field does not take."""
+    release = recipe.release
     section, _, name = field.lstrip("+~").partition(".")
-    name = name.partition(".")[0]
-    known = fields_of(release).get(section, frozenset())
+    name, _, below = name.partition(".")
+    known = fields_of(release).get(section, {})
     if section not in SECTIONS or not name:
         near = nearest(section, SECTIONS)
-        fix = f"did you mean '{near}'?" if near and near != section else f"sections: {', '.join(SECTIONS)}"
+        fix = f"sections: {', '.join(SECTIONS)}"
+        if section in SECTIONS:
+            fix = f"write {section}.FIELD=VALUE, such as {section}.{min(known, default='FIELD')}=..."
+        elif near:
+            fix = f"did you mean '{near}'?"
         message = f"'{field}' is not SECTION.FIELD of Bridge's configuration"
         yield Problem("error", "unknown-bridge-field", message, where, fix)
+        return
+    stated = recipe.settings if section == "model" else recipe.sections.get(section, {})
+    if field.startswith("~") or (name not in known and name in stated):
+        return
     # What Hydra adds (+) may be a key of a mapping.
-    elif known and name not in known and not field.startswith("+"):
+    if known and name not in known and not field.startswith("+"):
         near = nearest(name, known)
         fix = f"did you mean '{section}.{near}'?" if near else f"see `{section}` in megatron/bridge/training/config.py"
         message = f"'{section}' of Megatron-Bridge {release} has no field '{name}'"
         yield Problem("error", "unknown-bridge-field", message, where, fix)
+        return
+    taken = refused_value(known.get(name, ""), {below: value} if below else value)
+    if taken is not None:
+        shown = f"a field '{below}'" if below else json.dumps(value)
+        message = f"'{section}.{name}' of Megatron-Bridge {release} takes {taken}, not {shown}"
+        yield Problem("error", "bridge-value", message, where, f"write {section}.{name}=VALUE, or remove it")
 
 
 def _scaled_batch(found: dict[str, Setting], loaded: LoadedRecipe, recipe: BridgeRecipe) -> Setting:
     """The global batch on another number of replicas, as Bridge's own runner scales it.
 
-    It keeps the samples of each replica (`_apply_benchmark_weak_scaling` of scripts/training/run_recipe.py, 0.6.0).
+    It keeps the samples of each replica (`_apply_benchmark_weak_scaling` of scripts/training/run_recipe.py, 0.6.0);
+    up to 0.5, whose recipes have arguments, those of each GPU, whatever the layout (`set_post_overrides` of
+    scripts/performance/utils/overrides.py).
     """
     world = loaded.recipe.resources.world_size
     before = after = 1
-    for axis in _AXES:
+    for axis in () if recipe.arguments else _AXES:
         before *= size(f"model.{axis}", {}, recipe)
         after *= size(f"model.{axis}", found, recipe)
     where = loaded.where("resources")
@@ -96,8 +115,9 @@ def _scaled_batch(found: dict[str, Setting], loaded: LoadedRecipe, recipe: Bridg
     samples = recipe.global_batch * (world // after)
     replicas = recipe.gpus // before
     if samples % replicas:
+        unit = "GPUs" if recipe.arguments else "replicas"
         message = (
-            f"global batch {recipe.global_batch} of {replicas} replicas does not scale to a whole number on "
+            f"global batch {recipe.global_batch} of {replicas} {unit} does not scale to a whole number on "
             f"{world // after}"
         )
         raise UserError([Problem("error", "batch-size", message, where, "set batch.global")])
