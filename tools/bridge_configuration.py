@@ -8,8 +8,8 @@ the in-job program's `configuration` with the arguments that `fp8launch render b
 `runtime_config_update` for the GPUs of the recipe. Recipes of the pack are built by Megatron-LM's parser, validators
 and `core_transformer_config_from_args`. The result has the fields of TransformerConfig, DistributedDataParallelConfig
 and OptimizerConfig that differ from Megatron-Core's defaults, as far as JSON can hold them. The models' published
-configurations (MODELS) stand in for the Hugging Face hub. Needs torch and megatron-core, for Bridge also transformers,
-omegaconf and hydra-core; nothing is trained and no network is used.
+configurations (hub_models.json) stand in for the Hugging Face hub. Needs torch and megatron-core, for Bridge also
+transformers, omegaconf and hydra-core; nothing is trained and no network is used.
 """
 
 from __future__ import annotations
@@ -44,145 +44,6 @@ TWINS = {
     "gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config": "gpt_oss_120b_mxfp8_gb200",
 }
 TE_VERSION = "2.20.2"
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-# config.json of the models on the hub, as far as Bridge reads it.
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "meta-llama/Meta-Llama-3-8B": {
-        **_LLAMA,
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-    },
-    "meta-llama/Meta-Llama-3.1-405B": {
-        **_LLAMA,
-        "num_hidden_layers": 126,
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_attention_heads": 128,
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    },
-    "Qwen/Qwen3-30B-A3B": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "router_aux_loss_coef": 0.001,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "attention_bias": False,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    "deepseek-ai/DeepSeek-V3": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "num_hidden_layers": 61,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "first_k_dense_replace": 3,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "n_group": 8,
-        "topk_group": 4,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "aux_loss_alpha": 0.001,
-        "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 163840,
-        "rope_theta": 10000,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 40,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096,
-        },
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "vocab_size": 129280,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    "openai/gpt-oss-120b": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "num_hidden_layers": 36,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "attention_bias": True,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "router_aux_loss_coef": 0.9,
-        "sliding_window": 128,
-        "layer_types": ["sliding_attention", "full_attention"] * 18,
-        "swiglu_limit": 7.0,
-        "initial_context_length": 4096,
-        "max_position_embeddings": 131072,
-        "rope_theta": 150000,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "original_max_position_embeddings": 4096,
-            "truncate": False,
-        },
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "vocab_size": 201088,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-}
 
 
 def of_bridge(checkout: Path) -> Built:
@@ -191,13 +52,14 @@ def of_bridge(checkout: Path) -> Built:
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
     from fp8launch.engines.bridge.index import find
+    from fp8launch.engines.bridge.own_program import hub_models
     from fp8launch.injob.rank import bridge
     from fp8launch.job.prepared import prepare
 
     built: Built = {}
     with tempfile.TemporaryDirectory() as folder:
-        hub = {model: Path(folder) / str(number) for number, model in enumerate(MODELS)}
-        for model, stated in MODELS.items():
+        hub = {model: Path(folder) / str(number) for number, model in enumerate(hub_models())}
+        for model, stated in hub_models().items():
             hub[model].mkdir()
             (hub[model] / "config.json").write_text(json.dumps(stated))
         for name in TWINS:

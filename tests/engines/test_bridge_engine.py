@@ -288,6 +288,16 @@ def test_the_sizes_of_a_local_model_count(tmp_path: Path) -> None:
     assert prepare(LLAMA, ["bridge.model=/not/here"]).args.attributes["num_layers"] == 32
 
 
+def test_fsdp_saves_in_the_only_format_that_bridge_takes_for_it() -> None:
+    """`_validate_and_apply_megatron_fsdp_configs` refused every recipe with FSDP that had a folder for checkpoints."""
+    fsdp = "bridge:llama3_70b_pretrain_64gpu_gb200_fp8cs_config"
+    given = "checkpoint.ckpt_format=fsdp_dtensor"
+    assert given in argv(prepare(fsdp, ["checkpoint.dir=ckpt"]))
+    assert given not in argv(prepare(fsdp)) and given not in argv(prepare(LLAMA, ["checkpoint.dir=ckpt"]))
+    stated = prepare(fsdp, ["checkpoint.dir=ckpt", "checkpoint.ckpt_format=torch_dist"])
+    assert "checkpoint.ckpt_format=torch_dist" in argv(stated)
+
+
 def test_a_resume_takes_the_runs_own_checkpoint() -> None:
     sets = ["checkpoint.dir=ckpt", "checkpoint.interval=5", "checkpoint.load=/base"]
     one = prepare(LLAMA, sets)

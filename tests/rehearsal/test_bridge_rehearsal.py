@@ -20,6 +20,7 @@ from fp8launch.engines.base import NotRehearsable, StepArguments
 from fp8launch.engines.bridge.fields import fields_of
 from fp8launch.engines.bridge.index import recipes_of
 from fp8launch.hardware.gpus import GPUS
+from fp8launch.injob.rank import bridge_release
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema
@@ -32,6 +33,12 @@ QWEN = "bridge:qwen3_30b_a3b_pretrain_64gpu_h100_bf16_config"
 RECIPES = sorted(
     name for name, each in recipes_of("0.6.0").items() if each.task == "pretrain" and each.gpu in GPUS
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without Bridge, also where PYTHONPATH names its source: `test_bridge_own_code` has the other."""
+    monkeypatch.setattr(bridge_release, "installed", lambda: None)
 
 
 def step(one: Prepared) -> StepArguments:
@@ -98,7 +105,8 @@ def test_a_recipe_of_nvidia_passes_and_says_what_is_left_out(capsys: pytest.Capt
     assert run(["check", LLAMA, "--rehearse", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["rehearsal"]
     assert [role["result"] for role in found["roles"]] == ["passed", "passed"]
-    assert found["not_rehearsed"][0].startswith("Megatron-Bridge's own code")
+    assert found["not_rehearsed"][0].startswith("Megatron-Bridge's own code") and found["program"] is None
+    assert found["not_rehearsed"][0].endswith(": not in this Python")
 
 
 @needs_torch

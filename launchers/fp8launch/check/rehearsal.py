@@ -127,6 +127,7 @@ def plan_of(
         own=words_of(run.args.own),
         translated=step.translated,
         without=step.without,
+        program=step.program,
         cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else step.cuda or CUDA,
     )
 
@@ -200,7 +201,8 @@ def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport
     roles = [_role(part.phase, outcome) for part, outcomes in found for outcome in outcomes]
     left_out = dict.fromkeys(name for part, _ in found for name in (*part.plan.without, *not_rehearsed(part.seen)))
     left_out |= dict.fromkeys(name for _, outcomes in found for outcome in outcomes for name in outcome.not_rehearsed)
-    return RehearsalReport(tuple(roles), tuple(left_out))
+    programs = dict.fromkeys(part.plan.program.title for part, _ in found if part.plan.program)
+    return RehearsalReport(tuple(roles), tuple(left_out), ", ".join(programs) or None)
 
 
 def _role(phase: str | None, outcome: Outcome) -> RehearsedRole:

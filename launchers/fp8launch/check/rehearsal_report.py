@@ -38,10 +38,15 @@ class RehearsedRole:
 
 @dataclass(frozen=True)
 class RehearsalReport:
-    """Every rehearsed role, and by name what the recipe asks for that no rehearsal runs."""
+    """Every rehearsed role, and by name what the recipe asks for that no rehearsal runs.
+
+    `program` is the engine's own code that ran, None where Megatron-LM's did.
+    """
 
     roles: tuple[RehearsedRole, ...] = ()
     not_rehearsed: tuple[str, ...] = ()
+    program: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"roles": [role.as_json() for role in self.roles], "not_rehearsed": list(self.not_rehearsed)}
+        roles = [role.as_json() for role in self.roles]
+        return {"roles": roles, "not_rehearsed": list(self.not_rehearsed), "program": self.program}

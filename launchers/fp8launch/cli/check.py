@@ -224,6 +224,8 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
             line += f" ({', '.join(names)})"
         eprint(f"note: layer {line}")
     rehearsals = [result.rehearsal for result in results.values() if result.rehearsal]
+    for program in dict.fromkeys(one.program for one in rehearsals if one.program):
+        eprint(f"note: rehearsed: {program}'s own code")
     left_out = dict.fromkeys(chain.from_iterable(one.not_rehearsed for one in rehearsals))
     if left_out:
         eprint(f"note: not rehearsed: {', '.join(left_out)}")

@@ -155,13 +155,27 @@ class NotRehearsable(Exception):
 
 
 @dataclass(frozen=True)
+class OwnProgram:
+    """An engine's in-job program, which a rehearsal runs on this machine: `title` for users, and its arguments.
+
+    `model` is the published configuration of the model that the program would read from the hub, None where the
+    arguments name a folder. `python_path` has the folders that its packages are imported from.
+    """
+
+    title: str
+    words: tuple[str, ...]
+    model: Mapping[str, Any] | None
+    python_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class StepArguments:
     """What a rehearsal runs: arguments of Megatron-LM's command line.
 
     `config` are fields of Megatron's configuration that no flag sets, by name. `without` names what of the engine's
     own program the rehearsal leaves out. `translated` is true where the engine itself uses another interface, so that
     what Megatron-LM's command line says about its arguments is no verdict. `cuda` is that of the engine's own
-    containers, for runs whose recipe and image state none.
+    containers, for runs whose recipe and image state none. With `program` that runs in place of the arguments.
     """
 
     args: EngineArguments
@@ -169,6 +183,7 @@ class StepArguments:
     without: tuple[str, ...] = ()
     translated: bool = False
     cuda: str | None = None
+    program: OwnProgram | None = None
 
 
 @dataclass(frozen=True)

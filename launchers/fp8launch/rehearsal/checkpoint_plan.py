@@ -8,6 +8,7 @@ this rank would write. Whether all ranks together write every part once is not a
 from __future__ import annotations
 
 import importlib
+from inspect import signature
 from typing import Any
 
 from fp8launch.rehearsal.shrink import ITERATIONS
@@ -15,10 +16,7 @@ from fp8launch.rehearsal.shrink import ITERATIONS
 
 def install(transformer_engine: str) -> None:
     """Plan a checkpoint when Megatron's training is over, with this release of Transformer Engine ("" for none)."""
-    if transformer_engine.startswith("2.16."):
-        # As 2.16.0, which images have, and which keeps a state of every recipe; 2.16.1 only that of delayed scaling.
-        modules: Any = importlib.import_module("transformer_engine.pytorch.module.base")
-        modules.is_stateless_recipe = lambda recipe: False
+    as_images(transformer_engine)
     training: Any = importlib.import_module("megatron.training.training")
     train = training.train
 
@@ -30,6 +28,14 @@ def install(transformer_engine: str) -> None:
     training.train = train_and_plan
 
 
+def as_images(transformer_engine: str) -> None:
+    """Keep the states that this release of Transformer Engine keeps in images."""
+    if transformer_engine.startswith("2.16."):
+        # As 2.16.0, which images have, and which keeps a state of every recipe; 2.16.1 only that of delayed scaling.
+        modules: Any = importlib.import_module("transformer_engine.pytorch.module.base")
+        modules.is_stateless_recipe = lambda recipe: False
+
+
 def plan(args: Any, model: Any, optimizer: Any, scheduler: Any) -> Any:
     """What this rank would write, as torch's plan; None for the format `torch`, which has none."""
     saving: Any = importlib.import_module("megatron.training.checkpointing")
@@ -39,11 +45,31 @@ def plan(args: Any, model: Any, optimizer: Any, scheduler: Any) -> Any:
     state = saving.generate_state_dict(
         args, model, optimizer, scheduler, None, iteration=ITERATIONS, optim_sd_kwargs=kind, model_sd_kwargs=kind
     )
-    if whole:
-        return None
     if args.ckpt_format == "fsdp_dtensor":
         state = saving.preprocess_fsdp_dtensor_state_dict(args, state, model[0])
-    planner, state = _megatron(state) if args.ckpt_format == "torch_dist" else _torch(state)
+    return None if whole else _plan_of(state, args.ckpt_format)
+
+
+def of_bridge(config: Any, model: Any, optimizer: Any, scheduler: Any, groups: Any) -> Any:
+    """The same by Megatron-Bridge's code, of its configuration and process groups."""
+    saving: Any = importlib.import_module("megatron.bridge.training.checkpointing")
+    own = config.checkpoint
+    model = importlib.import_module("megatron.core.utils").unwrap_model(model)
+    kind = saving._build_sharded_state_dict_metadata(config.optimizer.use_distributed_optimizer, own)
+    kind["dp_cp_group"] = groups.dp_cp
+    more = {"pg_collection": groups} if "pg_collection" in signature(saving.generate_state_dict).parameters else {}
+    state = saving.generate_state_dict(
+        own, model, optimizer, scheduler, None, iteration=ITERATIONS,
+        optim_sd_kwargs={"metadata": kind}, model_sd_kwargs={"metadata": kind}, **more,
+    )  # fmt: skip
+    if own.ckpt_format == "fsdp_dtensor":
+        state = saving.preprocess_fsdp_dtensor_state_dict(config, state, model[0])
+    return _plan_of(state, own.ckpt_format)
+
+
+def _plan_of(state: Any, file_format: str) -> Any:
+    """What torch's planner decides of a state."""
+    planner, state = _megatron(state) if file_format == "torch_dist" else _torch(state)
     planner.set_up_planner(state, is_coordinator=True)
     return planner.create_local_plan()
 

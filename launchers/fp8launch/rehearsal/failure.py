@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # A package that this machine lacks may be in the image: its kernels have no stand-in.
-WITHOUT_VERDICT = ("NotRehearsed", "ImportError", "ModuleNotFoundError", "MemoryError")
+WITHOUT_VERDICT = ("NotRehearsed", "MachineLacks", "ImportError", "ModuleNotFoundError", "MemoryError")
 _PACKAGE = re.compile(r"^.*/(?=(?:megatron|transformer_engine)/)")
 
 

@@ -12,13 +12,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
-from fp8launch.engines.base import EngineArguments, Layout
+from fp8launch.engines.base import EngineArguments, Layout, OwnProgram
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.argv import emit_argv
 from fp8launch.megatron.schema import load_schema
@@ -55,7 +55,7 @@ class Plan:
     `megatron` and `transformer_engine` are folders with the packages, None for Transformer Engine on a CPU run.
     `script` is the training script, None for fp8launch's own entry; `own` are arguments that only the script knows.
     `translated` says that the run itself does not use Megatron-LM's command line, `without` names what of its program
-    is left out.
+    is left out. With `program` that runs in place of the arguments, which still serve to count a step.
     """
 
     args: EngineArguments
@@ -70,12 +70,14 @@ class Plan:
     cuda: str = CUDA
     translated: bool = False
     without: tuple[str, ...] = ()
+    program: OwnProgram | None = None
 
     @property
     def key(self) -> str:
         """The same for plans that do the same: the runs of a repeated point are rehearsed once."""
         where = [self.gpu, self.gpus_per_node, self.environment, str(self.script), self.cuda]
-        return json.dumps([self.args.argv, repr(self.layout), *where])
+        words = self.program.words if self.program else ()
+        return json.dumps([self.args.argv, repr(self.layout), *where, *words])
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,14 @@ def _rehearsal(plan: Plan, role: Role) -> Task[Outcome]:
     """
     small = shrink(plan.args.values, plan.layout)
     outcome = _outcome(role, (yield request_of(plan, role, small)), small)
-    if not outcome.ok and plan.translated and outcome.at.startswith(COMMAND_LINE):
+    own = plan.program is not None
+    if not outcome.ok and plan.translated and not own and outcome.at.startswith(COMMAND_LINE):
         sentence = f"Megatron-LM's command line, which the run does not use, refuses it: {outcome.message}"
         return replace(outcome, unknown=True, message=sentence)
-    if outcome.ok or outcome.unknown or not _speaks_of_sizes(outcome, small):
+    if outcome.ok or outcome.unknown or not _speaks_of_sizes(outcome):
         return outcome
     larger = shrink(plan.args.values, plan.layout, OTHER_SIZES)
-    again = _outcome(role, (yield request_of(plan, role, larger)), larger)
+    again = _outcome(role, (yield request_of(plan, role, larger, scale=OTHER_SIZES)), larger)
     if again.ok or (again.exception, again.at) == (outcome.exception, outcome.at):
         return again
     sentence = f"{again.exception}: {again.message}; with smaller sizes: {outcome.exception}: {outcome.message}"
@@ -168,6 +171,7 @@ def _counted(plan: Plan, role: Role) -> Task[Outcome]:
     if not outcome.ok:
         return outcome
     counting = counting_plan(plan.args, plan.layout)
+    plan = replace(plan, program=None)
     recorded: list[Any] = []
     for small in chain(*counting.pairs):
         result = yield request_of(plan, role, small, record={"microbatches": list(counting.microbatches)})
@@ -185,17 +189,21 @@ def _counted(plan: Plan, role: Role) -> Task[Outcome]:
     return replace(outcome, counts=replace(found, without=tuple(without)))
 
 
-def _speaks_of_sizes(outcome: Outcome, small: Shrunk) -> bool:
+def _speaks_of_sizes(outcome: Outcome) -> bool:
     """Whether a refusal names a shrunk flag or holds a number of the size of a rehearsed one."""
     numbers = {int(number) for number in re.findall(r"\d{1,9}", outcome.message)}
-    sizes = {flag: sizes for flag, sizes in small.sizes.items() if flag not in LENGTHS}
+    sizes = {flag: sizes for flag, sizes in (outcome.shrunk or {}).items() if flag not in LENGTHS}
     return any(flag in outcome.message or rehearsed in numbers for flag, (_, rehearsed) in sizes.items())
 
 
-def request_of(plan: Plan, role: Role, small: Shrunk, **more: Any) -> Request:
-    """What the process that rehearses one role is given."""
+def request_of(plan: Plan, role: Role, small: Shrunk, scale: int = 1, **more: Any) -> Request:
+    """What the process that rehearses one role is given: a program makes its own sizes small, by `scale`."""
     card = gpu(plan.gpu)
+    own = plan.program
+    program = {"words": own.words, "model": own.model, "layout": asdict(plan.layout)} if own else None
     content = {
+        "program": program,
+        "scale": scale,
         "argv": [*emit_argv(small.values, load_schema(plan.args.version)), *plan.own],
         "script": str(plan.script) if plan.script else None,
         "translated": plan.translated,
@@ -212,7 +220,8 @@ def request_of(plan: Plan, role: Role, small: Shrunk, **more: Any) -> Request:
     }
     # As `python script` would: the checkout's own megatron package comes before the installed one.
     folders = [plan.script.resolve().parent] if plan.script else []
-    return Request(content, [str(folder) for folder in (*folders, plan.megatron)])
+    packages = own.python_path if own else ()
+    return Request(content, [str(folder) for folder in (*folders, plan.megatron, *packages)])
 
 
 def _outcome(role: Role, result: Result, small: Shrunk) -> Outcome:
@@ -231,7 +240,7 @@ def _outcome(role: Role, result: Result, small: Shrunk) -> Outcome:
         answer.get("at", ""),
         answer.get("traceback", ""),
         tuple(answer.get("settings", ())),
-        small.sizes,
+        answer.get("sizes") or small.sizes,
         answer["memory_mib"] / 1024 if "memory_mib" in answer else result.memory_gib,
         tuple(answer.get("not_rehearsed", ())),
         tuple(answer.get("reasons", ())),

@@ -88,6 +88,8 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
     if values.get("multi_latent_attention") and (heads := _whole(values, "num_attention_heads")):
         kept = HEADS * scale * layout.tp * layout.cp
         put("num_attention_heads", heads if heads % kept else kept)
+        if _whole(values, "num_query_groups") == heads:
+            put("num_query_groups", _whole(small, "num_attention_heads") or heads)
     if values.get("experimental_attention_variant") == "gated_delta_net":
         _linear_heads(values, HEADS * scale * layout.tp * layout.cp, put)
     _sequence(values, layout, block, put)

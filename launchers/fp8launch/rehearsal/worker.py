@@ -1,7 +1,8 @@
 """One rehearsal in this process, which was forked for it.
 
 The request is a JSON object: `argv` (Megatron's arguments, already shrunk), `script` (None for fp8launch's own entry),
-`translated` (of Megatron-LM only the core is the run's), `rank`, `world`, `local_world`, `env`, `capability`,
+`translated` (of Megatron-LM only the core is the run's), `program` (None, or in place of the arguments what
+`bridge.train` takes, with `scale`), `rank`, `world`, `local_world`, `env`, `capability`,
 `memory_gib`, `cuda` (its version), and `te_site` (a folder with Transformer Engine's Python code); with `record`
 (`{"microbatches": [4, 2]}`) steps of so many micro batches are recorded instead of computed. The result is
 `{"ok": true, "recorded": ..., "seconds": 4.2}`, or with `ok` false the `exception`, its `message`, the place `at` which
@@ -27,6 +28,7 @@ from fp8launch.rehearsal.failure import described
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ATTENTION = "fp8launch.rehearsal.compiled_te.attention"
+BRIDGE = "fp8launch.rehearsal.bridge"
 
 
 def prepared(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -43,13 +45,14 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     result: dict[str, Any] = {"ok": True}
     recording = None
+    sizes: dict[str, tuple[int, int]] = {}
     try:
         join_world(request)
         recording = record(request)
         if request.get("saves") and recording is None:
             plan = importlib.import_module("fp8launch.rehearsal.checkpoint_plan")
             plan.install(Path(request["te_site"]).name if request.get("te_site") else "")
-        train(request)
+        train(request, sizes)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             result = {"ok": False, "exception": "SystemExit", "message": str(stop.code), "at": "", "traceback": ""}
@@ -59,6 +62,7 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
             result["reasons"] = importlib.import_module(ATTENTION).REASONS
     if result["ok"] and recording is not None:
         result["recorded"] = recording.as_json()
+    result["sizes"] = sizes
     result["not_rehearsed"] = sorted(sys.modules["fp8launch.rehearsal.packages"].USED.values())
     usage = resource.getrusage(resource.RUSAGE_SELF)
     result["processor_seconds"] = round(usage.ru_utime + usage.ru_stime, 2)
@@ -108,7 +112,9 @@ def prepare_software(request: dict[str, Any]) -> None:
 
 def import_megatron(request: dict[str, Any]) -> None:
     """Import what every rehearsal needs, for processes that are forked from this one."""
-    if not request.get("script"):
+    if request.get("program"):
+        importlib.import_module(BRIDGE).prepare(request["program"]["words"])
+    elif not request.get("script"):
         importlib.import_module("fp8launch.injob.rank.pretrain")
         importlib.import_module("fp8launch.injob.rank.gpt_model")
     replaced = sys.modules["fp8launch.rehearsal.replaced"]
@@ -137,8 +143,11 @@ def record(request: dict[str, Any]) -> Any:
     return recording.install(request["record"], request["local_world"])
 
 
-def train(request: dict[str, Any]) -> None:
-    """Two steps of the entry or the script that the job would run."""
+def train(request: dict[str, Any], sizes: dict[str, tuple[int, int]]) -> None:
+    """Two steps of the entry, the script or the program that the job would run; a program states its `sizes`."""
+    if request.get("program"):
+        importlib.import_module(BRIDGE).train(request, sizes)
+        return
     from fp8launch.injob.rank.compat import python311
 
     if request.get("script"):

@@ -40,7 +40,7 @@ class Limits:
 LIMITS = Limits()
 
 # What one import serves: everything but these.
-VARYING = ("argv", "rank", "world", "local_world", "record", "saves")
+VARYING = ("argv", "rank", "world", "local_world", "record", "saves", "scale")
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,9 @@ class Bridge(Engine):
         if loaded.recipe.checkpoint.dir is None:
             # Every recipe saves to a folder of its own unless it is told not to.
             found.setdefault("checkpoint.save", Setting(None, loaded.where("bridge", "recipe")))
+        elif recipe.fsdp:
+            # Bridge refuses to save FSDP's shards in its default format.
+            found.setdefault("checkpoint.ckpt_format", Setting("fsdp_dtensor", loaded.where("checkpoint", "dir")))
         stated = attributes.with_settings(attributes.of_recipe(recipe, loaded.recipe.bridge.model), found)
         where = loaded.where("bridge", "recipe")
         arguments = [
@@ -173,7 +176,7 @@ class Bridge(Engine):
     def rehearsal(self, args: EngineArguments, layout: Layout, loaded: LoadedRecipe) -> StepArguments:
         from fp8launch.engines.bridge.rehearsal import step_arguments
 
-        return step_arguments(args, layout, _recipe(loaded))
+        return step_arguments(args, layout, _recipe(loaded), loaded.recipe.bridge.model)
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         found = {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}

@@ -1,4 +1,4 @@
-"""A recipe of Bridge as Megatron-LM's command line says it, for a rehearsal on machines without Bridge.
+"""A recipe of Bridge as Megatron-LM's command line says it, for rehearsals on machines without Bridge and for counts.
 
 Both projects make the same configurations of Megatron-Core: a model's, DDP's and the optimizer's. What Bridge fills in
 when it sets a run up is repeated here. Sources, release 0.6.0: `setup` of training/comm_overlap.py, `validate` of
@@ -8,15 +8,17 @@ training/config.py, `finalize` of models/transformer_config.py, `_benchmark_comm
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fp8launch.engines.base import EngineArguments, Layout, NotRehearsable, StepArguments
 from fp8launch.engines.bridge.index import BridgeRecipe
+from fp8launch.engines.bridge.own_program import NotHere, own_program
 from fp8launch.megatron.arguments import FlagValue, as_parsed, attributes, emit_arguments
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import Flag, FlagSchema, load_schema
 
-NOT_COVERED = ("Megatron-Bridge's own code (model provider, data, training loop)",)
+NOT_COVERED = "Megatron-Bridge's own code (model provider, data, training loop)"
 # The container of Bridge 0.6 is not published. Recipes for experts with a fixed number of rows need its cuBLAS, 13.4
 # (Transformer Engine 2.20: ops/basic/grouped_linear.py).
 CUDA = "13.2.1"
@@ -55,8 +57,12 @@ _PAST_THE_COMMAND_LINE: Mapping[str, str | None] = {
 _LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
-def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) -> StepArguments:
+def step_arguments(
+    args: EngineArguments, layout: Layout, recipe: BridgeRecipe, folder: str | None = None
+) -> StepArguments:
     """Return the arguments of a step of Megatron-LM's command line with the same configuration of Megatron-Core.
+
+    Beside them is Bridge's own program, if this Python has Bridge; it reads the model from `folder`.
 
     Raises NotRehearsable for a model whose shape is not known here, or that Megatron-LM's GPT entry does not build.
     """
@@ -85,7 +91,11 @@ def step_arguments(args: EngineArguments, layout: Layout, recipe: BridgeRecipe) 
         attributes=attributes(as_parsed(values, schema), schema),
         places={},
     )
-    return StepArguments(step, config, NOT_COVERED, translated=True, cuda=CUDA)
+    own = StepArguments(step, config, translated=True, cuda=CUDA)
+    try:
+        return replace(own, program=own_program(args, recipe, folder))
+    except NotHere as reason:
+        return replace(own, without=(f"{NOT_COVERED}: {reason}",))
 
 
 def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> dict[str, Any]:
@@ -106,7 +116,7 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
     if recipe.sections.get("comm_overlap") and found.get("use_distributed_optimizer") and layout.dp * layout.cp > 1:
         found = {"overlap_grad_reduce": True, "overlap_param_gather": True, **found}
     if found.get("use_megatron_fsdp"):
-        found |= {"ckpt_format": "fsdp_dtensor", "use_distributed_optimizer": True}
+        found = {"ckpt_format": "fsdp_dtensor", **found, "use_distributed_optimizer": True}
         found["reuse_grad_buf_for_mxfp8_param_ag"] = False
         if found.get("nccl_ub"):
             found["fsdp_manual_registration"] = True

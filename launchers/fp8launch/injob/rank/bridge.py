@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import inspect
 import os
-import runpy
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from fp8launch.injob.rank import probe, worker
+from fp8launch.injob.rank import bridge_release, probe, worker
 from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.injob.supervisor import checkpoints
 
@@ -73,17 +71,14 @@ def _arguments(text: str) -> dict[str, str]:
 
 def check_bridge(release: str) -> None:
     """Stop where Bridge is not installed; warn where it is another release than the recipe's."""
-    found = importlib.util.find_spec("megatron.bridge") if importlib.util.find_spec("megatron") else None
-    if found is None or found.origin is None:
+    found = bridge_release.installed()
+    if found is None:
         worker.stop(
             worker.MACHINE_LACKS,
             f"Megatron-Bridge is not installed for {sys.executable}; run in an image of NeMo, or set PYTHONPATH",
         )
-    os.environ.setdefault("NO_VCS_VERSION", "1")  # else its version module calls git
-    info = Path(found.origin).with_name("package_info.py")
-    version = str(runpy.run_path(str(info))["__version__"]) if info.is_file() else ""
-    if release and version.split("+")[0] != release and os.environ["RANK"] == "0":
-        print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {version}", file=sys.stderr)
+    if release and found[1] != release and os.environ["RANK"] == "0":
+        print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {found[1]}", file=sys.stderr)
 
 
 def import_bridge(ours: argparse.Namespace) -> None:
@@ -108,9 +103,9 @@ def import_modules(modules: Sequence[str]) -> None:
 
 def find_scripts() -> None:
     """Let the recipes of releases up to 0.5 be imported, which lie beside the package. Stops where they are missing."""
-    package = importlib.util.find_spec("megatron.bridge")
-    assert package is not None and package.origin is not None, "check_bridge stops without it"
-    folder = Path(package.origin).resolve().parents[3] / "scripts" / "performance"
+    found = bridge_release.installed()
+    assert found is not None, "check_bridge stops without it"
+    folder = found[0].resolve().parents[2] / "scripts" / "performance"
     if not (folder / "configs").is_dir():
         worker.stop(
             worker.MACHINE_LACKS,
@@ -182,6 +177,19 @@ def configuration(recipe: str, overrides: Sequence[str], given: Mapping[str, str
     return config
 
 
+def configured(ours: argparse.Namespace) -> Any:
+    """The configuration that a job trains with, of its options and overrides; call after `import_bridge`."""
+    if ours.model is not None:
+        read_model_from(ours.model)
+    overrides = [*ours.overrides, *(resume(ours.resume) if ours.resume else ()), *stop_in_time(ours.overrides)]
+    return configuration(ours.recipe, overrides, ours.arguments)
+
+
+def train(config: Any, step: str) -> None:
+    """Bridge's own training, with the forward step of this name."""
+    importlib.import_module(_LOOP).pretrain(config, forward_step(step))
+
+
 def _rebuild_pipeline_layout(config: Any, overrides: Sequence[str]) -> None:
     """A recipe's own layout of the pipeline belongs to its own sizes."""
     fields = {word.lstrip("+~").split("=", 1)[0] for word in overrides}
@@ -232,15 +240,11 @@ def main() -> None:
     worker.announce()
     worker.prepare(device)
     import_bridge(ours)
-    if ours.model is not None:
-        read_model_from(ours.model)
-    overrides = [*ours.overrides, *(resume(ours.resume) if ours.resume else ()), *stop_in_time(ours.overrides)]
-    config = configuration(ours.recipe, overrides, ours.arguments)
+    config = configured(ours)
     if device == "cpu":
         adapt_to_cpu(config)
     probe.install(_TRAIN, lambda: asked_for(config))
-    pretrain = importlib.import_module(_LOOP).pretrain
-    worker.run_to_the_end(lambda: pretrain(config, forward_step(ours.step)))
+    worker.run_to_the_end(lambda: train(config, ours.step))
 
 
 if __name__ == "__main__":
