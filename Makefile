@@ -7,6 +7,8 @@ VENV := .venv
 # All cores; tests/conftest.py says which worker runs what.
 PYTEST_ARGS ?= -n auto --durations=25 -m "not drill"
 BIN := $(VENV)/bin
+# Each of a thousand processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test drills clean
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,13 +115,6 @@ def torchrun(processes: int, argv: Sequence[str], folder: Path | None = None, **
     return finish([start("node.py", ["--nproc-per-node", str(processes), "--", *argv], (), folder, **env)])
 
 
-def train(argv: Sequence[str], processes: int, folder: Path, **env: str) -> Run:
-    """The processes of one node, in this folder; under torchrun only when they are several, which takes longer."""
-    if processes > 1:
-        return torchrun(processes, argv, folder, **env)
-    return worker(argv, folder=folder, **env)
-
-
 def srun(processes: int, argv: list[str], **env: str) -> Run:
     """The processes that `srun --ntasks-per-node=N` would start on one node, with its variables."""
     port = str(ranks.free_port())
@@ -137,6 +134,32 @@ def srun(processes: int, argv: list[str], **env: str) -> Run:
             for task in range(processes)
         ]
     )
+
+
+@functools.cache
+def _server(python_path: str) -> subprocess.Popen[str]:
+    """The process that has imported the Megatron of this path."""
+    command = [sys.executable, str(ROOT / "tests" / "forked_ranks.py")]
+    env = job_environment(PYTHONPATH=python_path)
+    server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)
+    return server
+
+
+def forked(processes: int, argv: Sequence[str], folder: Path | None = None, PYTHONPATH: str = "", **env: str) -> Run:
+    """The processes of one node, without each one's imports: for tests of a training and not of its start."""
+    size, port = str(processes), str(ranks.free_port())
+    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    each = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    server = _server(PYTHONPATH)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+        job = {"argv": list(argv), "folder": str(folder or Path.cwd()), "output": output.name, "ranks": each}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        codes = json.loads(server.stdout.readline())
+        return Run(codes, output.read())
 
 
 def from_weights(folder: Path) -> list[str]:

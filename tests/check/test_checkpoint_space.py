@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from train_jobs import forked
 
 from fp8launch.check import checkpoint_space, checkpoints
 from fp8launch.check.resolved_run import resolve_run
@@ -80,8 +78,7 @@ def test_the_size_is_that_of_a_real_checkpoint(tmp_path: Path, choice: str | Non
         "model.hidden_size=256", "model.ffn_hidden_size=1024", "train.iterations=1", "train.warmup=0",
         f"checkpoint.dir={tmp_path}/ckpt", "checkpoint.interval=1", *([choice] if choice else []),
     ]  # fmt: skip
-    command = [sys.executable, "-m", "fp8launch", "submit", "tiny_cpu", "--backend", "local", "--wait"]
-    command += ["--run-root", str(tmp_path / "runs"), *(word for one in choices for word in ("--set", one))]
-    subprocess.run(command, check=True, timeout=180, capture_output=True, env={**os.environ, "HOME": str(tmp_path)})
+    prepared = prepare("tiny_cpu", choices)
+    forked(1, prepared.args.argv, tmp_path).succeeded()
     real = sum(file.stat().st_size for file in (tmp_path / "ckpt" / "iter_0000001").iterdir())
-    assert checkpoint_space.checkpoint_bytes(resolve_run(prepare("tiny_cpu", choices))) == pytest.approx(real, rel=0.03)
+    assert checkpoint_space.checkpoint_bytes(resolve_run(prepared)) == pytest.approx(real, rel=0.03)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sets import RULES
-from train_jobs import train
+from train_jobs import forked
 
 from fp8launch.check.checker import CheckResult, check
 from fp8launch.check.phases import CODES
@@ -89,7 +89,7 @@ def first_phase(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str
     @functools.cache
     def trained(argv: tuple[str, ...], processes: int) -> Path:
         folder = tmp_path_factory.mktemp("first")
-        said = train(argv, processes, folder, OMP_NUM_THREADS="1").succeeded().output
+        said = forked(processes, argv, folder).succeeded().output
         assert "exiting program at iteration 3" in said
         return folder
 
@@ -110,9 +110,9 @@ def test_what_a_border_rule_foretells_happens(
     prepared = prepare("tiny_cpu", [*TWO_PHASES, *changes])
     first, then = prepared.parts
     shutil.copytree(first_phase(first.args.argv, first.layout.world), tmp_path, dirs_exist_ok=True)
-    run = train((*then.args.argv, "--load", "ckpt"), then.layout.world, tmp_path, OMP_NUM_THREADS="1")
+    run = forked(then.layout.world, (*then.args.argv, "--load", "ckpt"), tmp_path)
     said = run.output
-    assert (run.codes != [0]) == (message != NEVER), said[-3000:]
+    assert any(run.codes) == (message != NEVER), said[-3000:]
     if message != NEVER:
         assert re.search(message, said), said[-3000:]
     else:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from train_jobs import MOCK, Run, finish, start, torchrun, worker
+from train_jobs import MOCK, OLDER, OLDER_RELEASES, Run, finish, forked, start, torchrun, worker
+
+from fp8launch.injob.rank.compat.save_queue import PickledQueue
 
 pytestmark = pytest.mark.train
 
@@ -27,15 +31,15 @@ def resumes(run: Run, alone: Run) -> None:
 
 
 def test_resume_repeats_the_uninterrupted_run(alone: Run, saved: Path) -> None:
-    resumes(worker([*MOCK, "--load", str(saved), "--ckpt-step", "7"]), alone)
+    resumes(forked(1, [*MOCK, "--load", str(saved), "--ckpt-step", "7"]), alone)
 
 
 @pytest.mark.slow
 def test_resume_with_the_distributed_optimizer(alone: Run, tmp_path: Path) -> None:
     sharded = [*MOCK, "--use-distributed-optimizer"]
     keep = ["--save", str(tmp_path), "--save-interval", "7"]
-    torchrun(2, [*sharded, *keep, "--exit-interval", "7"]).succeeded()
-    resumes(torchrun(2, [*sharded, "--load", str(tmp_path)]), alone)
+    forked(2, [*sharded, *keep, "--exit-interval", "7"]).succeeded()
+    resumes(forked(2, [*sharded, "--load", str(tmp_path)]), alone)
 
 
 @pytest.mark.slow
@@ -44,6 +48,33 @@ def test_asynchronous_checkpoints(megatron: None, tmp_path: Path, writer: list[s
     """The persistent writer is a process started afresh, which has CPU mode only through its own start-up."""
     worker([*MOCK, "--async-save", *writer, "--save", str(tmp_path), "--save-interval", "5"]).succeeded()
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
+
+
+class Here:
+    """Pickled, it is the id of the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, ()
+
+
+def test_the_process_of_the_writers_queue_unpickles_nothing() -> None:
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        queue = PickledQueue(manager.Queue())
+        queue.put(Here())
+        assert queue.get_nowait() == os.getpid()
+
+
+@pytest.mark.parametrize("version", ["installed", *OLDER_RELEASES])
+def test_a_save_imports_no_second_torch(megatron: None, tmp_path: Path, version: str) -> None:
+    """The variable has all processes that the rank starts afresh list what they import."""
+    if version != "installed" and not (OLDER / version).is_dir():
+        pytest.skip(f"megatron-core {version} is not unpacked")
+    path = "" if version == "installed" else str(OLDER / version)
+    arguments = [*MOCK, "--train-iters", "3", "--save", str(tmp_path), "--save-interval", "3"]
+    run = forked(1, arguments, PYTHONPATH=path, PYTHONPROFILEIMPORTTIME="1").succeeded()
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
+    imported = {line.split()[-1] for line in run.output.splitlines() if line.startswith("import time:")}
+    assert "multiprocessing.managers" in imported and "torch" not in imported
 
 
 def stop_after_iteration(process: subprocess.Popen[str], iteration: int, number: signal.Signals) -> Run:

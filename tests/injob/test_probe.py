@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_jobs import LAUNCHERS, MOCK, OLDER, OLDER_RELEASES, Run, torchrun, worker
+from train_jobs import LAUNCHERS, MOCK, OLDER, OLDER_RELEASES, Run, forked, worker
 
 from fp8launch.cli import run as command
 from fp8launch.injob.rank import kernel_families, probe
@@ -49,24 +49,24 @@ def test_bf16_training_says_that_no_linear_ran_in_fp8(megatron: None) -> None:
 def test_older_megatron_says_the_same(megatron: None, version: str) -> None:
     if not (OLDER / version).is_dir():
         pytest.skip(f"megatron-core {version} is not unpacked")
-    run = worker([*MOCK, "--train-iters", "3"], PYTHONPATH=str(OLDER / version)).succeeded()
+    run = forked(1, [*MOCK, "--train-iters", "3"], PYTHONPATH=str(OLDER / version)).succeeded()
     assert [found["totals"]["linears"] for found in probes(run)] == [8]
 
 
 @pytest.mark.train
 def test_one_rank_of_each_pipeline_stage_speaks_and_data_parallel_copies_are_silent(megatron: None) -> None:
-    pipeline = torchrun(2, [*MOCK, "--train-iters", "3", "--pipeline-model-parallel-size", "2"]).succeeded()
+    pipeline = forked(2, [*MOCK, "--train-iters", "3", "--pipeline-model-parallel-size", "2"]).succeeded()
     said = {p["pp"]: {(g["modules"], g.get("layers")) for g in p["groups"]} for p in probes(pipeline)}
     assert said.keys() == {0, 1}
     assert ("decoder.layers.*.mlp.linear_fc1", "1") in said[0]
     assert ("decoder.layers.*.mlp.linear_fc1", "2") in said[1]
-    copies = torchrun(2, [*MOCK, "--train-iters", "3"]).succeeded()
+    copies = forked(2, [*MOCK, "--train-iters", "3"]).succeeded()
     assert [p["rank"] for p in probes(copies)] == [0]
 
 
 @pytest.mark.train
 def test_losses_are_the_same_with_and_without(megatron: None) -> None:
-    watched, alone = (worker([*MOCK, "--train-iters", "4"], FP8LAUNCH_PROBE=on).succeeded() for on in "10")
+    watched, alone = (forked(1, [*MOCK, "--train-iters", "4"], FP8LAUNCH_PROBE=on).succeeded() for on in "10")
     assert len(probes(watched)) == 1
     assert probes(alone) == []
     assert watched.losses == alone.losses
@@ -112,13 +112,13 @@ def test_megatrons_own_step_is_back_after_the_first_iteration(megatron: None, tm
 @pytest.mark.train
 def test_reading_a_module_takes_less_than_a_millisecond(megatron: None) -> None:
     """An 8B model has 130 of them and an iteration of seconds."""
-    (found,) = probes(worker([*MOCK, "--train-iters", "3"]).succeeded())
+    (found,) = probes(forked(1, [*MOCK, "--train-iters", "3"]).succeeded())
     assert found["ms"] / sum(group["n"] for group in found["groups"]) < 1
 
 
 @pytest.mark.train
 def test_a_profile_without_a_gpu_is_one_line_and_training_goes_on(megatron: None) -> None:
-    run = worker([*MOCK, "--train-iters", "3"], FP8LAUNCH_PROFILE_ITERATION="2").succeeded()
+    run = forked(1, [*MOCK, "--train-iters", "3"], FP8LAUNCH_PROFILE_ITERATION="2").succeeded()
     assert list(run.losses) == [1, 2, 3]
     assert run.output.count("training goes on: RuntimeError: this torch cannot profile a GPU here") == 1
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from train_jobs import MOCK, OLDER, OLDER_RELEASES, OLDEST_QUICKLY, Run, from_weights, srun, torchrun, worker
+from train_jobs import MOCK, OLDER, OLDER_RELEASES, OLDEST_QUICKLY, Run, forked, from_weights, srun, torchrun, worker
 
 from fp8launch.injob.rank import ranks
 
@@ -50,7 +50,7 @@ def test_one_process_learns(alone: Run) -> None:
 def test_other_precisions_learn_as_bf16_does(flags: list[str], alone: Run) -> None:
     """Their losses differ by rounding: bf16 keeps eight bits."""
     arguments = [*(word for word in MOCK if word != "--bf16"), *flags]
-    same_course(worker(arguments), alone, tolerance=0.02)
+    same_course(forked(1, arguments), alone, tolerance=0.02)
 
 
 def test_tensor_parallel_under_torchrun(weights: Path, alone: Run) -> None:
@@ -93,19 +93,19 @@ def test_two_nodes_under_torchrun(weights: Path, alone: Run) -> None:
 
 @pytest.mark.parametrize("version", ["installed", *OLDEST_QUICKLY])
 def test_a_config_field_without_a_flag_reaches_the_model(plain: Callable[[str], Run], version: str) -> None:
-    sharp = worker(MOCK, **older(version), FP8LAUNCH_CONFIG='{"softmax_scale": 2.0}').succeeded()
+    sharp = forked(1, MOCK, **older(version), FP8LAUNCH_CONFIG='{"softmax_scale": 2.0}').succeeded()
     assert plain(version).succeeded().losses[10] != sharp.losses[10]
 
 
 @pytest.mark.slow
 def test_virtual_pipeline_stages() -> None:
     layers = ["--num-layers", "4", "--num-virtual-stages-per-pipeline-rank", "2"]
-    falls(torchrun(2, [*MOCK, *PIPELINE, *layers]))
+    falls(forked(2, [*MOCK, *PIPELINE, *layers]))
 
 
 @pytest.mark.slow
 def test_experts_on_two_processes(megatron: None) -> None:
-    run = torchrun(2, [*MOCK, *EXPERTS])
+    run = forked(2, [*MOCK, *EXPERTS])
     falls(run)
     assert "load_balancing_loss" in run.output
 
@@ -123,7 +123,7 @@ def test_experts_on_two_processes(megatron: None) -> None:
 )
 @pytest.mark.parametrize("version", ["installed", *OLDER_RELEASES])
 def test_model_variants(megatron: None, variant: list[str], version: str) -> None:
-    falls(worker([*MOCK, *variant], **older(version)))
+    falls(forked(1, [*MOCK, *variant], **older(version)))
 
 
 def older(version: str) -> dict[str, str]:
@@ -146,7 +146,8 @@ def test_older_megatron(plain: Callable[[str], Run], version: str) -> None:
     "split", [TENSOR, PIPELINE, EXPERTS, SHARDED], ids=["tensor", "pipeline", "experts", "sharded"]
 )
 def test_older_megatron_in_parallel(megatron: None, version: str, split: list[str]) -> None:
-    falls(torchrun(2, [*MOCK, *split], **older(version)))
+    start = torchrun if split == TENSOR else forked
+    falls(start(2, [*MOCK, *split], **older(version)))
 
 
 @pytest.mark.slow

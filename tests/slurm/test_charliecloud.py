@@ -39,7 +39,7 @@ def test_a_container_job_that_starts_again_continues(site: Site, image: Image, m
         "container.image=tiny",
         f"launch.python={sys.executable}",
         f"launch.mode={mode}",
-        "train.iterations=600",
+        "train.iterations=200",
         "checkpoint.dir=/mnt/z",
         INTERVAL,
         "survive.attempts=2",

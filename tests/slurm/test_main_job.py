@@ -87,7 +87,9 @@ def test_a_training_error_is_reported_as_failed(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_time_limit_is_told(site: Site) -> None:
-    run = site.submit("--backend", "sbatch", "--set", "train.iterations=1000000", "--set", "resources.time=1")
+    script = site.folder / "waits.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    run = site.submit("--backend", "sbatch", *sets(f"launch.script={script}", "resources.time=1"))
     job = site.state(run)["jobs"][0]
     site.slurm.wait_state(job, "TIMEOUT", timeout=150)
     assert site.state(run)["state"] == "timeout"

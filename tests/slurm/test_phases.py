@@ -91,15 +91,17 @@ def body_has_begun(site: Site, run: str) -> bool:
     return len(found) > 1 and found[1].is_file() and bool(losses(found[1]))
 
 
-# Long enough for a cancel to come within the body: 300 iterations of it after 20 of warm-up.
-LONGER = 340
+# Long enough for a cancel to come within the body: 180 iterations of it after 20 of warm-up.
+LONGER = 220
 END_OF_BODY = LONGER - 20
 
 
 def cut_in_the_body(site: Site) -> str:
     """A run cancelled in its body. On a busy machine the cancel may still come after it."""
     for _ in range(5):
-        run = site.submit("--backend", "sbatch", *MODEL, *PHASES, *sets(f"train.iterations={LONGER}"))
+        run = site.submit(
+            "--backend", "sbatch", *MODEL, *PHASES, *sets(f"train.iterations={LONGER}", "checkpoint.interval=100")
+        )
         reaches(
             site,
             run,

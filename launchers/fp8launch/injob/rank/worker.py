@@ -144,12 +144,13 @@ def prepare(device: str) -> None:
         from fp8launch.injob.rank.compat import apex_wgrad
 
         apex_wgrad.install()
-    from fp8launch.injob.rank.compat import datasets_helper
+    from fp8launch.injob.rank.compat import datasets_helper, save_queue
 
     try:
         datasets_helper.install()
     except datasets_helper.HelperProblem as problem:
         stop(MACHINE_LACKS, str(problem))
+    save_queue.install()
 
 
 def refuse_missing_cpu_flags(argv: list[str]) -> None:
