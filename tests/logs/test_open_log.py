@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -143,3 +144,10 @@ def test_several_xz_streams_are_one_log(tmp_path: Path) -> None:
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def test_an_archive_of_logs_is_not_read_as_one_run(plain: Path, tmp_path: Path) -> None:
+    for name, mode in (("a.tar", "w"), ("a.tar.xz", "w:xz")):
+        with tarfile.open(tmp_path / name, mode) as archive:
+            archive.add(plain, "one.log")
+        assert "unpack it" in only(refused(read_logs, [tmp_path / name])).message

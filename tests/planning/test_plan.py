@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fp8launch.cli import run
 from fp8launch.cli.plan_input import base_of, target_of
 from fp8launch.engines.bridge.attributes import of_recipe
-from fp8launch.engines.bridge.index import find
+from fp8launch.engines.bridge.index import find, recipes_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.planning.change import Target
@@ -201,6 +201,13 @@ def test_bad_input_is_named(words: tuple[str, ...], message: str, refusal: Calla
     assert message in refusal(*words)[1]
 
 
+def test_estimate_says_that_the_check_refuses_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "qwen3_30b_a3b_tensorwise_h100", "--set", "parallel.ep=3"]) == 0
+    assert "`check` refuses this run" in capsys.readouterr().err
+    assert run(["estimate", "qwen3_30b_a3b_tensorwise_h100"]) == 0
+    assert "refuses" not in capsys.readouterr().err
+
+
 def test_estimate_predicts_a_hybrid_of_bridge(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "bridge:nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -270,6 +277,7 @@ def test_a_recipe_of_bridge_is_planned_in_its_own_words(name: str, gpus: str, as
     found = ask("plan", f"bridge:{name}", "--gpus", gpus, "--top", "3", "--write", str(file))
     assert len(found) == 3
     for layout in found:
+        assert f"batch.global={recipes_of('0.6.0')[name].global_batch}" in layout["overrides"]
         words = [part for word in layout["overrides"] for part in ("--set", word)]
         again = ask("estimate", f"bridge:{name}", *words)
         assert again["predicted"] == layout["predicted"]

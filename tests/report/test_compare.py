@@ -348,3 +348,10 @@ def test_command_line_under_the_names_of_the_dump() -> None:
 )
 def test_precision_in_a_word(arguments: dict[str, object], name: str | None) -> None:
     assert precision_of(arguments) == name
+
+
+def test_a_report_into_a_folder_that_is_not_there_names_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["compare", *FOUR_GPUS, "--html", str(tmp_path / "none" / "a.html")]) == 2
+    assert f"--html: error: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err

@@ -116,3 +116,10 @@ def test_a_run_that_was_not_divided_has_failed() -> None:
     assert (report.failure.code, report.failure.line) == ("not-partitioned", 4)
     divided = parse_paths([LOGS / "zero2_fp8.log.xz"], gpu="h200", world_size=2)
     assert (divided.status, divided.iteration_last) == ("ok", 3)
+
+
+def test_the_precision_that_the_probe_saw_asked_for_is_reported() -> None:
+    """A log of Accelerate has no arguments of Megatron; `parse` said `FP8: None, None`."""
+    found = parse_paths([LOGS / "zero3_rowwise.log.xz"]).fp8
+    assert found is not None
+    assert (found["recipe"], found["format"]) == ("rowwise", "e4m3")

@@ -244,6 +244,21 @@ def test_a_log_without_evidence_is_no_proof_of_anything(
     assert json.loads(capsys.readouterr().out)["verdict"] == "no evidence"
 
 
+def test_arguments_that_are_cut_off_before_the_precision_are_no_proof_of_bf16(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was `not FP8`, exit code 0: the file system was full, or the log is still being written."""
+    text = log_text(TENSORWISE)
+    log = tmp_path / "a.log"
+    log.write_text(text[: text.index("  fp8 ...")])
+    assert command(["verify", str(log)]) == 1
+    assert capsys.readouterr().out.startswith("no evidence")
+    assert parse_paths([log]).fp8 is None
+    log.write_text(text[: text.index("  micro_batch_size ...")])
+    assert command(["verify", str(log)]) == 1
+    assert capsys.readouterr().out.startswith("requested only")
+
+
 def test_the_reason_for_higher_precision_is_stated() -> None:
     """`2 in higher precision for a stated reason` stated none."""
     edge = {"role": "linear", "ran_fp8": False, "why": "one of the first or last layers", "n": 2}

@@ -153,6 +153,8 @@ def _write_files(
 
 
 def _write(path: Path, option: str, text: str) -> None:
+    if not path.parent.is_dir():
+        raise error("no-such-folder", f"there is no folder {path.parent}", option, "make it first, or name another")
     _refuse_link(path, option)
     if path.exists() and not is_file(path):
         path.write_bytes(as_utf8(text))  # a pipe or a device

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fp8launch.check.checker import check
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cli import complete
@@ -53,6 +54,9 @@ def estimate(
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
     prepared = prepare(recipe_named(recipe), with_gpu(overrides, gpu), nodes)
+    refused = [problem for problem in check(prepared, layers=("rules",)).problems if problem.severity == "error"]
+    if refused:
+        eprint(f"`check` refuses this run, so what is estimated need not hold: {refused[0].message}")
     estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
     if as_json:
         show_json(_all_as_json(prepared, [_as_json(one) for one in estimated]))

@@ -88,7 +88,7 @@ def plan(
         asked += [f"batch.sequence={sequence}"] if sequence else []
         asked += [f"batch.global={global_batch}"] if global_batch else []
         bases = [base_of(source, asked, name) for name in precisions or (None,)]
-        target = target_of(source, asked, load_cluster(cluster) if cluster else None)
+        target = target_of(source, asked, overrides, load_cluster(cluster) if cluster else None)
         found = search(bases, target, 2 * top + 4, by_memory=sort == "memory")
         planned, refused = accepted(found, source, asked, target, top)
         # A model of the pack has no layout of its own.

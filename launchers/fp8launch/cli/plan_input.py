@@ -14,6 +14,7 @@ from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.flops import why_not_counted
+from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
@@ -107,7 +108,11 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
     return Change(values, chosen)
 
 
-def target_of(source: RecipeSource, overrides: Sequence[str], profile: Cluster | None) -> Target:
+def target_of(source: RecipeSource, overrides: Sequence[str], own: Sequence[str], profile: Cluster | None) -> Target:
+    """The GPUs to plan for, their links, and the global batch: that of the recipe on its own GPUs.
+
+    `own` are the overrides without those for other GPUs, on which some engines' recipes have another batch.
+    """
     recipe = load_recipe(source, overrides).recipe
     resources, device = recipe.resources, gpu(recipe.resources.gpu)
     reference = DEVICES.get(device.name)
@@ -116,7 +121,8 @@ def target_of(source: RecipeSource, overrides: Sequence[str], profile: Cluster |
     links = _links(reference.links, resources.world_size, profile)
     known = speeds(device, links)
     assert known is not None
-    batch = recipe.batch.global_ or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
+    stated = recipe.batch.global_ or whole(base_of(source, own, None).args, "global_batch_size")
+    batch = stated or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
     fixed = frozenset(word.partition("=")[0] for word in overrides)
     return Target(resources.world_size, batch, device, known, fixed)
 

@@ -90,7 +90,7 @@ def _show(found: Verification) -> None:
         colour = "red"
     echo(found.verdict, nl=False, fg=colour, bold=True)
     if found.verdict == "no evidence":
-        echo("  the log contains neither Megatron's arguments nor a probe")
+        echo("  the log contains neither Megatron's arguments of the precision nor a probe")
         return
     if found.asked:
         echo(f"  {found.recipe} was requested")

@@ -15,7 +15,9 @@ from typing import IO, BinaryIO, cast
 
 # The first bytes of a compressed file, and the module of Python that reads it.
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\0", "lzma"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "compression.zstd"))
-_LONGEST_MAGIC = max(len(magic) for magic, _ in _MAGIC)
+# What tells an archive of tar, with its place, and the bytes that are read for that.
+_TAR, _TAR_AT = b"ustar", 257
+_START = _TAR_AT + len(_TAR)
 # Some kilobytes may unpack to terabytes, or ask for gigabytes of memory; `xz -9e` needs 65 MiB.
 MAX_UNPACKED = 1 << 30
 _XZ_MEMORY = 256 << 20
@@ -32,7 +34,8 @@ def open_log(path: Path) -> BinaryIO:
     stream = path.open("rb", buffering=0)
     start = b""
     with suppress(OSError):  # a pipe cannot be read twice, and is taken as plain
-        start = os.pread(stream.fileno(), _LONGEST_MAGIC, 0)
+        start = os.pread(stream.fileno(), _START, 0)
+    _refuse_archive(start)
     module = compression(start)
     if module is None:
         return cast(BinaryIO, stream)
@@ -40,6 +43,12 @@ def open_log(path: Path) -> BinaryIO:
         status = os.fstat(stream.fileno())
     plain = _unpacked(path, status.st_size, status.st_mtime_ns, module)
     return cast(BinaryIO, Path(plain.name).open("rb", buffering=0))
+
+
+def _refuse_archive(start: bytes) -> None:
+    """The logs of an archive, one behind the other, would be read as one run."""
+    if start[_TAR_AT:] == _TAR:
+        raise OSError(None, "an archive of several files: unpack it, and name a log")
 
 
 def log_name(path: Path) -> str:
@@ -81,6 +90,8 @@ def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
                 raise OSError(None, f"compressed, and larger than {limit} when it is unpacked: unpack the file first")
             plain.write(block)
         plain.flush()
+        plain.seek(0)
+        _refuse_archive(plain.read(_START))
     except BaseException as problem:
         plain.close()
         # The errors of lzma and zstd are no OSErrors, and a file that was cut raises EOFError.

@@ -40,9 +40,13 @@ _PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9
 
 @dataclass(frozen=True)
 class Head:
-    """Values that a process prints before its first iteration. `parameters` is by model-parallel rank."""
+    """Values that a process prints before its first iteration. `parameters` is by model-parallel rank.
+
+    `arguments_cut` says that the end of the arguments is missing: one that is not among them may have been given.
+    """
 
     arguments: Mapping[str, object] = field(default_factory=dict)
+    arguments_cut: bool = False
     world_size: int | None = None
     parameters: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -249,20 +253,21 @@ def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
         elif found := _PADDED.search(line):
             head = replace(head, padded_vocab_size=int(found[1]))
     if dump is not None:
-        head = replace(head, arguments=_read_arguments(path, dump, min(end, dump + HEAD_LIMIT)))
+        arguments, cut = _read_arguments(path, dump, min(end, dump + HEAD_LIMIT))
+        head = replace(head, arguments=arguments, arguments_cut=cut)
     return replace(head, versions=versions, parameters=parameters)
 
 
-def _read_arguments(path: Path, begin: int, end: int) -> dict[str, object]:
-    """The argument dump that starts at `begin`; lines of other ranks in between are passed over."""
+def _read_arguments(path: Path, begin: int, end: int) -> tuple[dict[str, object], bool]:
+    """The argument dump that starts at `begin`, without lines of other ranks, and whether its end is missing."""
     arguments: dict[str, object] = {}
     for _, raw in lines(path, begin, end):
         _, line = split_prefix(clean(raw))
         if _DUMP_END.decode() in line[:LONGEST_LINE]:
-            break
+            return arguments, False
         if pair := parse_argument(line):
             arguments[pair[0]] = argument_value(pair[1])
-    return arguments
+    return arguments, True
 
 
 def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int], counter: LineCounter) -> Ending:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fp8launch.hardware.quantization import QUANTIZATION
@@ -42,8 +42,9 @@ class Fp8Finding:
 class Verification:
     """The verdict on a run. `recipe` is Megatron's name of what was asked for.
 
-    `no evidence` means that the logs hold neither Megatron's arguments nor a probe. `ok` is False for it, where FP8 was
-    asked for and is not shown to run, and where the ranks hold whole what they were to divide (`not_partitioned`).
+    `no evidence` means that the logs hold neither Megatron's arguments of the precision nor a probe. `ok` is False for
+    it, where FP8 was asked for and is not shown to run, and where the ranks hold whole what they were to divide
+    (`not_partitioned`).
     """
 
     verdict: Fp8Verdict
@@ -52,6 +53,8 @@ class Verification:
     findings: tuple[Fp8Finding, ...]
     warnings: tuple[str, ...] = ()
     not_partitioned: Fp8Finding | None = None
+    # Where that was read: Megatron's arguments, or what the probe says was asked for.
+    asked_for: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -106,6 +109,9 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
     log, process = deciding
     evidence = log.evidence_of(process)
     arguments = process.head.arguments or logged
+    # Megatron lists them by name, so `fp4: None` may be the last of them.
+    if process.head.arguments_cut and not (arguments.get("fp4") or "fp8" in arguments or "fp8_format" in arguments):
+        arguments = {}
     if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
     found = judge(arguments, _of_kind("probe", evidence), profiles[-1:])
@@ -153,7 +159,7 @@ def judge(
             text = f"{recipe}, {fp4 or kind} is requested"
         findings.append(Fp8Finding("arguments", None, text))
     verdict = _verdict(findings, asked, warnings)
-    return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings))
+    return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings), asked_for=asked_for)
 
 
 def _states_precision(arguments: Mapping[str, object]) -> bool:
@@ -162,8 +168,10 @@ def _states_precision(arguments: Mapping[str, object]) -> bool:
 
 def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
     """Describe what the arguments asked for, whether it ran and how we know; None where the log has neither."""
-    if not found.findings and not _states_precision(args):
+    if not found.findings:
         return None
+    if not _states_precision(args):
+        args = found.asked_for
     kind = args.get("fp8", args.get("fp8_format"))
     fp4 = args.get("fp4")
     recipe = None
