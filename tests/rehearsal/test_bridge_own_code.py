@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import lzma
+import subprocess
+import sys
 import types
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -121,6 +123,22 @@ def test_the_package_states_its_release(tmp_path: Path, monkeypatch: pytest.Monk
         return
     assert found.program is not None and found.program.title == "Megatron-Bridge 0.6.7"
     assert found.program.model == hub_models()["meta-llama/Meta-Llama-3-8B"]
+
+
+@needs_torch
+def test_a_bridge_that_cannot_be_imported_is_no_verdict_on_the_recipe(tmp_path: Path) -> None:
+    package = tmp_path / "megatron" / "bridge"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise KeyError('flash_attn')")
+    words = prepare(LLAMA).args.argv
+    code = (
+        "import sys, megatron; from fp8launch.rehearsal import bridge, failure\n"
+        f"megatron.__path__ = [{str(package.parent)!r}]\n"
+        f"try: bridge.prepare({list(words)!r})\n"
+        "except Exception as problem: print(failure.described(problem))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Megatron-Bridge cannot be imported" in done.stdout and "'unknown': True" in done.stdout, done.stderr
 
 
 @needs_torch

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from fp8launch.engines.base import Layout
 from fp8launch.injob.rank import bridge, worker
+from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.rehearsal import checkpoint_plan
 from fp8launch.rehearsal.compiled_te import NotRehearsed
@@ -62,7 +63,7 @@ _SETTINGS: Mapping[str, Any] = {
 
 
 class MachineLacks(Exception):
-    """The in-job program cannot run here."""
+    """The in-job program cannot run here, which says nothing of the recipe."""
 
 
 class WrongRequest(Exception):
@@ -75,8 +76,22 @@ def prepare(words: list[str]) -> Any:
     os.environ.setdefault("RANK", "0")
     os.environ["HF_HUB_OFFLINE"] = "1"
     ours = bridge.arguments(words)
-    bridge.import_bridge(ours)
+    try:
+        _hide_stand_ins()
+        bridge.import_bridge(ours)
+    except MachineLacks:
+        raise
+    except Exception as failure:
+        raise MachineLacks(f"Megatron-Bridge cannot be imported: {failure!r}") from failure
     return ours
+
+
+def _hide_stand_ins() -> None:
+    """Let transformers, whose models do not run, take the stand-ins of `packages` for absent: it asks their version."""
+    absent_packages.install()
+    for module in absent_packages.load_together(("transformers.utils.import_utils", "transformers.utils")):
+        for name in [name for name in vars(module) if name.startswith("is_flash") and name.endswith("_available")]:
+            setattr(module, name, lambda *_, **__: False)
 
 
 def train(request: Mapping[str, Any], sizes: dict[str, tuple[int, int]]) -> None:
