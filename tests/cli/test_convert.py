@@ -209,3 +209,24 @@ def test_no_run_starts_from_weights_of_another_model(
     told = found("megatron.finetune=true")
     assert len(told) == 1 and "rotary_base is 10000, but 500000.0" in told[0]
     assert found("megatron.finetune=true", "model.rotary_base=500000") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ("[1]", (), "states no list `architectures`"),
+        ('{"a":', (), "is not JSON"),
+        ('{"model_type": "llama"}', (), "states no list `architectures`"),
+        ('{"architectures": "LlamaForCausalLM"}', (), "states no list `architectures`"),
+        (json.dumps({**CONFIG, "hidden_size": "abc"}), (), "'hidden_size' of"),
+        (json.dumps({**CONFIG, "num_hidden_layers": -1}), (), "must be a whole number above 0, not -1"),
+        (json.dumps({**CONFIG, "num_attention_heads": 4}), ("--tp", "3"), "--tp 3 does not divide the 4 attention"),
+    ],
+)
+def test_a_config_that_no_model_can_be_built_from_is_refused(
+    config: str, options: tuple[str, ...], words: str, ask: Ask, model: Path
+) -> None:
+    """The job would have failed with an exception of transformers or Megatron."""
+    (model / "config.json").write_text(config)
+    _, err = ask("hf-to-megatron", model, "out", "--dry-run", *LOCAL, *options, expect=1)
+    assert words in err

@@ -74,7 +74,7 @@ def _not_of_bridge(field: str, value: Any, recipe: BridgeRecipe, where: str) -> 
         near = nearest(section, SECTIONS)
         fix = f"sections: {', '.join(SECTIONS)}"
         if section in SECTIONS:
-            fix = f"write {section}.FIELD=VALUE, such as {section}.{min(known, default='FIELD')}=..."
+            fix = f"write {section}.FIELD=VALUE for each field"
         elif near:
             fix = f"did you mean '{near}'?"
         message = f"'{field}' is not SECTION.FIELD of Bridge's configuration"

@@ -87,17 +87,39 @@ class Convert(Engine):
 
 
 def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
-    """Raise UserError for a model on this machine of an architecture that no release of Bridge converts."""
+    """Raise UserError for a model on this machine that no release of Bridge converts, or not in these divisions."""
+    where = loaded.where("convert", "model")
+    path = Path(model, "config.json")
     try:
-        stated = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
         return  # of the hub, or only visible in the job
-    if any(stated in names for names in architectures().values()):
-        return
-    message = f"Megatron-Bridge converts no {stated}, the architecture of {model}"
-    lists = "; ".join(f"{release}: {', '.join(names)}" for release, names in architectures().items())
-    fix = f"it converts, by the release that brought them, {lists}"
-    raise error("convert-architecture", message, loaded.where("convert", "model"), fix, ANSWER_IS_NO)
+    except (ValueError, RecursionError) as broken:
+        raise error("convert-model", f"{path} is not JSON: {broken}", where, "name a whole model") from None
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        message = f"{path} states no list `architectures`, by which Bridge knows a model"
+        raise error("convert-model", message, where, 'write it as transformers does: ["LlamaForCausalLM"]')
+    if not any(names[0] in known for known in architectures().values()):
+        message = f"Megatron-Bridge converts no {names[0]}, the architecture of {model}"
+        lists = "; ".join(f"{release}: {', '.join(known)}" for release, known in architectures().items())
+        fix = f"it converts, by the release that brought them, {lists}"
+        raise error("convert-architecture", message, where, fix, ANSWER_IS_NO)
+    _refuse_sizes(path, config, loaded)
+
+
+def _refuse_sizes(path: Path, config: Mapping[str, object], loaded: LoadedRecipe) -> None:
+    """Raise UserError for sizes that are no sizes, and heads that tensor parallel ranks cannot share."""
+    where = loaded.where("convert", "model")
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        size = config.get(name)
+        if isinstance(size, str | float | bool) or (isinstance(size, int) and size < 1):
+            message = f"'{name}' of {path} must be a whole number above 0, not {json.dumps(size)}"
+            raise error("convert-model", message, where, "name a whole model")
+    heads, tp = config.get("num_attention_heads"), loaded.recipe.parallel.tp or 1
+    if isinstance(heads, int) and heads % tp:
+        message = f"--tp {tp} does not divide the {heads} attention heads of {path}"
+        raise error("convert-division", message, loaded.where("parallel", "tp"), f"use a divisor of {heads}")
 
 
 @functools.cache
