@@ -55,7 +55,7 @@ def test_every_setting_of_a_recipe_is_a_flag_or_a_field_of_megatrons(name: str) 
     try:
         found = step(one)
     except NotRehearsable:
-        assert "hidden_size" not in one.args.attributes or one.args.attributes.get("is_hybrid_model")
+        assert "hidden_size" not in one.args.attributes
         return
     schema = load_schema(found.args.version)
     assert check_values(found.args.values, schema) == []
@@ -162,7 +162,7 @@ def test_a_recipe_with_muon_passes_in_a_pipeline_with_experts(run_of: str) -> No
     ("name", "why"),
     [
         ("qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config", "models with a vision encoder of Bridge cannot be"),
-        ("nemotron_3_super_pretrain_64gpu_h100_bf16_config", "hybrid (Mamba) models of Bridge cannot be rehearsed"),
+        ("wan_14b_pretrain_32gpu_h100_bf16_config", "diffusion models of Bridge cannot be rehearsed"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_not_passed_over(
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_built_is_not_passed_over(
 
 
 def test_every_model_that_the_gpt_entry_builds_has_a_shape() -> None:
-    """29 of the recipes for known GPUs had none, and all hybrids were called models of unknown shape."""
+    """29 of the recipes for known GPUs had none."""
     why = Counter()
     for name in RECIPES:
         try:
@@ -185,8 +185,7 @@ def test_every_model_that_the_gpt_entry_builds_has_a_shape() -> None:
         except NotRehearsable as exc:
             why[str(exc).split(" of Bridge")[0].split(" with ")[-1]] += 1
     assert why == {
-        "hybrid (Mamba) models": 42,
-        "a batch that its replicas do not divide": 2,  # hybrids too
+        "a batch that its replicas do not divide": 2,
         "a vision encoder": 64,
         "diffusion models": 2,
         "DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,": 3,

@@ -31,10 +31,6 @@ def _offloads(run: ResolvedRun) -> bool:
     return any(run.on(name) for name in names)
 
 
-def _hybrid(run: ResolvedRun) -> bool:
-    return any(run.on(name) for name in ("hybrid_layer_pattern", "hybrid_override_pattern", "is_hybrid_model"))
-
-
 def _packs(run: ResolvedRun) -> bool:
     names = ("sft", "rl_use_sequence_packing", "dataloader_inter_document_masking", "hybrid_context_parallel")
     return any(run.on(name) for name in names)
@@ -46,7 +42,6 @@ NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
     ("DeepEP's kernels", lambda run: _flex_backend(run, "deepep")),
     ("HybridEP's kernels", lambda run: _flex_backend(run, "hybridep")),
     ("Triton kernels", _triton_kernels),
-    ("Mamba's kernels", _hybrid),
     ("packed sequences", _packs),
     ("userbuffers of tp_comm_overlap", lambda run: run.on("tp_comm_overlap")),
     ("FSDP's streams", lambda run: run.fsdp),

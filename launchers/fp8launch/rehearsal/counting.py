@@ -16,13 +16,14 @@ from math import prod
 from typing import Any
 
 from fp8launch.engines.base import EngineArguments, Layout
-from fp8launch.megatron.model_arithmetic import ffn_width, padded_vocab_size
-from fp8launch.rehearsal.shrink import BLOCK, LATENT, Shrunk, shrink
+from fp8launch.megatron.arguments import FlagValue
+from fp8launch.megatron.model_arithmetic import ffn_width, layer_count, padded_vocab_size
+from fp8launch.rehearsal.shrink import BLOCK, LATENT, Shrunk, fewer_layers, hybrid_chunks, shrink
 
 # Widths that are scaled, each with its prime: small ones where a width costs the most.
 PRIMES = {
     "seq_length": 2, "hidden_size": 3, "moe_ffn_hidden_size": 5, "ffn_hidden_size": 7,
-    "moe_shared_expert_intermediate_size": 11, "vocab_size": 13,
+    "moe_shared_expert_intermediate_size": 11, "vocab_size": 13, "moe_latent_size": 17,
 }  # fmt: skip
 # A width that follows another one.
 FOLLOWS = {"max_position_embeddings": "seq_length"}
@@ -63,7 +64,9 @@ class Counts:
 def counting_plan(args: EngineArguments, layout: Layout) -> CountingPlan:
     """How to count a step of this run."""
     usual = shrink(args.values, layout, parts=False)
-    values, sizes = dict(usual.values), dict(usual.sizes)
+    # A replayed graph does what was captured, out of Python's sight: nothing is captured here.
+    values = {flag: value for flag, value in usual.values.items() if "cuda_graph" not in flag}
+    sizes = dict(usual.sizes)
     # Beside a latent there are positions in one matrix, whose width is a sum.
     for flag in ("num_experts", "num_attention_heads", *LATENT):
         if flag in sizes:
@@ -73,8 +76,9 @@ def counting_plan(args: EngineArguments, layout: Layout) -> CountingPlan:
     larger = 2 * layout.pp if layout.pp > 1 else 2
     values["train_iters"] = 3
     values["global_batch_size"] = layout.dp * layout.micro_batch * larger
-    shallow = Shrunk(values, sizes)
-    deep, depth = _deeper(shallow, layout)
+    chunks = hybrid_chunks(args.values, layout)
+    small = Shrunk(values, sizes)
+    shallow, deep, depth = _hybrids(args, chunks, small) if chunks else (small, *_deeper(small, layout))
     pairs = tuple((_whole_blocks(one), _wide(one, widths)) for one in (shallow, deep) if one is not None)
     return CountingPlan(pairs, widths, depth, (larger, larger // 2), layout.microbatches)
 
@@ -114,6 +118,24 @@ def _deeper(small: Shrunk, layout: Layout) -> tuple[Shrunk | None, Fraction]:
     if chunk in values:
         values[chunk] = int(str(values[chunk])) + 1
     return Shrunk(values, small.sizes), Fraction(real - shrunk, chunks)
+
+
+def _hybrids(args: EngineArguments, chunks: Sequence[str], small: Shrunk) -> tuple[Shrunk, Shrunk | None, Fraction]:
+    """Two hybrids with fewer layers, and how many of their differences the real run has more, the same for each kind.
+
+    Of the pairs for which there is such a number, the one with the fewest layers.
+    """
+
+    def pair(times: int) -> tuple[dict[str, FlagValue], dict[str, FlagValue]]:
+        shallow = fewer_layers(args.values, chunks, lambda layers: (layers - 1) % times + 1)
+        return shallow, fewer_layers(
+            args.values, chunks, lambda layers: (layers - 1) % times + 1 + (layers - 1) // times
+        )
+
+    most = max(map(len, chunks))
+    times = min(range(1, most + 1), key=lambda times: sum(layer_count(pattern) or 0 for pattern in pair(times)))
+    shallow, deep = (Shrunk({**small.values, **pattern}, small.sizes) for pattern in pair(times))
+    return shallow, deep if deep != shallow else None, Fraction(times)
 
 
 def counts(plan: CountingPlan, recorded: Sequence[Any]) -> Counts:

@@ -7,11 +7,12 @@ them by: a size that does not divide still does not, and one that does still doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fp8launch.engines.base import Layout
 from fp8launch.megatron.arguments import FlagValue
+from fp8launch.megatron.model_arithmetic import hybrid_layers, layer_count, layer_kinds, mamba_mixer
 
 Put = Callable[[str, int], None]
 
@@ -24,8 +25,9 @@ FREQUENCIES = ("moe_layer_freq", "linear_attention_freq", "window_attn_skip_freq
 # Lists of layers keep the number of layers.
 PATTERNED = (
     "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-    "heterogeneous_layers_config_path", "hybrid_layer_pattern", "fine_grained_activation_offloading",
+    "heterogeneous_layers_config_path", "fine_grained_activation_offloading",
 )  # fmt: skip
+PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 # How many of a chunk's layers are recomputed or offloaded.
 PARTS = ("recompute_num_layers", "cpu_offloading_num_layers")
 # Layers at either end that stay in bf16.
@@ -56,7 +58,7 @@ class Shrunk:
 def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, parts: bool = True) -> Shrunk:
     """The flags of a short, small run of the same structure; sizes grow with `scale`, their remainders stay.
 
-    With `parts` false, a run that recomputes or offloads some of its layers keeps the number of all.
+    With `parts` false, a hybrid and a run that recomputes or offloads some of its layers keep the number of all.
     """
     small = {name: value for name, value in values.items() if name not in DROPPED}
     sizes: dict[str, tuple[int, int]] = {}
@@ -77,7 +79,7 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
         if "ffn_hidden_size" not in values:
             small["ffn_hidden_size"] = residue(4 * hidden, tensor)
     for flag in (
-        "ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", *LATENT,
+        "ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_latent_size", *LATENT,
     ):  # fmt: skip
         if (width := _whole(values, flag)) is not None:
             put(flag, residue(width, tensor))
@@ -94,6 +96,7 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
         _linear_heads(values, HEADS * scale * layout.tp * layout.cp, put)
     _sequence(values, layout, block, put)
     _layers(values, layout, put, parts)
+    small |= _hybrid(values, layout, put, parts)
     _experts(values, layout, put)
     microbatches = layout.pp if layout.pp > 1 else min(layout.microbatches, 2)
     put("global_batch_size", layout.dp * layout.micro_batch * microbatches)
@@ -132,7 +135,7 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
 
 def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bool) -> None:
     layers = _whole(values, "num_layers")
-    if layers is None or any(values.get(flag) for flag in PATTERNED):
+    if layers is None or any(values.get(flag) for flag in (*PATTERNED, *PATTERNS)):
         return
     if any(values.get(flag) and _whole(values, flag) is None for flag in FREQUENCIES):
         return
@@ -159,6 +162,54 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
     for flag in some:
         part = _whole(values, flag) or 0
         put(flag, chunk if part >= usual else min(part, chunk - 1))
+
+
+def hybrid_chunks(values: Mapping[str, FlagValue], layout: Layout) -> list[str] | None:
+    """The layers of each pipeline chunk of a hybrid; None for other models, and for a hybrid that keeps its layers."""
+    layers = hybrid_layers(values)
+    # What is offloaded does not depend on how many layers a hybrid has.
+    stated = any(values.get(flag) for flag in PATTERNED if flag != "fine_grained_activation_offloading")
+    if layers is None or stated or any((_whole(values, flag) or 0) > 1 for flag in PARTS):
+        return None
+    if len(layers.segments) > 1:
+        return list(layers.segments)
+    # Without separators Megatron divides the layers evenly.
+    size, rest = divmod(len(layers.decoder), layout.pp)
+    return None if rest else [layers.decoder[size * stage : size * (stage + 1)] for stage in range(layout.pp)]
+
+
+def fewer_layers(
+    values: Mapping[str, FlagValue], chunks: Sequence[str], keep: Callable[[int], int]
+) -> dict[str, FlagValue]:
+    """A hybrid's pattern with `keep` of the number of layers of each kind in a chunk, beside its ends, which stay."""
+    first, last = (max(_whole(values, flag) or 1, 1) for flag in ENDS)
+    kept = []
+    for chunk in chunks:
+        inner = chunk[first : max(len(chunk) - last, 0)]
+        left = {kind: keep(inner.count(kind)) for kind in inner}
+        kept.append(chunk[:first])
+        for kind in inner:
+            kept[-1] += kind if left[kind] > 0 else ""
+            left[kind] -= 1
+        kept[-1] += chunk[first + len(inner) :]
+    layers = hybrid_layers(values)
+    depths = [layers.mtp] * layers.depths if layers else []
+    older = dict.fromkeys({"hybrid_override_pattern", "mtp_hybrid_override_pattern"} & values.keys())
+    return {**older, "hybrid_layer_pattern": "/".join(["|".join(kept), *depths])}
+
+
+def _hybrid(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bool) -> dict[str, FlagValue]:
+    """One layer of each kind between the ends of each chunk; Mamba's heads as many as without fewer channels."""
+    found: dict[str, FlagValue] = {}
+    hidden = _whole(values, "hidden_size")
+    if "mamba" in layer_kinds(values) and not _whole(values, "mamba_num_heads") and hidden is not None:
+        found["mamba_num_heads"] = mamba_mixer(values).heads
+    chunks = hybrid_chunks(values, layout)
+    if chunks is None or not parts:
+        return found
+    found |= fewer_layers(values, chunks, lambda number: 1)
+    put("num_layers", layer_count(found) or 0)
+    return found
 
 
 def _linear_heads(values: Mapping[str, FlagValue], unit: int, put: Put) -> None:

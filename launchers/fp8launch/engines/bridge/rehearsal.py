@@ -23,9 +23,8 @@ NOT_COVERED = "Megatron-Bridge's own code (model provider, data, training loop)"
 # (Transformer Engine 2.20: ops/basic/grouped_linear.py).
 CUDA = "13.2.1"
 
-# Models that Megatron-LM's GPT entry does not build, by a part of the recipe's name.
+# Models that the entry does not build, by a part of the recipe's name.
 _NOT_BUILT = {
-    "nemotron": "hybrid (Mamba) models",
     "_vl_": "models with a vision encoder",
     "wan_": "diffusion models",
     "deepseek_v4_": "models with DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,",
@@ -64,7 +63,7 @@ def step_arguments(
 
     Beside them is Bridge's own program, if this Python has Bridge; it reads the model from `folder`.
 
-    Raises NotRehearsable for a model whose shape is not known here, or that Megatron-LM's GPT entry does not build.
+    Raises NotRehearsable for a model whose shape is not known here, or that the entry does not build.
     """
     for part, models in _NOT_BUILT.items():
         if part in recipe.name:

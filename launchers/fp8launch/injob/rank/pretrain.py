@@ -163,7 +163,9 @@ def _parsed() -> dict[str, Any]:
 
     args = parse_and_validate_args()
     config_fields.set_config_fields(args)
-    model = getattr(argument_utils, "gpt_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
+    # Hybrids reach this in rehearsals only.
+    kind = "gpt" if getattr(args, "hybrid_layer_pattern", None) is None else "hybrid"
+    model = getattr(argument_utils, f"{kind}_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
     return {"cfg_container": argument_utils.pretrain_cfg_container_from_args(args, model)}
 
 

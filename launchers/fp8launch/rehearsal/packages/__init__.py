@@ -17,6 +17,8 @@ USED: dict[str, str] = {}
 # Version that a stand-in says it has, for code that asks the package's metadata.
 VERSIONS = {"flash-attn": "2.8.3"}
 MODULES = {
+    "causal_conv1d": "causal_conv1d",
+    "causal_conv1d.causal_conv1d_varlen": "causal_conv1d",
     "deep_ep": "deep_ep",
     "deep_ep.utils": "deep_ep",
     "emerging_optimizers": "emerging_optimizers",
@@ -31,6 +33,9 @@ MODULES = {
     "flash_attn": "flash_attn",
     "flash_attn.flash_attn_interface": "flash_attn",
     "flash_attn_2_cuda": "flash_attn",
+    "mamba_ssm": "mamba_ssm",
+    "mamba_ssm.ops.triton.layernorm_gated": "mamba_ssm",
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_ssm",
 }
 
 
