@@ -20,6 +20,13 @@ def joined(words: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters; a longer one ends with `...`."""
+    if len(text) <= longest:
+        return text
+    return text[: longest - 3] + "..."
+
+
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
     """Return the first `most` names, and how many more there are."""
     text = separator.join(names[:most])

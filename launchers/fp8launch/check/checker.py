@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from fp8launch.check import login_node, memory, phases
@@ -102,10 +102,9 @@ def check_all(
     """
     site = cluster or Cluster()
     shell = os.environ if environment is None else environment
-    cluster_env = {name: str(value) for name, value in site.env.items()}
-    divided = [[_part(part, cluster_env, site) for part in run.parts] for run in runs]
+    divided = [_parts(run, site) for run in runs]
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_ask_megatron, [part for parts in divided for part in parts], say, layers)
+        asked = pool.submit(_ask_megatron, list(chain.from_iterable(divided)), say, layers)
         inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
         looked = []
         for parts, inspection in zip(divided, inspected, strict=True):
@@ -139,8 +138,9 @@ class _Findings:
 _Answer = tuple[MegatronVerdict | None, str]
 
 
-def _part(prepared: Prepared, cluster_env: Mapping[str, str], site: Cluster) -> _Part:
-    return _Part(prepared, resolve_run(prepared, cluster_env), job_paths(prepared.loaded, site))
+def _parts(run: Prepared, site: Cluster) -> list[_Part]:
+    environment = {name: str(value) for name, value in site.env.items()}
+    return [_Part(part, resolve_run(part, environment), job_paths(part.loaded, site)) for part in run.parts]
 
 
 def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[_Answer]:
@@ -203,11 +203,17 @@ def _part_result(
     part: _Part, found: _Findings, answer: _Answer, layers: Collection[str], more: Sequence[Problem] = ()
 ) -> CheckResult:
     verdict, state = answer
-    of_megatron = megatron_problems(part.run, part.paths, verdict, found.fired) if verdict else ()
-    states = {name: "ran" if name in layers else NOT_ASKED for name in LAYERS}
-    states |= {"schema": "ran", "megatron": state}
-    result = silence(part.run, [*of_megatron, *found.problems, *more], states)
-    return result if state in ("ran", NOT_ASKED, NO_VALIDATORS) else replace(result, exit_code=MACHINE_LACKS)
+    problems = [*found.problems, *more]
+    if verdict:
+        problems = [*megatron_problems(part.run, part.paths, verdict, found.fired), *problems]
+    states = dict.fromkeys(LAYERS, NOT_ASKED)
+    for name in (*layers, "schema"):
+        states[name] = "ran"
+    states["megatron"] = state
+    result = silence(part.run, problems, states)
+    if state not in ("ran", NOT_ASKED, NO_VALIDATORS):
+        result = replace(result, exit_code=MACHINE_LACKS)
+    return result
 
 
 def _together(
@@ -219,26 +225,33 @@ def _together(
 ) -> CheckResult:
     """Merge the results of a run's phases with the problems of the whole run."""
     names = [one.name for one in run.phases]
-    ran = {name: _first_not_ran([result.layers[name] for result in results]) for name in LAYERS}
-    between = phases.problems(run.phases, seen) if "rules" in layers else ()
-    borders = silence(seen[0], [*between, *of_the_run], ran)
-    found = told_by_phase([(n, r.problems) for n, r in zip(names, results, strict=True)], len(names))
+    ran = {name: _state_of_phases(name, results) for name in LAYERS}
+    problems = list(of_the_run)
+    if "rules" in layers:
+        problems = [*phases.problems(run.phases, seen), *problems]
+    borders = silence(seen[0], problems, ran)
+    found = told_by_phase(zip(names, [result.problems for result in results], strict=True), len(names))
     everything = dict.fromkeys([*found, *borders.problems])
-    silenced = dict.fromkeys(s for result in (*results, borders) for s in result.silenced)
+    silenced = dict.fromkeys(chain.from_iterable(result.silenced for result in (*results, borders)))
     code = max(result.exit_code for result in results)
     return CheckResult(tuple(sorted(everything, key=by_place)), ran, tuple(silenced), code)
 
 
-def _first_not_ran(states: Sequence[str]) -> str:
+def _state_of_phases(layer: str, results: Sequence[CheckResult]) -> str:
     """Return the state of a layer over all phases: `ran`, or why it did not run for one of them."""
-    return next((state for state in states if state != "ran"), "ran")
+    for result in results:
+        if result.layers[layer] != "ran":
+            return result.layers[layer]
+    return "ran"
 
 
 def by_place(problem: Problem) -> tuple[str, str, int, str]:
     """Sort key of problems: errors first, then by file and line."""
-    place, _, line = (problem.where or "").rpartition(":")
-    number = int(line) if line.isdecimal() and len(line) < 10 else 0
-    return problem.severity, place if number else problem.where or "", number, problem.code
+    where = problem.where or ""
+    place, _, line = where.rpartition(":")
+    if line.isdecimal() and len(line) < 10:
+        return problem.severity, place, int(line), problem.code
+    return problem.severity, where, 0, problem.code
 
 
 def in_the_pack(problem: Problem) -> Problem:
@@ -255,17 +268,21 @@ def silence(run: ResolvedRun, problems: Iterable[Problem], layers: Mapping[str, 
     stated: Mapping[str, str] = run.loaded.recipe.silence
     problems = list(dict.fromkeys(problems))
     wrong = list(_bad_silences(run, stated, problems))
-    kept = [p for p in problems if not run.silences(p)]
-    silenced = [Silenced(p, stated[p.code]) for p in problems if p not in kept]
-    shown = map(in_the_pack, sorted((*wrong, *kept), key=by_place))
-    return CheckResult(tuple(shown), layers, tuple(silenced))
+    shown, silenced = list(wrong), []
+    for problem in problems:
+        if run.silences(problem):
+            silenced.append(Silenced(problem, stated[problem.code]))
+        else:
+            shown.append(problem)
+    shown.sort(key=by_place)
+    return CheckResult(tuple(map(in_the_pack, shown)), layers, tuple(silenced))
 
 
 def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:
-    severities = {code: rule.severity for code, rule in all_rules().items()} | dict(CODES)
-    severities |= phases.CODES
-    severities |= {**memory.CODES, **login_node.CODES}
-    severities |= {p.code: p.severity for p in problems if p.code not in severities}
+    severities = {problem.code: problem.severity for problem in problems}
+    severities |= {code: rule.severity for code, rule in all_rules().items()}
+    for codes in (CODES, phases.CODES, memory.CODES, login_node.CODES):
+        severities |= codes
     for code in stated:
         where = run.loaded.where("silence", code)
         if code not in severities:

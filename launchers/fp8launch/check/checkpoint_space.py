@@ -41,9 +41,9 @@ def checkpoint_bytes(run: ResolvedRun) -> int | None:
     model = parameters(values, run.layout.world)
     if model is None:
         return None
-    half = bool(values.get("bf16") or values.get("fp16"))
-    weights = HALF if half else FP32
-    optimizer = (3 if half else 2) * FP32
+    weights, optimizer = FP32, 2 * FP32
+    if values.get("bf16") or values.get("fp16"):
+        weights, optimizer = HALF, 3 * FP32
     if values.get("no_save_optim"):
         optimizer = 0
     return model.total * (weights + optimizer)
@@ -66,20 +66,13 @@ def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = Non
         fix = "free disk space, or choose another checkpoint.dir"
         yield Problem("error", "checkpoint-space", one, where, fix)
         return
-    planned, keep = _planned(prepared), recipe.checkpoint.keep
-    # A new one is written before the oldest goes.
-    wanted = min(planned, keep + 1) if keep else planned
+    wanted, keep = _planned(prepared), recipe.checkpoint.keep
+    why, fix = f"the run writes {wanted}", "free disk space, set checkpoint.keep, or save less often"
+    if keep:
+        wanted = min(wanted, keep + 1)  # a new one is written before the oldest is deleted
+        why = f"the run needs room for {wanted} (checkpoint.keep: {keep}, and one being written)"
+        fix = "free disk space, or lower checkpoint.keep"
     if free < wanted * size:
-        why = (
-            f"the run needs room for {wanted} (checkpoint.keep: {keep}, and one being written)"
-            if keep
-            else f"the run writes {wanted}"
-        )
-        fix = (
-            "free disk space, or lower checkpoint.keep"
-            if keep
-            else "free disk space, set checkpoint.keep, or save less often"
-        )
         message = f"{one}: enough for {free // size}, but {why}"
         yield Problem("warning", "checkpoint-space-low", message, where, fix)
 
@@ -100,9 +93,12 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
     """
     try:
         paths = job_paths(prepared.loaded, cluster, runtime)
-        folder = paths.here(save) if save.startswith("/") and paths.mounted(save) else None
         if not save.startswith("/"):
-            folder = checkpoint_place(cluster) or run_root(cluster, None)
+            folder: Path | None = checkpoint_place(cluster) or run_root(cluster, None)
+        elif paths.mounted(save):
+            folder = paths.here(save)
+        else:
+            return None
     except UserError:
         return None  # whoever looks at the run root reports it
     while folder is not None and kind_of(folder) == "missing":
@@ -113,4 +109,6 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / 1024**2:,.1f} MiB"
+    if size < GIB / 10:
+        return f"{size / 1024**2:,.1f} MiB"
+    return f"{size / GIB:,.1f} GiB"

@@ -17,6 +17,7 @@ from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, r
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.sections import Survive
 from fp8launch.rundir.atomic_io import json_mapping
+from fp8launch.untyped import as_int
 
 CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}
 
@@ -29,8 +30,7 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
     stated = [name for name, value in loaded.recipe.survive if value != getattr(usual, name)]
     if stated:
         names = ", ".join(f"survive.{name}" for name in stated)
-        verb = "has" if len(stated) == 1 else "have"
-        message = f"{names} {verb} no effect: a run without checkpoints is not watched and cannot continue"
+        message = f"without effect: {names}; a run without checkpoints is not watched and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
 
@@ -80,16 +80,18 @@ def _converted(
 def _problem(flag: str, text: str, args: EngineArguments, paths: JobPaths, resumes: bool) -> Problem | None:
     where = args.places.get(flag)
     if not text.startswith("/"):
+        if resumes:
+            return None
         message = f"{flag} '{text}' is relative to the run folder, which is new for each run and holds no checkpoint"
         fix = "write an absolute path, or the same path as checkpoint.dir to resume after a restart"
-        return None if resumes else Problem("error", "path-relative", message, where, fix)
+        return Problem("error", "path-relative", message, where, fix)
     if not paths.visible(text):
-        return not_mounted("checkpoint.load" if flag == "load" else flag, text, where, paths, "read")
+        name = {"load": "checkpoint.load"}.get(flag, flag)
+        return not_mounted(name, text, where, paths, "read")
     here = paths.here(text)
     if here is None:
         return None
-    step = args.values.get("ckpt_step")
-    found = _wanted(here, step if isinstance(step, int) and step else None)
+    found = _wanted(here, as_int(args.values.get("ckpt_step")))
     if found is None or (resumes and not _iterations(here)):
         return None
     message, fix = found
@@ -103,24 +105,25 @@ def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
     if found != "folder":
         states = {"file": "is a file, not a folder", "denied": "is not readable for you"}
         return states.get(found, f"does not exist: {random}"), "correct the path"
-    if step is None:
-        tracker = here / TRACKER
-        if kind_of(tracker) == "missing":
+    if step:
+        name, source = f"iter_{step:07d}", "ckpt_step"
+    else:
+        source = TRACKER
+        if kind_of(here / TRACKER) == "missing":
             return f"has no {TRACKER}: {random}", _advice(here)
         try:
-            text = read_tracker(here)
+            name = read_tracker(here)
         except (OSError, ValueError) as exc:
             return f"has a {TRACKER} that cannot be read: {exc}", "correct it"
-        number = whole_number(text)
-        if number is None and text != "release":
-            return f"has a {TRACKER} with '{text[:40]}', which is not an iteration", _advice(here)
-        name = "release" if text == "release" else f"iter_{number:07d}"
-    else:
-        name = f"iter_{step:07d}"
+        number = whole_number(name)
+        if number is not None:
+            name = f"iter_{number:07d}"
+        elif name != "release":
+            return f"has a {TRACKER} with '{name[:40]}', which is not an iteration", _advice(here)
     if kind_of(here / name) == "missing":
         there = ", ".join(_iterations(here)[-3:]) or "none"
-        source = f"{TRACKER} names" if step is None else "ckpt_step names"
-        return f"lacks {name}, which {source}", f"existing checkpoints: {there}; choose one with megatron.ckpt_step"
+        fix = f"existing checkpoints: {there}; choose one with megatron.ckpt_step"
+        return f"lacks {name}, which {source} names", fix
     if kind_of(here / name) == "folder" and not entries(here / name):
         return f"has an empty {name}", "choose another iteration with megatron.ckpt_step"
     return None

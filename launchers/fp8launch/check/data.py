@@ -83,8 +83,11 @@ def _unexpanded(args: EngineArguments) -> Iterator[Problem]:
     texts = [*_texts(args, *(flag for flag in PATH_FLAGS if flag not in blends))]
     for flag in blends:
         value = args.values.get(flag)
-        items = value if isinstance(value, list) else [value]
-        texts += [(flag, str(item)) for item in items if item is not None]
+        if value is None:
+            continue
+        if not isinstance(value, list):
+            value = [value]
+        texts += [(flag, str(item)) for item in value]
     for flag, text in texts:
         if unexpanded(text):
             yield Problem(
@@ -100,7 +103,9 @@ def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
     for flag, text in _texts(args, *READ_FILES, *READ_FOLDERS):
         if is_remote(text) or unexpanded(text):
             continue
-        wanted: Kind = "folder" if flag in READ_FOLDERS else "file"
+        wanted: Kind = "file"
+        if flag in READ_FOLDERS:
+            wanted = "folder"
         name = RECIPE_NAMES.get(flag, flag)
         if problem := missing_path(name, text, args.places.get(flag), paths, wanted):
             yield problem
@@ -146,7 +151,9 @@ def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:
     here = paths.here(text)
     if here is None:
         return None
-    return why_not_writable(here if flag in WRITTEN_FOLDERS else here.parent)
+    if flag in WRITTEN_FILES:
+        here = here.parent
+    return why_not_writable(here)
 
 
 def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded, why_not_writable
+from fp8launch.check.job_paths import (
+    JobPaths,
+    entries,
+    is_remote,
+    kind_of,
+    not_mounted,
+    unexpanded,
+    why_not_writable,
+    with_place_here,
+)
 from fp8launch.data.index_format import BrokenIndex, Index, read_index
 from fp8launch.diagnostics import Problem, UserError, nearest
 
@@ -70,19 +79,20 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
             fractions = (1.0, 0.0, 0.0)
         yield from (_blend(words, fractions) for words in one)
         return
-    per_split: dict[str, Words] = {s: _words(prepared, f"{s}_data_path") for s in SPLITS}
+    per_split: dict[str, Words] = {split: _words(prepared, f"{split}_data_path") for split in SPLITS}
     text, where = _content(prepared, paths, "per_split_data_args_path")
     if text is not None:
         try:
             content = json.loads(text)
-            per_split = {s: [(w, where) for w in _as_words(content[s])] for s in SPLITS}
+            for split in SPLITS:
+                per_split[split] = [(word, where) for word in _as_words(content[split])]
         except (ValueError, KeyError, TypeError) as exc:
             message = f"per_split_data_args_path does not hold JSON with lists for train, valid and test: {exc}"
             yield Problem("error", "data-blend", message, where)
             return
-    for i, split in enumerate(SPLITS):
+    for split in SPLITS:
         if per_split[split]:
-            yield _blend(per_split[split], tuple(float(i == k) for k in range(3)))
+            yield _blend(per_split[split], tuple(float(split == other) for other in SPLITS))
 
 
 def _words(prepared: Prepared, flag: str) -> Words:
@@ -90,10 +100,11 @@ def _words(prepared: Prepared, flag: str) -> Words:
     where = prepared.args.places.get(flag)
     if value is None:
         return []
-    items = value if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        value = [value]
     if flag == "data_path" and data is not None and data.blend:
-        return [(str(item), prepared.loaded.where("data", "blend", i)) for i, item in enumerate(items)]
-    return [(str(item), where) for item in items]
+        return [(str(item), prepared.loaded.where("data", "blend", i)) for i, item in enumerate(value)]
+    return [(str(item), where) for item in value]
 
 
 def _as_words(value: object) -> list[str]:
@@ -106,10 +117,11 @@ def _as_words(value: object) -> list[str]:
 
 def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None, str | None]:
     """Return the text of a file that a flag names and its place, or None; another check reports missing files."""
-    value = prepared.args.values.get(flag)
-    here = paths.here(value) if isinstance(value, str) else None
+    here = paths.here(prepared.args.values.get(flag))
+    if here is None:
+        return None, None
     try:
-        return (here.read_text(), str(here)) if here is not None else (None, None)
+        return here.read_text(), str(here)
     except (OSError, ValueError):
         return None, None
 
@@ -120,7 +132,6 @@ def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
     numbers = [_number(text) for text, _ in words]
     weights = [number for number in numbers[::2] if number is not None]
     if len(words) % 2 == 0 and len(weights) == len(words) // 2:
-        datasets = [Dataset(t.strip(), w, n) for (t, w), n in zip(words[1::2], weights, strict=True)]
         if min(weights) < 0 or sum(weights) <= 0:
             return Problem(
                 "error",
@@ -129,12 +140,15 @@ def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
                 where,
                 "write positive weights",
             )
-        return Blend(tuple(datasets), fractions, where)
-    if any(n is not None for n in numbers):
+        weighted = zip(words[1::2], weights, strict=True)
+        datasets = tuple(Dataset(text.strip(), place, weight) for (text, place), weight in weighted)
+        return Blend(datasets, fractions, where)
+    if numbers.count(None) < len(numbers):
         message = "the blend mixes weights and paths: " + " ".join(text for text, _ in words)
         fix = "write a weight before every path, or no weights at all: blend: [0.3, /data/a, 0.7, /data/b]"
         return Problem("error", "data-blend", message, where, fix)
-    return Blend(tuple(Dataset(text.strip(), place, None) for text, place in words), fractions, where)
+    datasets = tuple(Dataset(text.strip(), place, None) for text, place in words)
+    return Blend(datasets, fractions, where)
 
 
 def _number(text: str) -> float | None:
@@ -148,7 +162,7 @@ def _fractions(prepared: Prepared) -> tuple[float, ...] | Problem:
     """The split as Megatron parses it (parse_and_normalize_split)."""
     text = str(prepared.args.values.get("split") or DEFAULT_SPLIT)
     try:
-        parts = [float(n) for n in re.findall(r"[.0-9]+", text)]
+        parts = list(map(float, re.findall(r"[.0-9]+", text)))
     except ValueError:
         parts = []
     if not 1 <= len(parts) <= 3 or sum(parts) <= 0 or "-" in text:
@@ -184,15 +198,14 @@ def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
     if not prefix.startswith("/"):
         message = f"data '{prefix}' is relative to the run folder, which is new for each run"
         return Problem("error", "path-relative", message, where, RELATIVE)
-    if not any(paths.visible(f"{prefix}.{end}") for end in ("bin", "idx")):
+    if not paths.visible(f"{prefix}.bin") and not paths.visible(f"{prefix}.idx"):
         return not_mounted("data", prefix, where, paths, "read")
     here = paths.here(prefix)
     if here is None:
         return None
     absent = [f".{end}" for end in ("bin", "idx") if kind_of(Path(f"{here}.{end}")) in ("missing", "folder")]
     if absent:
-        seen = "" if str(here) == prefix else f" (on this machine {here})"
-        message = f"data {prefix}{seen} has no {' and no '.join(absent)} file"
+        message = f"data {with_place_here(prefix, here)} has no {' and no '.join(absent)} file"
         return Problem("error", "data-missing", message, where, _meant(prefix, here))
     try:
         return read_index(here)
@@ -207,15 +220,13 @@ def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
 def _meant(prefix: str, here: Path) -> str:
     if here.suffix in (".bin", ".idx") and kind_of(here) == "file":
         return f"remove the extension: Megatron adds .bin and .idx to {prefix.removesuffix(here.suffix)}"
-    inside = kind_of(here) == "folder"
-    there = [name.removesuffix(".idx") for name in entries(here if inside else here.parent) if name.endswith(".idx")]
-    near = nearest(here.name, there) or (there[0] if there else None)
-    base = prefix.rstrip("/") if inside else prefix.rpartition("/")[0]
-    return (
-        f"did you mean {base}/{near}?"
-        if near
-        else "write the common path of the .bin and .idx files, without extension"
-    )
+    folder, base = here.parent, prefix.rpartition("/")[0]
+    if kind_of(here) == "folder":
+        folder, base = here, prefix.rstrip("/")
+    there = [name.removesuffix(".idx") for name in entries(folder) if name.endswith(".idx")]
+    if not there:
+        return "write the common path of the .bin and .idx files, without extension"
+    return f"did you mean {base}/{nearest(here.name, there) or there[0]}?"
 
 
 def _empty_splits(dataset: Dataset, index: Index, blend: Blend, prepared: Prepared) -> Iterator[Problem]:
@@ -288,7 +299,9 @@ def _tokens(known: list[tuple[Dataset, Index]], blend: Blend, prepared: Prepared
         return
     total = sum(dataset.weight or 0 for dataset, _ in known) or 1.0
     for dataset, index in known:
-        part = asked * (1.0 if dataset.weight is None else dataset.weight / total)
+        part: float = asked
+        if dataset.weight is not None:
+            part *= dataset.weight / total
         epochs = part / (share * index.tokens)
         if epochs > 1:
             yield Problem(

@@ -80,12 +80,13 @@ def _tokenizer(
 ) -> Iterator[Problem]:
     model = prepared.args.values.get("tokenizer_model")
     made_with = manifest.tokenizer
-    here = paths.here(model) if isinstance(model, str) else None
+    here = paths.here(model)
     if here is None or made_with is None or made_with.sha256 is None:
         return
-    file = here / "tokenizer.json" if kind_of(here) == "folder" else here
+    if kind_of(here) == "folder":
+        here /= "tokenizer.json"
     try:
-        now = sha256_of(file)
+        now = sha256_of(here)
     except OSError:
         return
     if now != made_with.sha256:

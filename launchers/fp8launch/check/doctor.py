@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -114,16 +115,16 @@ def _gpus() -> Iterator[Finding]:
     try:
         query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
-        words = done.stdout if done.returncode == 0 else done.stderr or done.stdout
     except (OSError, subprocess.TimeoutExpired) as exc:
         yield Finding("note", "GPUs here", f"nvidia-smi does not answer: {exc}")
         return
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     if done.returncode == 0 and lines:
-        kinds = ", ".join(f"{lines.count(line)} x {line}" for line in dict.fromkeys(lines))
+        kinds = ", ".join(f"{count} x {line}" for line, count in Counter(lines).items())
         yield Finding("ok", "GPUs here", f"{kinds} (name, driver)")
-    else:
-        yield Finding("note", "GPUs here", f"nvidia-smi reports: {lines[0] if lines else 'nothing'}")
+        return
+    answer = f"{done.stderr}\n{done.stdout}".strip() or "nothing"
+    yield Finding("note", "GPUs here", f"nvidia-smi reports: {answer.splitlines()[0]}")
 
 
 def _training() -> Iterator[Finding]:
@@ -150,7 +151,10 @@ def _version(distribution: str) -> str:
 def _tools() -> Iterator[Finding]:
     for name, use in (("git", "records the code of a run"), ("shellcheck", "checks scripts in the test suite")):
         path = shutil.which(name)
-        yield Finding("ok" if path else "note", name, path or "not found", None if path else f"optional: it {use}")
+        if path:
+            yield Finding("ok", name, path)
+        else:
+            yield Finding("note", name, "not found", f"optional: it {use}")
     if importlib.util.find_spec("submitit") is None:
         yield Finding("note", "submitit", "not installed", "needed for --backend submitit only")
     else:

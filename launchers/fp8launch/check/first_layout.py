@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp8launch.check.memory import TIGHT, run_estimate
 from fp8launch.check.resolved_run import ResolvedRun
@@ -41,7 +41,7 @@ class FirstLayout:
         """The Megatron flags of the recomputation."""
         if self.recompute == "none":
             return {}
-        method = "uniform" if self.recompute == "all" else "block"
+        method = {"quarter": "block", "all": "uniform"}[self.recompute]
         layers = self.recompute_layers
         return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
 
@@ -54,9 +54,7 @@ def first_layout(run: ResolvedRun) -> FirstLayout | None:
         if found is None:
             return layout  # a model that is not counted
         if found.total <= capacity:
-            return FirstLayout(
-                layout.tp, layout.pp, layout.ep, layout.recompute, layout.recompute_layers, found.total / 2**30
-            )
+            return replace(layout, gib=found.total / 2**30)
     return None
 
 
@@ -74,7 +72,9 @@ def _candidates(run: ResolvedRun) -> Iterator[FirstLayout]:
     """Yield the layouts that divide the model and the GPUs; tensor and expert parallelism stay within a node."""
     world, per_node = run.layout.world, run.loaded.recipe.resources.gpus_per_node
     layers, heads = run.integer("num_layers"), run.integer("num_attention_heads")
-    groups = run.integer("num_query_groups") if run.on("group_query_attention") else heads
+    groups = heads
+    if run.on("group_query_attention"):
+        groups = run.integer("num_query_groups")
     experts = run.integer("num_experts")
     for tp in _powers(min(8, per_node)):
         if heads % tp or groups % tp or per_node % tp or (experts and tp > 1):
@@ -82,8 +82,8 @@ def _candidates(run: ResolvedRun) -> Iterator[FirstLayout]:
         for pp in _powers(min(16, world // tp)):
             if layers % pp or world % (tp * pp):
                 continue
-            for ep in _powers(min(per_node, world // pp)) if experts else (1,):
-                if experts and (experts % ep or (world // pp) % ep):
+            for ep in _powers(min(per_node, world // pp)):
+                if experts % ep or (world // pp) % ep or (ep > 1 and not experts):
                     continue
                 yield FirstLayout(tp, pp, ep)
                 yield FirstLayout(tp, pp, ep, "quarter", max(layers // pp // 4, 1))

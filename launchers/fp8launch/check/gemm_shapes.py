@@ -31,7 +31,9 @@ class Width:
     @property
     def size(self) -> int | None:
         """Return the features on each rank; None if they do not divide, which Megatron rejects."""
-        return self.total // self.parts if self.total % self.parts == 0 else None
+        if self.total % self.parts:
+            return None
+        return self.total // self.parts
 
 
 def heads(run: ResolvedRun) -> int:
@@ -93,8 +95,11 @@ def tokens(run: ResolvedRun) -> tuple[int, int] | None:
     layers, where sequence parallelism splits them. None if they do not divide."""
     layout = run.layout
     sequence = run.integer("seq_length")
-    parts = layout.tp if sequence_parallel(run) else 1
-    chunks = 2 * layout.cp if layout.cp > 1 else 1
+    parts = chunks = 1
+    if sequence_parallel(run):
+        parts = layout.tp
+    if layout.cp > 1:
+        chunks = 2 * layout.cp
     if not sequence or sequence % chunks or sequence % (layout.cp * parts):
         return None
     gathered = sequence // layout.cp * layout.micro_batch

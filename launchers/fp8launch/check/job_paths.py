@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,25 +46,30 @@ class JobPaths:
     image: Path | None = None
     contains: tuple[str, ...] = ()
 
-    def here(self, path: str) -> Path | None:
+    def here(self, path: object) -> Path | None:
         """Map an absolute path of the job to this machine.
 
-        None if this machine cannot access it: in an object store, in the image, or relative to a future run folder.
+        None if this machine cannot access it: in an object store, in the image, or relative to a future run folder;
+        and for an argument that is not text.
         """
-        if not path.startswith("/"):
+        if not isinstance(path, str) or not path.startswith("/"):
             return None
         if self.mounts is None:
             return Path(path)
         inside = self._followed(path)
         host = on_host(self.mounts, inside)
-        if host is None and self.image is not None:
+        if host is not None:
+            return Path(host)
+        if self.image is not None:
             return self.image / inside.lstrip("/")
-        return None if host is None else Path(host)
+        return None
 
     def read_only(self, path: str) -> Mount | None:
         """Return the read-only mount that contains an absolute path, if any."""
         mount = covering(self.mounts or (), self._followed(path))
-        return mount if mount is not None and mount.read_only else None
+        if mount is None or not mount.read_only:
+            return None
+        return mount
 
     def mounted(self, path: str) -> bool:
         """Return whether an absolute path is on the host, so that files written there outlive the container."""
@@ -99,13 +104,15 @@ class JobPaths:
                 at = posixpath.dirname(at)
                 continue
             step = posixpath.join(at, name)
-            # A mount on a link hides it; what the mount's source leads to, the host resolves.
-            link = None if step in targets else _link(on_host(mounts, step))
+            link = None
+            if step not in targets:  # a mount on a link hides it; what the mount's source leads to, the host resolves
+                link = _link(on_host(mounts, step))
             if link is None or links == _MAX_LINKS:
                 at = step
                 continue
             links += 1
-            at = "/" if link.startswith("/") else at
+            if link.startswith("/"):
+                at = "/"
             pending = _parts(link) + pending
         return at
 
@@ -119,10 +126,10 @@ def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = 
     runtime = runtime or cluster.runtime or "pyxis"
     if container.image is None or runtime == "none":
         return JobPaths(None)
-    site = [text for text, _ in site_mounts(cluster)]
-    stated = [mount for text in (*site, *container.mounts) if (mount := parse_mount(text))]
+    texts = [*(text for text, _ in site_mounts(cluster)), *container.mounts]
+    mounts = (*_runtime_mounts(runtime, os.environ), *_parsed_mounts(texts))
     image = image_folder(container.image, cluster)
-    return JobPaths((*_runtime_mounts(runtime, os.environ), *stated), runtime, image, tuple(container.contains))
+    return JobPaths(mounts, runtime, image, tuple(container.contains))
 
 
 def _runtime_mounts(runtime: Runtime, environment: Mapping[str, str]) -> tuple[Mount, ...]:
@@ -135,9 +142,10 @@ def _runtime_mounts(runtime: Runtime, environment: Mapping[str, str]) -> tuple[M
         return (Mount("/tmp", "/tmp"),)
     if runtime != "apptainer":
         return ()
+    found = [Mount("/tmp", "/tmp"), Mount("/var/tmp", "/var/tmp")]
     home = environment.get("HOME", "")
-    places = ["/tmp", "/var/tmp", *([home] if home.startswith("/") else [])]
-    found = [Mount(place, place) for place in places]
+    if home.startswith("/"):
+        found.append(Mount(home, home))
     for config in _APPTAINER_CONFIGS:
         found += _apptainer_binds(config)
     return tuple(found)
@@ -157,8 +165,11 @@ def _apptainer_binds(config: Path) -> list[Mount]:
         text = config.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return []
-    stated = re.findall(r"^[ \t]*bind path[ \t]*=[ \t]*(\S+)", text, re.M)
-    return [mount for line in stated if (mount := parse_mount(line))]
+    return _parsed_mounts(re.findall(r"^[ \t]*bind path[ \t]*=[ \t]*(\S+)", text, re.M))
+
+
+def _parsed_mounts(texts: Iterable[str]) -> list[Mount]:
+    return [mount for mount in map(parse_mount, texts) if mount is not None]
 
 
 def _parts(path: str) -> list[str]:
@@ -188,11 +199,14 @@ def unexpanded(path: str) -> bool:
 def kind_of(path: Path) -> Kind:
     """Return the kind of a path as this user sees it; a path that is invalid for the file system is "missing"."""
     try:
-        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+        mode = path.stat().st_mode
     except PermissionError:
         return "denied"
     except (OSError, ValueError):
         return "missing"
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file"
 
 
 def entries(folder: Path) -> list[str]:
@@ -218,20 +232,29 @@ def missing_path(
     if not paths.visible(text):
         return not_mounted(what, text, where, paths, "read")
     here = paths.here(text)
-    found = wanted if here is None else kind_of(here)
+    if here is None:
+        return None
+    found = kind_of(here)
     if found == wanted:
         return None
-    seen = "" if str(here) == text else f" (on this machine {here})"
-    state = {"missing": "does not exist", "denied": "is not readable for you"}.get(
-        found, f"is a {found}, not a {wanted}"
-    )
-    return Problem("error", code, f"{what} {text}{seen} {state}", where, "correct the path")
+    states = {"missing": "does not exist", "denied": "is not readable for you"}
+    state = states.get(found, f"is a {found}, not a {wanted}")
+    return Problem("error", code, f"{what} {with_place_here(text, here)} {state}", where, "correct the path")
+
+
+def with_place_here(text: str, here: Path) -> str:
+    """Return a path of the job, and where it is on this machine if that is another path."""
+    if str(here) == text:
+        return text
+    return f"{text} (on this machine {here})"
 
 
 def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access: Access) -> Problem:
     """Return the problem of a path that the job's container lacks, with the mount that would add it."""
     led = paths.target_of_link(text)
-    place = text if led == clean(text) else f"{text}, a link to {led},"
+    place = text
+    if led != clean(text):
+        place = f"{text}, a link to {led},"
     if access == "write":
         state = "files that the run writes there are deleted with the container"
     elif os.path.lexists(led):
@@ -251,7 +274,9 @@ def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access
 def _folder_to_mount(path: str, access: Access) -> str:
     """Return the nearest existing folder; if there is none, the first folder of the path."""
     root = Path("/")
-    found = Path(path) if access == "write" else Path(path).parent
+    found = Path(path)
+    if access == "read":
+        found = found.parent
     while kind_of(found) != "folder" and found != root:
         found = found.parent
     if found != root:
@@ -274,18 +299,23 @@ def why_not_writable(path: Path) -> str | None:
         return f"you have no access to {found.parent}"
     if kind_of(found) != "folder":
         return f"{found} is not a folder"
-    if not os.access(found, os.W_OK | os.X_OK):
-        return f"you cannot write to {found}" if found == path else f"you cannot create folders in {found}"
-    return None
+    if os.access(found, os.W_OK | os.X_OK):
+        return None
+    if found == path:
+        return f"you cannot write to {found}"
+    return f"you cannot create folders in {found}"
 
 
 def parse_mount(text: str) -> Mount | None:
     """Parse `/source[:/target[:mode]]` and expand `~`; None if the text is not a mount."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
-    try:
-        source = str(local_path(source)) if source.startswith("~") else source
-    except UserError:
-        return None
+    if source.startswith("~"):
+        try:
+            source = str(local_path(source))
+        except UserError:
+            return None
     target = target or source
-    return Mount(source, target, mode == "ro") if source.startswith("/") and target.startswith("/") else None
+    if not source.startswith("/") or not target.startswith("/"):
+        return None
+    return Mount(source, target, mode == "ro")

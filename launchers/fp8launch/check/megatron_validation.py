@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from fp8launch.check.job_paths import JobPaths, kind_of
@@ -18,6 +19,7 @@ from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.validators import MegatronVerdict, Request
+from fp8launch.wording import shortened
 
 # The version in NVIDIA's current images, assumed if neither recipe nor image states one.
 ASSUMED_TE = "2.20"
@@ -62,8 +64,8 @@ def ask_megatron(
 ) -> tuple[list[MegatronVerdict | None], list[str]]:
     """Return Megatron's verdict on each run, and the state of the layer for each: "ran", or why it did not run."""
     verdicts: list[MegatronVerdict | None] = [None] * len(runs)
-    states = ["ran" if run.engine.validators == "megatron_lm" else NO_VALIDATORS for run in runs]
-    judged = [i for i, state in enumerate(states) if state == "ran"]
+    states = [NO_VALIDATORS] * len(runs)
+    versions = {i: run.args.version for i, run in enumerate(runs) if run.engine.validators == "megatron_lm"}
 
     def ask(share: Sequence[int]) -> None:
         requests = [request(runs[i], paths[i]) for i in share]
@@ -75,13 +77,14 @@ def ask_megatron(
             return
         for i, verdict in zip(share, found, strict=True):
             verdicts[i] = verdict
+            states[i] = "ran"
             if verdict.unanswered:
                 states[i] = (
                     f"uncertain: it needs {', '.join(verdict.unanswered)} from packages that are not installed here"
                 )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(ask, _shares({i: runs[i].args.version for i in judged})))
+        list(pool.map(ask, _shares(versions)))
     return verdicts, states
 
 
@@ -97,16 +100,22 @@ def _shares(versions: Mapping[int, str]) -> list[list[int]]:
 
 def request(run: ResolvedRun, paths: JobPaths) -> Request:
     """Return the validators' input for a run."""
-    te = run.software.transformer_engine
-    stated = ".".join(map(str, te)) if te else ASSUMED_TE
-    return Request(
+    found = Request(
         argv=_argv(run, paths),
         world_size=run.layout.world,
-        # Our CPU mode reports the compute capability of an H100.
-        compute_capability=run.gpu.capability if run.gpu.name != "cpu" else (9, 0),
-        te_version=stated if run.gpu.name != "cpu" else None,
+        compute_capability=run.gpu.capability,
+        te_version=transformer_engine_of(run),
         env=run.env,
     )
+    if run.gpu.name == "cpu":
+        # Our CPU mode reports the compute capability of an H100.
+        found = replace(found, compute_capability=(9, 0), te_version=None)
+    return found
+
+
+def transformer_engine_of(run: ResolvedRun) -> str:
+    """Return the version of Transformer Engine that a run states or that its image has, else the assumed one."""
+    return ".".join(map(str, run.software.transformer_engine or ())) or ASSUMED_TE
 
 
 def _argv(run: ResolvedRun, paths: JobPaths) -> tuple[str, ...]:
@@ -119,7 +128,8 @@ def _argv(run: ResolvedRun, paths: JobPaths) -> tuple[str, ...]:
             # A flag of the script's own: only its parser knows it.
             continue
         if argument.flag == MODEL_DESCRIPTION:
-            words += [argument.words[0].partition("=")[0], str(seen)] if seen else []
+            if seen:
+                words += [argument.words[0].partition("=")[0], str(seen)]
         elif argument.flag == "cross_entropy_fusion_impl" and _allows_te_cross_entropy(run):
             words += ["--cross-entropy-fusion-impl", "native"]
         else:
@@ -140,9 +150,10 @@ def _allows_te_cross_entropy(run: ResolvedRun) -> bool:
 
 def _description_here(run: ResolvedRun, paths: JobPaths) -> Path | None:
     """Return this machine's path of the file in `heterogeneous_layers_config_path`; None if unset or in an image."""
-    path = run.value(MODEL_DESCRIPTION)
-    here = paths.here(path) if isinstance(path, str) else None
-    return here if here is not None and kind_of(here) == "file" else None
+    here = paths.here(run.value(MODEL_DESCRIPTION))
+    if here is None or kind_of(here) != "file":
+        return None
+    return here
 
 
 def model_is_elsewhere(run: ResolvedRun, paths: JobPaths) -> bool:
@@ -155,13 +166,13 @@ def _sizes(run: ResolvedRun) -> list[str]:
     """Return sizes that pass all divisibility checks, for the sizes that neither flags nor readable files give."""
     layout = run.layout
     per_chunk = run.integer("num_layers_per_virtual_pipeline_stage") or 1
-    ends = [run.integer(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    first, last = run.integer("decoder_first_pipeline_num_layers"), run.integer("decoder_last_pipeline_num_layers")
     pieces = parse_layout(str(run.value("pipeline_model_parallel_layout") or ""))
-    layers = layout.pp * layout.vp * per_chunk * 2
     if pieces:
         layers = sum(piece.count("t") for piece in pieces)
-    elif any(ends):
-        layers = sum(ends) + max(layout.pp - sum(map(bool, ends)), 0) * layout.vp * per_chunk * 2
+    else:
+        equal_stages = max(layout.pp - bool(first) - bool(last), 0)
+        layers = first + last + equal_stages * layout.vp * per_chunk * 2
     heads = 8 * layout.tp * layout.cp
     sizes = {
         "num_layers": layers,
@@ -171,8 +182,11 @@ def _sizes(run: ResolvedRun) -> list[str]:
     }
     if run.on("group_query_attention"):
         sizes["num_query_groups"] = heads
-    missing = [(name, size) for name, size in sizes.items() if name not in run.given]
-    return [word for name, size in missing for word in ("--" + name.replace("_", "-"), str(size))]
+    words = []
+    for name, size in sizes.items():
+        if name not in run.given:
+            words += ["--" + name.replace("_", "-"), str(size)]
+    return words
 
 
 def megatron_problems(
@@ -180,7 +194,9 @@ def megatron_problems(
 ) -> Iterator[Problem]:
     """Yield the problems of a verdict, except those that a rule already reported."""
     if model_is_elsewhere(run, paths):
-        source = "use_checkpoint_args" if run.on("use_checkpoint_args") else MODEL_DESCRIPTION
+        source = MODEL_DESCRIPTION
+        if run.on("use_checkpoint_args"):
+            source = "use_checkpoint_args"
         message = (
             f"{source} reads the model from a file that this machine cannot read, so sizes and memory are not checked"
         )
@@ -205,5 +221,5 @@ def megatron_problems(
         if re.search(pattern, message):
             yield Problem("error", STAGE_CODES[verdict.stage], plain, where, fix)
             return
-    text = message if len(message) <= 300 else message[:297] + "..."
-    yield Problem("error", STAGE_CODES[verdict.stage], f"Megatron rejects it: {text}", where, fix_for(run, message))
+    rejected = f"Megatron rejects it: {shortened(message, 300)}"
+    yield Problem("error", STAGE_CODES[verdict.stage], rejected, where, fix_for(run, message))

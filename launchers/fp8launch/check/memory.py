@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate
+from fp8launch.untyped import as_int
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
@@ -32,7 +33,9 @@ def problems(run: ResolvedRun) -> Iterator[Problem]:
     if found.least > DOUBT * capacity:
         yield _problem(run, found, capacity, "does-not-fit", "will not fit")
     elif found.total > TIGHT * capacity:
-        verdict = "will probably not fit" if found.total > capacity else "may not fit"
+        verdict = "may not fit"
+        if found.total > capacity:
+            verdict = "will probably not fit"
         yield _problem(run, found, capacity, "tight-memory", verdict)
 
 
@@ -44,16 +47,19 @@ def run_estimate(run: ResolvedRun, changes: Mapping[str, object] | None = None) 
 
 def _microbatches(run: ResolvedRun, args: Mapping[str, object]) -> int:
     """Return the number of micro batches per step on each pipeline, for these arguments."""
-    sizes = [args.get(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context")]
     ranks = run.layout.world
-    for size in sizes:
-        ranks //= size if isinstance(size, int) and size > 0 else 1
-    micro = args.get("micro_batch_size")
-    return max(run.layout.global_batch // max((micro if isinstance(micro, int) else 1) * ranks, 1), 1)
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        ranks //= max(as_int(args.get(name)) or 1, 1)
+    micro = as_int(args.get("micro_batch_size"))
+    if micro is None:
+        micro = 1
+    return max(run.layout.global_batch // max(micro * ranks, 1), 1)
 
 
 def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:
-    stage = f" on pipeline stage {found.stage}" if found.stages > 1 else ""
+    stage = ""
+    if found.stages > 1:
+        stage = f" on pipeline stage {found.stage}"
     largest = sorted((t for t in found.terms if t.certainty != "reserve"), key=lambda t: -t.bytes)[:3]
     message = (
         f"the run {verdict} on {run.gpu.name}: it needs about {_gib(found.total)} of {_gib(capacity)} per GPU{stage} "
@@ -66,9 +72,7 @@ def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str
 def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
     """Return the changes that save memory, each with its estimate, the sufficient ones first."""
     saved = []
-    # The remedies are keys of Megatron-LM's command line; other engines have their own.
-    remedies = _remedies(run) if run.engine.covers("megatron_lm") else ()
-    for order, (words, changes) in enumerate(remedies):
+    for order, (words, changes) in enumerate(_remedies(run)):
         other = run_estimate(run, changes)
         if other is not None and other.total < 0.99 * found.total:
             saved.append((other.total > TIGHT * capacity, order, f"{words} ({_gib(other.total)})"))
@@ -79,6 +83,8 @@ def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
 
 def _remedies(run: ResolvedRun) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield possible changes, the cheapest in time first."""
+    if not run.engine.covers("megatron_lm"):
+        return  # these are keys of Megatron-LM's command line; other engines have their own
     if not run.on("use_distributed_optimizer") and not run.fsdp:
         yield "use megatron.use_distributed_optimizer", {"use_distributed_optimizer": True}
     if not run.on("grad_reduce_in_bf16"):

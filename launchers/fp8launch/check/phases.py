@@ -61,9 +61,10 @@ class Border:
 
     def where(self, *names: str) -> str:
         """Return the place where the later phase sets one of these, else the earlier phase's."""
-        stated = [*names, "global_batch_size"]
-        place = next((self.after.places[n] for n in names if n in self.after.places), None)
-        return place or self.before.where(*stated)
+        for name in names:
+            if place := self.after.places.get(name):
+                return place
+        return self.before.where(*names, "global_batch_size")
 
     def words(self, names: Iterable[str]) -> str:
         """`tp from 1 to 2`, for each of these."""
@@ -301,7 +302,9 @@ def data_is_the_same(border: Border) -> Iterator[Finding]:
 
 
 def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
+    if value is None:
+        return "none"
+    return str(value)
 
 
 CODES: Mapping[str, Severity] = {rule.code: rule.severity for rule in _RULES} | {"phase-start": "error"}

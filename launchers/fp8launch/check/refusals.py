@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.megatron.flag_map import FIELDS, MODEL_FLAGS
-from fp8launch.megatron.schema import load_schema
+from fp8launch.megatron.schema import Flag, load_schema
 
 # Megatron's attribute to the field of a recipe, where that is not a field with the flag's own value (flag_map).
 _FIELDS = {
@@ -85,20 +85,26 @@ def names_in(run: ResolvedRun, message: str) -> list[str]:
 
 def recipe_field(run: ResolvedRun, name: str) -> str | None:
     """Return the recipe field of an argument, such as `batch.sequence` for seq_length; None if there is none."""
-    schema = load_schema(run.args.version)
-    flag = schema.find(name)
-    by_dest = schema.setting(name)
-    flag = by_dest[0] if flag is None and by_dest else flag
+    flag = _flag(run, name)
     if flag is None and name in run.loaded.recipe.launch.config:
         return f"launch.config.{name}"
+    if flag is None and name.isupper():
+        return f"env.{name}"
     if flag is None:
-        return f"env.{name}" if name.isupper() else None
+        return None
     for key in (name, flag.dest, flag.name):
         if key in _FIELDS:
             return _FIELDS[key]
         if key in _OF_FLAG:
             return _OF_FLAG[key]
-    return f"model.{flag.name}" if flag.name in MODEL_FLAGS else f"megatron.{flag.name}"
+    section = "model" if flag.name in MODEL_FLAGS else "megatron"
+    return f"{section}.{flag.name}"
+
+
+def _flag(run: ResolvedRun, name: str) -> Flag | None:
+    """Return the flag of this name, else the first one that sets this attribute."""
+    schema = load_schema(run.args.version)
+    return schema.find(name) or next(iter(schema.setting(name)), None)
 
 
 def fix_for(run: ResolvedRun, message: str, involved: Sequence[str] = ()) -> str:
@@ -134,7 +140,9 @@ def _shown(run: ResolvedRun, name: str) -> str:
         value = run.loaded.recipe.launch.config[name]
     if value is None:
         return f"{field} (not set)"
-    return f"{field} ({str(value).lower() if isinstance(value, bool) else value})"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"{field} ({value})"
 
 
 def _assignment(run: ResolvedRun, name: str, value: object) -> str | None:
@@ -152,25 +160,29 @@ def _assignment(run: ResolvedRun, name: str, value: object) -> str | None:
 def _raise_to(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     small, _, large, value = groups
     assignment, other = _assignment(run, small, value), recipe_field(run, large)
-    return f"set {assignment}, or lower {other}" if assignment and other else None
+    if not assignment or not other:
+        return None
+    return f"set {assignment}, or lower {other}"
 
 
 def _multiple_of(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     total, parts = recipe_field(run, groups[0]), recipe_field(run, groups[1])
-    size = run.value(groups[1])
     if total is None or parts is None:
         return None
-    return f"make {total} a multiple of {size if isinstance(size, int) and size > 1 else parts}, or change {parts}"
+    size = run.integer(groups[1])
+    if size > 1:
+        return f"make {total} a multiple of {size}, or change {parts}"
+    return f"make {total} a multiple of {parts}, or change {parts}"
 
 
 def _set_one(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     """A bare `assert args.x`, or one flag that needs another."""
-    name = groups[-1].lstrip("-").replace("-", "_")
-    schema = load_schema(run.args.version)
-    flag = schema.find(name) or next(iter(schema.setting(name)), None)
+    flag = _flag(run, groups[-1].lstrip("-").replace("-", "_"))
     if flag is None:
         return None
-    value: object = "true" if not flag.takes_value else f"<{flag.type}>"
+    value = "true"
+    if flag.takes_value:
+        value = f"<{flag.type}>"
     if flag.choices:
         value = " | ".join(map(str, flag.choices))
     if flag.dest == "sequence_parallel":
@@ -180,7 +192,9 @@ def _set_one(run: ResolvedRun, groups: Sequence[str]) -> str | None:
 
 def _drop_one(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     field = recipe_field(run, groups[0])
-    return f"remove {field}, or set it to null" if field else None
+    if field is None:
+        return None
+    return f"remove {field}, or set it to null"
 
 
 def _needs(run: ResolvedRun, groups: Sequence[str]) -> str | None:
@@ -188,11 +202,15 @@ def _needs(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     if not first or not second:
         return None
     wanted, field = _set_one(run, second), recipe_field(run, first[0])
-    return f"{wanted}, or remove {field}" if wanted and field else None
+    if not wanted or not field:
+        return None
+    return f"{wanted}, or remove {field}"
 
 
 def _excludes(run: ResolvedRun, groups: Sequence[str]) -> str | None:
-    fields = [recipe_field(run, name) for group in groups for name in names_in(run, group)[:1]]
+    fields = []
+    for group in groups:
+        fields += [recipe_field(run, name) for name in names_in(run, group)[:1]]
     if len(fields) < 2 or None in fields or fields[0] == fields[1]:
         return None
     return f"remove {fields[0]} or {fields[1]}"

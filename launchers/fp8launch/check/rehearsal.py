@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from fp8launch.check.checker import CheckResult, by_place, in_the_pack
 from fp8launch.check.job_paths import JobPaths, job_paths
-from fp8launch.check.megatron_validation import ASSUMED_TE
+from fp8launch.check.megatron_validation import transformer_engine_of
 from fp8launch.check.not_rehearsed import not_rehearsed
 from fp8launch.check.refusals import NAMELESS, fix_for, names_in, recipe_field
 from fp8launch.check.rehearsal_report import RehearsalReport, RehearsedRole
@@ -27,6 +27,7 @@ from fp8launch.recipe.phases import told_by_phase
 from fp8launch.rehearsal.rehearse import CUDA, Outcome, Plan, Progress, no_progress, rehearse, require_torch
 from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
 from fp8launch.rehearsal.workers import LIMITS, Limits
+from fp8launch.wording import shortened
 
 LAYER = "rehearsal"
 CODE = "rehearsal"
@@ -111,8 +112,7 @@ def plan_of(
     step = run.engine.rehearsal(run.args, run.layout, run.loaded)
     resources = run.loaded.recipe.resources
     on_gpu = seen.gpu.name != "cpu"
-    stated = seen.software.transformer_engine
-    te = Version(".".join(map(str, stated)) if stated else ASSUMED_TE)
+    te = Version(transformer_engine_of(seen))
     paths = job_paths(run.loaded, cluster)
     config = {CONFIG: json.dumps(step.config)} if step.config else {}
     return Plan(
@@ -128,7 +128,7 @@ def plan_of(
         translated=step.translated,
         without=step.without,
         program=step.program,
-        cuda=".".join(map(str, seen.software.cuda)) if seen.software.cuda else step.cuda or CUDA,
+        cuda=".".join(map(str, seen.software.cuda or ())) or step.cuda or CUDA,
     )
 
 
@@ -150,12 +150,13 @@ def _with_outcomes(result: CheckResult, found: Sequence[tuple[_Part, Sequence[Ou
         problems = dict.fromkeys(problem_of(part.seen, outcome) for outcome in _first_of_each(refused))
         told.append((part.phase or "", tuple(map(in_the_pack, problems))))
     everything = sorted(dict.fromkeys([*told_by_phase(told, len(told)), *result.problems]), key=by_place)
-    unknown = next((outcome for _, outcomes in found for outcome in outcomes if outcome.unknown), None)
     extended = replace(result, problems=tuple(everything), rehearsal=_report(found))
-    if unknown is None:
-        return replace(extended, layers={**result.layers, LAYER: "ran"})
-    state = f"not run to its end: no verdict on the {unknown.role.name}: {unknown.message}"
-    return replace(extended, layers={**result.layers, LAYER: state}, exit_code=MACHINE_LACKS)
+    for _, outcomes in found:
+        for outcome in outcomes:
+            if outcome.unknown:
+                state = f"not run to its end: no verdict on the {outcome.role.name}: {outcome.message}"
+                return replace(extended, layers={**result.layers, LAYER: state}, exit_code=MACHINE_LACKS)
+    return replace(extended, layers={**result.layers, LAYER: "ran"})
 
 
 def _first_of_each(refused: Iterable[Outcome]) -> list[Outcome]:
@@ -168,9 +169,11 @@ def _first_of_each(refused: Iterable[Outcome]) -> list[Outcome]:
 
 def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
     """A refusal in the recipe's terms: Megatron's sentence and place, the settings involved and what to change."""
-    place = f" ({outcome.at})" if outcome.at else ""
-    said = outcome.message if len(outcome.message) <= LONGEST else outcome.message[: LONGEST - 3] + "..."
-    message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}{place}{_why(outcome)}"
+    said = shortened(outcome.message, LONGEST)
+    message = f"fails in a rehearsal of the {outcome.role.name}: {outcome.exception}: {said}"
+    if outcome.at:
+        message += f" ({outcome.at})"
+    message += _why(outcome)
     named = names_in(seen, outcome.message)
     stated = (*named, *_stated(seen, outcome.settings))
     involved = [name for name in stated if recipe_field(seen, name)]
@@ -179,7 +182,9 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
     else:
         # Advice is written for recipes of Megatron-LM, whose keys have other names.
         shown = [f"{name} ({seen.value(name)})" for name in dict.fromkeys(stated) if name in seen.places]
-        fix = f"change {' or '.join(shown[:MOST_SETTINGS])}" if shown else NAMELESS
+        fix = NAMELESS
+        if shown:
+            fix = f"change {' or '.join(shown[:MOST_SETTINGS])}"
     if fix == NAMELESS:
         fix = "`fp8launch check RECIPE --rehearse -v` shows the code that refuses it"
     return Problem("error", CODE, message, seen.where(*named, *involved, *names_in(seen, fix)), fix)
@@ -187,8 +192,8 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
 
 def _why(outcome: Outcome) -> str:
     """Transformer Engine's reasons; that a variable forbids a backend only where there is no other."""
-    telling = [reason for reason in outcome.reasons if "NVTE_" not in reason] or list(outcome.reasons)
-    return f"; {'; '.join(reason.split(' (')[0] for reason in telling)}" if telling else ""
+    telling = [reason for reason in outcome.reasons if "NVTE_" not in reason] or outcome.reasons
+    return "".join(f"; {reason.split(' (')[0]}" for reason in telling)
 
 
 def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:
@@ -198,11 +203,19 @@ def _stated(seen: ResolvedRun, settings: Sequence[str]) -> list[str]:
 
 
 def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport:
-    roles = [_role(part.phase, outcome) for part, outcomes in found for outcome in outcomes]
-    left_out = dict.fromkeys(name for part, _ in found for name in (*part.plan.without, *not_rehearsed(part.seen)))
-    left_out |= dict.fromkeys(name for _, outcomes in found for outcome in outcomes for name in outcome.not_rehearsed)
-    programs = dict.fromkeys(part.plan.program.title for part, _ in found if part.plan.program)
-    return RehearsalReport(tuple(roles), tuple(left_out), ", ".join(programs) or None)
+    roles = []
+    of_parts: list[str] = []
+    of_roles: list[str] = []
+    programs: dict[str, None] = {}
+    for part, outcomes in found:
+        of_parts += (*part.plan.without, *not_rehearsed(part.seen))
+        if part.plan.program:
+            programs[part.plan.program.title] = None
+        for outcome in outcomes:
+            roles.append(_role(part.phase, outcome))
+            of_roles += outcome.not_rehearsed
+    left_out = tuple(dict.fromkeys([*of_parts, *of_roles]))
+    return RehearsalReport(tuple(roles), left_out, ", ".join(programs) or None)
 
 
 def _role(phase: str | None, outcome: Outcome) -> RehearsedRole:

@@ -15,6 +15,7 @@ from fp8launch.hardware.quantization import DEFAULT_RECIPE, QUANTIZATION, UNQUAN
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.versions import Release, release
 from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.untyped import as_int
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class ResolvedRun:
         return self.arguments.get(dest)
 
     def integer(self, dest: str, default: int = 0) -> int:
-        value = self.value(dest)
-        return value if isinstance(value, int) else default
+        value = as_int(self.value(dest))
+        if value is None:
+            return default
+        return value
 
     def on(self, dest: str) -> bool:
         """Return whether a switch is set, or a value is neither zero nor empty."""

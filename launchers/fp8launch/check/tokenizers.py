@@ -57,30 +57,35 @@ def tokenizer_problems(
                     "contains it"
                 )
                 yield Problem("warning", "tokenizer-from-network", message, where, fix)
-        elif problem := (_folder if kind in HUB_TYPES else _file)(str(kind), model, where, paths):
-            yield problem
+        elif kind in HUB_TYPES:
+            yield from _folder(str(kind), model, where, paths)
+        else:
+            yield from _file(str(kind), model, where, paths)
 
 
-def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem | None:
+def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator[Problem]:
     here = paths.here(model)
     if here is not None and kind_of(here) == "folder":
-        inside = next((name for name in ("tokenizer.model", "tokenizer.json") if name in entries(here)), None)
-        fix = f"write {model.rstrip('/')}/{inside}" if inside else "write the path of the file in it"
-        return Problem("error", "tokenizer-missing", f"{kind} reads one file, but {model} is a folder", where, fix)
-    return missing_path(f"the model of {kind},", model, where, paths, code="tokenizer-missing")
+        fix = "write the path of the file in it"
+        for name in ("tokenizer.model", "tokenizer.json"):
+            if name in entries(here):
+                fix = f"write {model.rstrip('/')}/{name}"
+                break
+        yield Problem("error", "tokenizer-missing", f"{kind} reads one file, but {model} is a folder", where, fix)
+    elif problem := missing_path(f"the model of {kind},", model, where, paths, code="tokenizer-missing"):
+        yield problem
 
 
-def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Problem | None:
+def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator[Problem]:
     here = paths.here(model)
+    if here is not None and kind_of(here) == "file":
+        return  # transformers takes the file of a tokenizer too, with a warning
     if here is not None and kind_of(here) == "folder" and not set(HUB_FILES) & set(entries(here)):
         message = f"{model} contains none of {', '.join(HUB_FILES)}"
-        return Problem(
-            "error", "tokenizer-missing", message, where, "write the path of the folder that contains the tokenizer"
-        )
-    if here is not None and kind_of(here) == "file":
-        # transformers takes the file of a tokenizer too, with a warning.
-        return None
-    return missing_path(f"the tokenizer of {kind},", model, where, paths, "folder", "tokenizer-missing")
+        fix = "write the path of the folder that contains the tokenizer"
+        yield Problem("error", "tokenizer-missing", message, where, fix)
+    elif problem := missing_path(f"the tokenizer of {kind},", model, where, paths, "folder", "tokenizer-missing"):
+        yield problem
 
 
 def _cached(model: str, prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]) -> bool:

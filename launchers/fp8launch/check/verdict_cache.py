@@ -45,8 +45,7 @@ def cached_verdicts(requests: Sequence[Request], megatron: Path) -> list[Megatro
                 entries[position] = folder / f"{_key(basis, request)}.json"
     known = {}
     for position, entry in enumerate(entries):
-        verdict = _read(entry) if entry is not None else None
-        if verdict is not None:
+        if entry is not None and (verdict := _read(entry)):
             known[position] = verdict
     missing = [position for position in range(len(requests)) if position not in known]
     if missing:
@@ -89,7 +88,7 @@ def _key(basis: bytes, request: Request) -> str:
 def _names_a_file(request: Request) -> bool:
     """Whether a word of the request, or a value of its environment, is a path of this machine."""
     values = [word.rpartition("=")[2] for word in request.argv]
-    return any(_exists(text) for text in (*request.argv, *values, *request.env.values()))
+    return any(map(_exists, (*request.argv, *values, *request.env.values())))
 
 
 def _exists(text: str) -> bool:

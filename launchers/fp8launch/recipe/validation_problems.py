@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from fp8launch.diagnostics import Problem, did_you_mean, nearest
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.yaml_source import Node
+from fp8launch.wording import shortened
 
 Path: TypeAlias = "tuple[str | int, ...]"
 # Finding the nearest name takes milliseconds, and nobody reads more of these.
@@ -208,7 +209,4 @@ def _shown(value: object) -> str:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
-    if len(text) > 80:
-        text = text[:77] + "..."
-    return text
+    return shortened(repr(value), 80)

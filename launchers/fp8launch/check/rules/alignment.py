@@ -17,8 +17,10 @@ _TE = "TransformerEngine"
     source=f"{_TE} pytorch/utils.py:614, common/gemm/cublaslt_gemm.cu:161, pytorch/csrc/quantizer.cpp:1514 and 1982",
 )
 def features_are_aligned(run: ResolvedRun) -> Iterator[Finding]:
-    step = run.quantization.feature_multiple if run.quantization else None
-    if step is None or not run.uses_te:
+    if run.quantization is None or not run.uses_te:
+        return
+    step = run.quantization.feature_multiple
+    if step is None:
         return
     for width in widths(run):
         if width.size is not None and width.size % step:
@@ -26,12 +28,17 @@ def features_are_aligned(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _misaligned(run: ResolvedRun, width: Width, step: int) -> Finding:
-    on_rank = f"{width.total} over {width.parts} ranks is {width.size}" if width.parts > 1 else f"is {width.total}"
     whole = step * width.parts
     below, above = width.total // whole * whole, (width.total // whole + 1) * whole
-    fix = f"make it a multiple of {whole}, such as {f'{below} or ' if below else ''}{above}"
+    fix = f"make it a multiple of {whole}, such as {above}"
+    if below:
+        fix = f"make it a multiple of {whole}, such as {below} or {above}"
+    on_rank = f"is {width.total}"
+    if width.parts > 1:
+        on_rank = f"{width.total} over {width.parts} ranks is {width.size}"
+        fix += ", or use less parallelism"
     message = f"{width.name} {on_rank}, but {run.precision} needs a multiple of {step} in every linear layer"
-    return Finding(message, run.where(*width.dests), fix + (", or use less parallelism" if width.parts > 1 else ""))
+    return Finding(message, run.where(*width.dests), fix)
 
 
 @rule(
@@ -50,25 +57,32 @@ def tokens_are_aligned(run: ResolvedRun) -> Iterator[Finding]:
     # blockwise does everywhere, and rows must be multiples of 16 bytes.
     tn_only = recipe.tn_only or run.gpu.capability < (10, 0)
     in_fp8 = run.precision != "delayed" or run.on("fp8_wgrad")
-    in_sum = max(16, step) if tn_only and in_fp8 else step
-    bad = next(((n, s) for n, s in ((gathered, in_sum), (local, step)) if n % s), None)
-    if bad is None:
+    in_sum = step
+    if tn_only and in_fp8:
+        in_sum = max(16, step)
+    if gathered % in_sum:
+        count, multiple = gathered, in_sum
+    elif local % step:
+        count, multiple = local, step
+    else:
         return
-    split = [f"/ {name} {n}" for name, n in (("CP", run.layout.cp), ("SP", gathered // local)) if n > 1]
+    split = f"{run.value('seq_length')} x {run.layout.micro_batch}"
+    for name, parts in (("CP", run.layout.cp), ("SP", gathered // local)):
+        if parts > 1:
+            split += f" / {name} {parts}"
     message = (
-        f"a micro batch has {bad[0]} tokens on a rank ({run.value('seq_length')} x {run.layout.micro_batch} "
-        f"{' '.join(split)}), but {run.precision} needs a multiple of {bad[1]}"
-    ).replace(" )", ")")
-    fix = f"choose batch.sequence x batch.micro as a multiple of {bad[1]} x context and sequence parallelism"
+        f"a micro batch has {count} tokens on a rank ({split}), but {run.precision} needs a multiple of {multiple}"
+    )
+    fix = f"choose batch.sequence x batch.micro as a multiple of {multiple} x context and sequence parallelism"
     yield Finding(message, run.where("seq_length", "micro_batch_size"), fix)
 
 
 @rule("blockwise-ragged", "warning", source=f"{_TE} pytorch/tensor/float8_blockwise_tensor.py:235")
 def blocks_are_full(run: ResolvedRun) -> Iterator[Finding]:
     """Partial blocks are padded: they cost as much as full blocks, and are gathered in bf16 where tensors are split."""
-    block = run.quantization.block if run.quantization else None
-    if block is None or not run.uses_te:
+    if run.quantization is None or run.quantization.block is None or not run.uses_te:
         return
+    block = run.quantization.block
     plain = ("hidden_size", "ffn_hidden_size", "moe_ffn_hidden_size")
     for width in widths(run):
         if width.name in plain and width.size is not None and width.size % block and not width.size % 16:
@@ -85,8 +99,10 @@ def blocks_are_full(run: ResolvedRun) -> Iterator[Finding]:
     source=f"{_TE} common/comm_gemm_overlap/comm_gemm_overlap.cpp:262-265: Userbuffers needs MXFP8 dims % 128",
 )
 def overlapped_mxfp8_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
-    step = run.quantization.overlap_multiple if run.quantization else None
-    if step is None or not run.on("tp_comm_overlap") or not run.uses_te or run.layout.tp < 2:
+    if run.quantization is None or not run.on("tp_comm_overlap") or not run.uses_te or run.layout.tp < 2:
+        return
+    step = run.quantization.overlap_multiple
+    if step is None:
         return
     needs = f"but tp_comm_overlap with {run.precision} needs a multiple of {step}"
     for width in widths(run):

@@ -50,9 +50,13 @@ def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     missing = []
     for dest, (name, value) in wanted.items():
         # A flag of another name than its attribute switches that off.
-        in_effect = value if dest == name else False
-        if run.value(dest) != in_effect:
-            missing.append(name if value is True else f"{name}: {value}")
+        in_effect = dest == name and value
+        if run.value(dest) == in_effect:
+            continue
+        if value is True:
+            missing.append(name)
+        else:
+            missing.append(f"{name}: {value}")
     if missing:
         message = f"a run on CPUs also needs these flags: {', '.join(missing)}"
         yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")
@@ -65,9 +69,8 @@ def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     scope="megatron_lm",
 )
 def cpu_mode_has_the_layers(run: ResolvedRun) -> Iterator[Finding]:
-    lacking = ("multi_latent_attention", "use_megatron_fsdp", "use_torch_fsdp2")
-    for name in lacking if run.gpu.name == "cpu" else ():
-        if run.on(name):
+    for name in ("multi_latent_attention", "use_megatron_fsdp", "use_torch_fsdp2"):
+        if run.gpu.name == "cpu" and run.on(name):
             yield Finding(f"{name} does not work on CPUs", run.where(name), "remove it, or set resources.gpu to a GPU")
 
 

@@ -29,7 +29,7 @@ def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
         message = f"a Mamba layer is {inner} channels wide, which cannot be divided into heads of {width}"
         yield Finding(message, where, f"make mamba_head_dim a divisor of {inner}, or set mamba_num_heads")
         return
-    heads = stated if isinstance(stated, int) else inner // width
+    heads = run.integer("mamba_num_heads", inner // width)
     for name, count in (("heads", heads), ("groups", groups)):
         if count % tp:
             message = f"{count} Mamba {name} cannot be divided over TP {tp}"
@@ -44,11 +44,11 @@ def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
 def mamba_projection_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
     if "mamba" not in layer_kinds(run.arguments) or not run.on("fp8"):
         return
-    groups, state, width = (run.integer(f"mamba_{name}") for name in ("num_groups", "state_dim", "head_dim"))
+    groups, state = run.integer("mamba_num_groups"), run.integer("mamba_state_dim")
+    width = run.integer("mamba_head_dim")
     if not width:
         return
-    stated = run.value("mamba_num_heads")
-    heads = stated if isinstance(stated, int) else EXPAND * run.integer("hidden_size") // width
+    heads = run.integer("mamba_num_heads", EXPAND * run.integer("hidden_size") // width)
     size = 2 * heads * width + 2 * groups * state + heads
     if size % 16:
         message = f"the input projection of a Mamba layer has {size} outputs, and FP8 needs a multiple of 16"

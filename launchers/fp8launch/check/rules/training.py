@@ -56,7 +56,9 @@ def warmup_ends_before_decay(run: ResolvedRun) -> Iterator[Finding]:
         if not length or run.on("skip_train"):
             continue
         fraction = run.value("lr_warmup_fraction")
-        warmup = fraction * decay if isinstance(fraction, (int, float)) else run.integer(f"lr_warmup_{unit}")
+        warmup: float = run.integer(f"lr_warmup_{unit}")
+        if isinstance(fraction, (int, float)):
+            warmup = fraction * decay
         if warmup >= decay:
             message = f"the warm-up of {warmup:g} {unit} does not end before the decay, which ends after {decay}"
             names = ("lr_warmup_fraction", f"lr_warmup_{unit}", f"lr_decay_{unit}", f"train_{unit}")

@@ -129,14 +129,15 @@ def rotated_channels_pair_up(run: ResolvedRun) -> Iterator[Finding]:
     kind = run.value("position_embedding_type")
     if kind not in ("rope", "yarn", "mrope") and not run.on("use_rotary_position_embeddings"):
         return
-    percent = run.value("rotary_percent")
     if not heads_fit(run):
         return
-    latent = "latent attention" in layer_kinds(run.arguments)
-    width = run.integer("qk_pos_emb_head_dim") if latent else head_width(run.arguments)
-    rotated = int(width * percent) if isinstance(percent, float) and percent < 1 else width
+    name, width = "kv_channels", head_width(run.arguments)
+    if "latent attention" in layer_kinds(run.arguments):
+        name, width = "qk_pos_emb_head_dim", run.integer("qk_pos_emb_head_dim")
+    rotated, percent = width, run.value("rotary_percent")
+    if isinstance(percent, float) and percent < 1:
+        rotated = int(width * percent)
     if rotated % 2 and rotated + 1 > width:
-        name = "qk_pos_emb_head_dim" if latent else "kv_channels"
         message = f"attention heads have {width} channels, but rotary embeddings need an even number"
         where = run.where(name, "num_attention_heads", "hidden_size")
         yield Finding(message, where, f"set {name} to {width - 1} or {width + 1}")
