@@ -15,6 +15,7 @@ from fp8launch.recipe.yaml_source import is_file
 from fp8launch.rundir.registry import all_runs, all_studies, find_run, find_runs, find_study, need_mine
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder
 from fp8launch.rundir.study import StudyFolder
+from fp8launch.wording import and_more
 
 RESOLVED = "recipe.yaml"
 AMBIGUOUS = ("ambiguous-run", "ambiguous-study")
@@ -44,10 +45,14 @@ def recipes_named(name: str, to_run: bool = False) -> list[str]:
         try:
             runs = find_runs(name)
         except UserError as other:
-            ambiguous = other.problems[0].code in AMBIGUOUS and not any(one.startswith(name) for one in pack_names())
-            raise (other if ambiguous else unknown) from None
-        if name != "latest" and name not in {run.run_id for run in runs} | {run.path.parent.name for run in runs}:
-            whole = runs[0].run_id if len(runs) == 1 else runs[0].path.parent.name
+            if other.problems[0].code not in AMBIGUOUS or any(one.startswith(name) for one in pack_names()):
+                raise unknown from None
+            raise
+        whole_ids = [run.run_id for run in runs] + [run.path.parent.name for run in runs]
+        if runs and name not in ("latest", *whole_ids):
+            whole = runs[0].path.parent.name
+            if len(runs) == 1:
+                whole = runs[0].run_id
             fix = f"write the whole id {whole} to mean that"
             raise error("recipe-not-found", "no such recipe", name, fix) from None
         return _recipes_of(runs, to_run)
@@ -98,13 +103,17 @@ def study_named(name: str) -> StudyFolder | None:
     if recipe is None:
         return find_study(name)
     places = {run.path.parent for run in _runs_of_recipe(recipe)}
-    place = places.pop() if len(places) == 1 else None
-    return StudyFolder(place) if place is not None and is_file(place / STUDY) else None
+    if len(places) != 1:
+        return None
+    place = places.pop()
+    if not is_file(place / STUDY):
+        return None
+    return StudyFolder(place)
 
 
 def is_own_folder(name: str) -> bool:
     """Return whether a name is the path of a run folder or of a study's."""
-    return any(is_file(Path(name) / marker) for marker in (MANIFEST, STUDY))
+    return is_file(Path(name) / MANIFEST) or is_file(Path(name) / STUDY)
 
 
 def is_recipe_file(name: str) -> bool:
@@ -125,7 +134,7 @@ def _recipe_name(name: str) -> str | None:
         stated = read_recipe(name).tree.plain().get("name")
     except UserError:
         return None
-    return str(stated) if stated else path.stem
+    return str(stated or path.stem)
 
 
 def _runs_of_recipe(recipe: str) -> list[RunFolder]:
@@ -133,8 +142,10 @@ def _runs_of_recipe(recipe: str) -> list[RunFolder]:
 
 
 def _several(name: str, runs: list[str]) -> UserError:
-    study = find_study(name)
-    what = f"the study {study.study_id}" if study else f"'{name}'"
-    shown = ", ".join(runs[:5]) + (", ..." if len(runs) > 5 else "")
-    message = f"{what} has {len(runs)} runs, and this command takes one"
-    return error("several-runs", message, name, f"name one of its runs: {shown}" if runs else None)
+    what, study = f"'{name}'", find_study(name)
+    if study:
+        what = f"the study {study.study_id}"
+    fix = None
+    if runs:
+        fix = f"name one of its runs: {and_more(runs, 5)}"
+    return error("several-runs", f"{what} has {len(runs)} runs, and this command takes one", name, fix)

@@ -26,7 +26,9 @@ SEQUENCE = 8192
 
 
 def precisions_of(text: str | None) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    if not text:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in PRECISIONS:
             raise error("unknown-precision", f"no precision {name!r}", "--precision", f"use {', '.join(PRECISIONS)}")
@@ -37,20 +39,25 @@ def source_of(
     recipe: str, gpu_name: str | None, precisions: Sequence[str], folder: Path
 ) -> tuple[RecipeSource, tuple[str, ...]]:
     """The recipe, or one that is made of a model of the pack, and what a recipe that builds on it extends."""
+    pack = pack_folder("recipes")
     name = recipe.removeprefix("models/").removesuffix(".yaml")
-    if not (pack_folder("recipes") / "models" / f"{name}.yaml").is_file() or "/" in name:
+    if not (pack / "models" / f"{name}.yaml").is_file() or "/" in name:
         source = read_recipe(recipe_named(recipe))
-        pack = pack_folder("recipes")
         if is_of_engine(recipe):
             return source, (recipe,)
         if source.path.is_relative_to(pack):
             return source, (source.path.relative_to(pack).with_suffix("").as_posix(),)
         return source, (str(source.path.resolve()),)
     device = gpu(gpu_name or "h100")
-    usual = "bf16" if device.fp8 is None else "tensorwise"
+    precision, hardware = "tensorwise", "h100"
+    if precisions:
+        precision = precisions[0]
+    elif device.fp8 is None:
+        precision = "bf16"
+    if (pack / "hardware" / f"{device.name}.yaml").is_file():
+        hardware = device.name
     parts = [f"models/{name}", "parts/pretrain", "parts/benchmark", "parts/distributed_optimizer"]
-    has_part = (pack_folder("recipes") / "hardware" / f"{device.name}.yaml").is_file()
-    parts += [f"precision/{precisions[0] if precisions else usual}", f"hardware/{device.name if has_part else 'h100'}"]
+    parts += [f"precision/{precision}", f"hardware/{hardware}"]
     source = _of_parts(name, parts, folder)
     if "num_experts" in load_recipe(source).recipe.model:
         parts += ["moe/alltoall", "moe/layer_graphs"]
@@ -89,8 +96,11 @@ def resource_overrides(
 
 def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | None) -> Change:
     """All arguments of the run in a precision, and the override that chooses it."""
-    chosen = {"precision.recipe": precision} if precision else {}
-    loaded = load_recipe(source, [*overrides, *(f"{key}={value}" for key, value in chosen.items())])
+    chosen = {}
+    if precision:
+        chosen["precision.recipe"] = precision
+        overrides = [*overrides, f"precision.recipe={precision}"]
+    loaded = load_recipe(source, overrides)
     if loaded.recipe.phases:
         raise error("phases", "a recipe with phases has no one layout", loaded.where("phases"), "--set phases=null")
     engine = engine_of(loaded)
@@ -136,9 +146,6 @@ def _links(reference: Links, world: int, profile: Cluster | None) -> Links:
                 f"NVLink domains of {reference.domain}, as in NVIDIA's reference system"
             )
         return reference
-    network = profile.network
-    return Links(
-        reference.nvlink,
-        network.gbit_per_gpu / 8 if network.gbit_per_gpu else reference.network,
-        network.nvlink_domain or reference.domain,
-    )
+    stated = profile.network
+    network = (stated.gbit_per_gpu or 0) / 8 or reference.network
+    return Links(reference.nvlink, network, stated.nvlink_domain or reference.domain)

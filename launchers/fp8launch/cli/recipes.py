@@ -60,23 +60,28 @@ def recipes(
     prefix, colon, plain_name = (name or "").partition(":")
     if colon and prefix in _CATALOGS:
         engine, name = prefix, plain_name
-    if engine in _CATALOGS:
-        from fp8launch.cli import engine_recipes
-
+    if engine not in _CATALOGS:
+        if release is not None:
+            raise click.UsageError("--release needs --engine bridge")
         if published:
-            if name is not None:
-                raise click.UsageError(
-                    "--published lists the figures of all recipes: leave out the name, or use --model"
-                )
-            engine_recipes.show_published(_CATALOGS[engine], release, gpu, model, precision, as_json)
-            return
+            raise click.UsageError("--published needs --engine bridge")
+        if name is not None:
+            _explain(name, as_json)
+        else:
+            _list(gpu, model, precision, kind, as_json)
+        return
+    from fp8launch.cli import engine_recipes
+
+    if published and name is not None:
+        raise click.UsageError("--published lists the figures of all recipes: leave out the name, or use --model")
+    if published:
+        engine_recipes.show_published(_CATALOGS[engine], release, gpu, model, precision, as_json)
+    else:
         engine_recipes.show(_CATALOGS[engine], name, release, gpu, model, precision, as_json)
-        return
-    if release is not None or published:
-        raise click.UsageError(f"--{'release' if release is not None else 'published'} needs --engine bridge")
-    if name is not None:
-        _explain(name, as_json)
-        return
+
+
+def _list(gpu: str | None, model: str | None, precision: str | None, kind: str | None, as_json: bool) -> None:
+    """List the recipes, studies or parts of the pack that these filters leave."""
     if gpu is not None:
         _known("--gpu", gpu.lower(), GPUS)
     if precision is not None:
@@ -88,14 +93,23 @@ def recipes(
     if kind not in (None, "recipes", "studies"):
         _show_parts([part for part in parts if part.kind == kind], as_json)
         return
-    single = [row for row in pack_recipes() if kind != "studies" and _fits(row, gpu, model, precision)]
-    studies = [row for row in pack_recipes("studies") if kind != "recipes" and _fits(row, gpu, model, precision)]
+    single: list[Row] = []
+    studies: list[Row] = []
+    if kind != "studies":
+        single = [row for row in pack_recipes() if _fits(row, gpu, model, precision)]
+    if kind != "recipes":
+        studies = [row for row in pack_recipes("studies") if _fits(row, gpu, model, precision)]
     if as_json:
         show_json([row.as_dict() for row in [*single, *studies]])
         return
+    _show_rows(single, studies)
+    if kind is None and not (gpu or model or precision):
+        eprint(f"parts to extend: `fp8launch recipes --kind KIND`, for {', '.join(kinds[2:])}")
+
+
+def _show_rows(single: Sequence[Row], studies: Sequence[Row]) -> None:
     if not single and not studies:
         eprint("no recipe of the pack fits these filters; `fp8launch recipes` lists all")
-        return
     if single:
         show_table(
             ["recipe", "model", "GPUs", "precision", "description"],
@@ -115,8 +129,6 @@ def recipes(
             unbroken=("study",),
             drop=("model", "precision"),
         )
-    if kind is None and not (gpu or model or precision):
-        eprint(f"parts to extend: `fp8launch recipes --kind KIND`, for {', '.join(kinds[2:])}")
 
 
 def _known(option: str, value: str, known: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,24 +157,31 @@ def submit(
         name, submitted, everything = run.run_id, [run], [run]
     status = 0
     if wait:
-        from fp8launch.cli.follow import wait_for
-
-        for run in everything:
-            if run not in ended:
-                ended[run] = wait_for(run, scheduler, brief=is_study)
-        status = exit_code(all(ended.values()))
-        if is_study:
-            failed = list(ended.values()).count(False)
-            eprint(f"{len(ended)} runs, {failed} not completed; `fp8launch compare {name}` puts them side by side")
-    if as_json:
-        runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
-        if is_study:
-            show_json({"study": name, "submitted": runs, "present": len(everything) - len(runs)})
-        else:
-            show_json(runs)
-    else:
+        status = _followed(name, everything, ended, scheduler, is_study)
+    if not as_json:
         echo(name)
+        return status
+    runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
+    if is_study:
+        show_json({"study": name, "submitted": runs, "present": len(everything) - len(runs)})
+    else:
+        show_json(runs)
     return status
+
+
+def _followed(
+    name: str, runs: Sequence[RunFolder], ended: dict[RunFolder, bool], scheduler: Scheduler, is_study: bool
+) -> int:
+    """Follow the runs that are not in `ended` to their end; return the exit code for all."""
+    from fp8launch.cli.follow import wait_for
+
+    for run in runs:
+        if run not in ended:
+            ended[run] = wait_for(run, scheduler, brief=is_study)
+    if is_study:
+        failed = list(ended.values()).count(False)
+        eprint(f"{len(ended)} runs, {failed} not completed; `fp8launch compare {name}` puts them side by side")
+    return exit_code(all(ended.values()))
 
 
 def _wait_between(scheduler: Scheduler, ended: dict[RunFolder, bool]) -> Callable[[RunFolder], object] | None:
@@ -231,8 +239,9 @@ def _ready(
                 raise
             refused.append((point, exc))
     if refused and not skip_bad:
-        problems = dict.fromkeys(p for _, reason in refused for p in reason.problems)
-        raise UserError(problems, max(reason.exit_code for _, reason in refused))
+        reasons = [reason for _, reason in refused]
+        problems = dict.fromkeys(chain.from_iterable(reason.problems for reason in reasons))
+        raise UserError(problems, max(reason.exit_code for reason in reasons))
     checked = refuse_errors([one for _, one in prepared], profile, scheduler, skip=skip_bad, rehearse=rehearse)
     left_out = []
     for point, reason in refused:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cli.tune_output import Ended, finish, show_candidates, wrote
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, nearest
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, did_you_mean, error
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
 from fp8launch.report.plots import require_drawable
@@ -38,6 +39,7 @@ from fp8launch.tuning.record import Record, folder_of, read_record, write_record
 from fp8launch.tuning.session import Session, search
 from fp8launch.tuning.state import Limits, State, seconds_spent, trials_run
 from fp8launch.tuning.trials import Site
+from fp8launch.wording import counted
 
 TRIALS = 12
 
@@ -123,7 +125,9 @@ def tune(
     remember_root(place)
     write_record(folder, record)
     eprint(f"study {name} in {place}")
-    ends = None if minutes is None else began + 60 * minutes
+    ends = None
+    if minutes is not None:
+        ends = began + 60 * minutes
     try:
         with held(folder_of(folder)):
             record, halted = search(Session(Site(profile, place, scheduler, folder, eprint), bases, ends), record)
@@ -134,17 +138,20 @@ def tune(
         eprint(f"{write} is not written before the search has ended")
         write = None
     status = finish(Ended(record, halted.why, bases, overrides, folder), write, picture, as_json)
-    return ANSWER_IS_NO if halted.interrupted else status
+    if halted.interrupted:
+        return ANSWER_IS_NO
+    return status
 
 
 def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
     """The knobs that may be turned. Raises UserError for unknown ones, and for those that --numerics excludes."""
     known = all_knobs()
-    names = [name.strip() for name in wanted.split(",")] if wanted else list(known)
+    names = list(known)
+    if wanted:
+        names = [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in known:
-            near = nearest(name, known)
-            fix = f"did you mean '{near}'?" if near else f"knobs: {', '.join(known)}"
+            fix = did_you_mean(name, known, f"knobs: {', '.join(known)}")
             raise error("unknown-knob", f"'{name}' is not a knob", "--knobs", fix)
         if wanted and numerics == "keep" and not known[name].keeps_numerics:
             message = f"the knob '{name}' changes what is computed"
@@ -178,18 +185,22 @@ def _need_legal(bases: Sequence[Base], profile: Cluster, scheduler: Scheduler, d
         refuse_errors(prepared, profile, scheduler)
         return
     results = check_all(prepared, profile, say=eprint, layers=("rules", "megatron"))
-    errors = [problem for result in results for problem in result.problems if problem.severity == "error"]
+    found = dict.fromkeys(chain.from_iterable(result.problems for result in results))
+    errors = [problem for problem in found if problem.severity == "error"]
     if errors:
-        raise UserError(list(dict.fromkeys(errors)), ANSWER_IS_NO)
+        raise UserError(errors, ANSWER_IS_NO)
 
 
 def _nothing_to_change(bases: Sequence[Base], numerics: str, profile: Cluster) -> UserError:
     """The error for knobs without an effect; it names those that have one."""
     known = _chosen(None, numerics)
-    legal = {candidate.knob for base in bases for candidate in begin(base, known, profile, eprint).start.candidates}
+    legal: set[str] = set()
+    for base in bases:
+        legal.update(candidate.knob for candidate in begin(base, known, profile, eprint).start.candidates)
     message = "none of these knobs changes this recipe in a way that the check accepts"
-    named = ", ".join(knob.name for knob in known if knob.name in legal)
-    fix = f"knobs that do: {named}" if named else "no knob does; with --numerics allow there are more of them"
+    fix = "no knob does; with --numerics allow there are more of them"
+    if legal:
+        fix = f"knobs that do: {', '.join(knob.name for knob in known if knob.name in legal)}"
     return error("tune-nothing", message, "--knobs", fix)
 
 
@@ -203,7 +214,9 @@ def _one_size(bases: Sequence[Base]) -> int:
 
 
 def _limits(budget: float | None, minutes: float | None, trials: int | None, gpus: int) -> Limits:
-    seconds = None if budget is None else budget * 3600 / gpus
+    seconds = None
+    if budget is not None:
+        seconds = budget * 3600 / gpus
     if trials is None and budget is None and minutes is None:
         trials = TRIALS
     return Limits(trials, seconds)
@@ -212,26 +225,20 @@ def _limits(budget: float | None, minutes: float | None, trials: int | None, gpu
 def _fresh(bases: Sequence[Base], chosen: Sequence[Knob], profile: Cluster, gpus: int) -> Record:
     """A search at its beginning: what may be changed, by the check's word."""
     begins = [begin(base, chosen, profile, eprint) for base in bases]
-    memory = {base.prepared.loaded.recipe.resources.gpu for base in bases}
-    capacity = _capacity(memory)
-    expected = max(trial_seconds(base) for base in bases)
+    capacity = min(gpu(base.prepared.loaded.recipe.resources.gpu).memory_gib for base in bases) or None
+    expected = max(map(trial_seconds, bases))
     state = State(tuple(one.start for one in begins), capacity_gib=capacity, expected_seconds=expected)
     return Record(state, tuple(one.overrides for one in begins), tuple(one.refused for one in begins), gpus)
 
 
-def _capacity(names: set[str]) -> float | None:
-    sizes = [gpu(name).memory_gib for name in names]
-    return min(sizes) or None
-
-
 def _same(found: Record, bases: Sequence[Base], name: str, identity: str) -> Record:
     """The record of a search that was begun. Raises UserError if it is one of other recipes, settings or knobs."""
+    starts = [start.name for start in found.state.starts]
     same = found.identity == identity
     if not found.identity:
-        same = [start.name for start in found.state.starts] == [base.name for base in bases]
+        same = starts == [base.name for base in bases]
     if not same:
-        starts = ", ".join(start.name for start in found.state.starts)
-        message = f"the study {name} is a search from {starts}, with other settings or knobs than this command's"
+        message = f"the study {name} is a search from {', '.join(starts)}, with other settings or knobs"
         raise error("other-tune", message, "--study", "choose another name, or repeat the command that began it")
     return found
 
@@ -256,8 +263,12 @@ def _cost(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minu
     changes = sum(len(start.candidates) for start in record.state.starts)
     shape = bases[0].prepared
     need = shape.loaded.recipe.resources
-    devices = f"{gpus} {need.gpu}" if need.gpu != "cpu" else f"{gpus} process{'es' * (gpus > 1)} on CPUs"
-    done = f"; {len(record.state.results)} trials are done" if record.state.results else ""
+    devices = f"{gpus} {need.gpu}"
+    if need.gpu == "cpu":
+        devices = f"{counted(gpus, 'process')} on CPUs"
+    done = ""
+    if record.state.results:
+        done = f"; {len(record.state.results)} trials are done"
     bound = _bound(record, bases, limits, gpus, minutes)
     return (
         f"{changes} changes to try on {devices}: runs of {bases[0].iterations} iterations with global "

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fp8launch.cli.output import echo, eprint, show_json, show_table
-from fp8launch.diagnostics import ANSWER_IS_NO
+from fp8launch.diagnostics import exit_code
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
+from fp8launch.submit.grid import Point
 from fp8launch.submit.submission import now
 from fp8launch.tuning.candidates import Base
 from fp8launch.tuning.judgement import standing
@@ -23,6 +25,7 @@ from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of
 from fp8launch.tuning.rows import Row, percent, rows
 from fp8launch.tuning.state import Variant, describe, seconds_spent, trials_run
+from fp8launch.wording import counted
 
 # Beside the state of a search: the SHA-256 of the recipe that it wrote last.
 _WRITTEN = "written.sha256"
@@ -35,10 +38,13 @@ def show_candidates(record: Record, chosen: Sequence[Knob]) -> None:
         table = []
         for one in sorted(start.candidates, key=lambda candidate: -candidate.gain):
             keys = " ".join(f"{key}={value}" for key, value in record.overrides[number][one.name].items())
-            memory = "" if one.memory_gib is None else f"{one.memory_gib:+.1f}"
+            memory = _formatted("{:+.1f}", one.memory_gib)
             table.append((one.name, one.knob, percent(one.gain), memory, touches.get(one.knob, ""), keys))
         columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
-        show_table(columns, table, title=start.name if len(record.state.starts) > 1 else None)
+        title = None
+        if len(record.state.starts) > 1:
+            title = start.name
+        show_table(columns, table, title=title)
         for refused in record.refused[number]:
             eprint(f"refused by the check: {refused.name}: {refused.why}")
 
@@ -60,29 +66,38 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
     table = rows(record, all_knobs(), ended.why)
     best = standing(record.state).best
     eprint(f"ended: {ended.why}")
-    file = picture or folder_of(folder) / "tune.png"
-    drawn = draw(table, folder.study_id, file)
-    if drawn:
-        eprint(f"picture: {file}")
-    elif picture is not None:
-        eprint("no picture: matplotlib is not installed (pip install 'fp8launch[plots]'), or nothing was measured")
-    notes = _notes(record, best) if best is not None else []
+    drawn = _draw(table, folder, picture)
     if best is not None and write is not None:
-        base = ended.bases[best.start]
-        setting, values = _setting(record, base), record.values(best)
-        text = recipe_text(base.name, base.source, ended.overrides, values, table, setting, notes, write)
-        write_atomically(write, text)
-        write_atomically(folder_of(folder) / _WRITTEN, _digest(text.encode()) + "\n")
-        eprint(f"wrote {write}")
-    result = _as_json(record, table, best, folder, ended.why, file if drawn else None)
+        _write_recipe(ended, best, table, write)
+    result = _as_json(record, table, best, folder, ended.why, drawn)
     write_atomically(folder_of(folder) / "result.json", json.dumps(result, indent=2) + "\n")
     if as_json:
         show_json(result)
     elif best is None:
         eprint("nothing was measured, so there is no result")
     else:
-        _show(record, table, best, notes)
-    return 0 if best is not None else ANSWER_IS_NO
+        _show(record, table, best)
+    return exit_code(best is not None)
+
+
+def _draw(table: Sequence[Row], folder: StudyFolder, wanted: Path | None) -> Path | None:
+    """Draw the picture where the user wants it, else into the study; None where it cannot be drawn."""
+    file = wanted or folder_of(folder) / "tune.png"
+    if draw(table, folder.study_id, file):
+        eprint(f"picture: {file}")
+        return file
+    if wanted is not None:
+        eprint("no picture: matplotlib is not installed (pip install 'fp8launch[plots]'), or nothing was measured")
+    return None
+
+
+def _write_recipe(ended: Ended, best: Variant, table: Sequence[Row], file: Path) -> None:
+    record, base = ended.record, ended.bases[best.start]
+    setting, values, notes = _setting(record, base), record.values(best), _notes(record, best)
+    text = recipe_text(base.name, base.source, ended.overrides, values, table, setting, notes, file)
+    write_atomically(file, text)
+    write_atomically(folder_of(ended.folder) / _WRITTEN, _digest(text.encode()) + "\n")
+    eprint(f"wrote {file}")
 
 
 def wrote(study: StudyFolder, file: Path) -> bool:
@@ -116,49 +131,70 @@ def _setting(record: Record, base: Base) -> str:
 def _as_json(
     record: Record, table: Sequence[Row], best: Variant | None, folder: StudyFolder, why: str, picture: Path | None
 ) -> dict[str, Any]:
-    last = next((row for row in reversed(table) if row.kept), None)
-    return {
+    kept = [row for row in table if row.kept]
+    result: dict[str, Any] = {
         "study": folder.study_id,
         "folder": str(folder.path),
-        "recipe": None if best is None else record.state.starts[best.start].name,
-        "changes": [] if best is None else list(best.changes),
-        "overrides": {} if best is None else record.values(best),
-        "numerics_changed": best is not None and any(row.kept and "numerics" in row.touches for row in table),
-        "best": last and last.as_json(),
+        "recipe": None,
+        "changes": [],
+        "overrides": {},
+        "numerics_changed": best is not None and any("numerics" in row.touches for row in kept),
+        "best": None,
         "trials": trials_run(record.state),
         "gpu_hours": seconds_spent(record.state) * record.gpus / 3600,
         "ended": why,
-        "picture": None if picture is None else str(picture),
+        "picture": picture and str(picture),
         "rows": [row.as_json() for row in table],
     }
+    if best is not None:
+        result["recipe"] = record.state.starts[best.start].name
+        result["changes"] = list(best.changes)
+        result["overrides"] = record.values(best)
+    if kept:
+        result["best"] = kept[-1].as_json()
+    return result
 
 
-def _show(record: Record, table: Sequence[Row], best: Variant, notes: Sequence[str]) -> None:
-    shown = []
+def _show(record: Record, table: Sequence[Row], best: Variant) -> None:
+    """Print the table, the best variant with its overrides, and the notes on its knobs."""
     in_tflops = any(row.tflops_per_gpu and row.tflops_per_gpu >= 1 for row in table)
-    for number, row in enumerate(table):
-        measured = ""
-        if row.measured is not None and row.low is not None and row.high is not None:
-            measured = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
-        value = row.tflops_per_gpu if in_tflops else row.tokens_per_s_per_gpu
-        speed = f"{value:,.1f}" if value else ""
-        memory = f"{row.peak_memory_gib:.1f}" if row.peak_memory_gib else ""
-        name = row.change + (" (numerics)" if "numerics" in row.touches else "")
-        predicted = "" if row.predicted is None else percent(row.predicted)
-        shown.append((name if number == 0 else f"+ {name}", predicted, measured, speed, memory, row.why))
-    unit = "(TFLOP/s/GPU)" if in_tflops else "(tokens/s/GPU)"
+    unit = "(tokens/s/GPU)"
+    if in_tflops:
+        unit = "(TFLOP/s/GPU)"
+    shown = [_cells(row, number, in_tflops) for number, row in enumerate(table)]
     show_table(("change", "predicted", "measured [95 %]", unit, "peak (GiB)", "kept or why not"), shown)
     echo()
     hours = seconds_spent(record.state) * record.gpus / 3600
-    trials = trials_run(record.state)
-    echo(f"{trials} trial{'s' * (trials > 1)}, {hours:,.2f} GPU-hours")
-    echo(f"best: {record.state.starts[best.start].name}, {describe(best)}" if best.changes else "best: as it was")
-    changed = record.values(best)
-    if changed:
-        import shlex
-
-        from fp8launch.submit.grid import Point
-
-        echo("  " + " ".join(f"--set {shlex.quote(word)}" for word in Point("", None, changed).overrides))
-    for note in notes:
+    echo(f"{counted(trials_run(record.state), 'trial')}, {hours:,.2f} GPU-hours")
+    if not best.changes:
+        echo("best: as it was")
+    else:
+        echo(f"best: {record.state.starts[best.start].name}, {describe(best)}")
+        overrides = Point("", None, record.values(best)).overrides
+        echo("  " + " ".join(f"--set {shlex.quote(word)}" for word in overrides))
+    for note in _notes(record, best):
         eprint(f"note: {note}")
+
+
+def _cells(row: Row, number: int, in_tflops: bool) -> tuple[str, ...]:
+    name = row.change
+    if "numerics" in row.touches:
+        name += " (numerics)"
+    if number > 0:
+        name = f"+ {name}"
+    predicted = measured = ""
+    if row.predicted is not None:
+        predicted = percent(row.predicted)
+    if row.measured is not None and row.low is not None and row.high is not None:
+        measured = f"{percent(row.measured)} [{percent(row.low)}, {percent(row.high)}]"
+    speed = row.tokens_per_s_per_gpu
+    if in_tflops:
+        speed = row.tflops_per_gpu
+    memory = _formatted("{:.1f}", row.peak_memory_gib or None)
+    return name, predicted, measured, _formatted("{:,.1f}", speed or None), memory, row.why
+
+
+def _formatted(form: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return form.format(value)

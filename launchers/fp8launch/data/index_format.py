@@ -16,6 +16,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = 34
@@ -54,21 +55,8 @@ def read_index(prefix: Path) -> Index:
     idx, bin_size = Path(f"{prefix}.idx"), Path(f"{prefix}.bin").stat().st_size
     with idx.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        header = file.read(HEADER)
-        if header[:9] != MAGIC:
-            raise BrokenIndex(
-                "the .idx is not an index of Megatron: its first bytes differ" if header else "the .idx is empty"
-            )
-        if len(header) < HEADER:
-            raise BrokenIndex(f"the .idx ends inside its header, after {len(header)} bytes")
-        version, code, sequences, boundaries = struct.unpack("<QBQQ", header[9:])
-        if version != 1:
-            raise BrokenIndex(f"the .idx has version {version}, but Megatron reads only version 1")
-        if code not in TYPES:
-            raise BrokenIndex(f"the .idx has token type {code}, which Megatron does not know")
+        code, sequences, boundaries = _read_header(file)
         name, width = TYPES[code]
-        if name.startswith("float"):
-            raise BrokenIndex(f"the .idx has token type {name}, but token ids are whole numbers")
         plain = HEADER + 12 * sequences + 8 * boundaries
         if size not in (plain, plain + sequences):
             state = "is cut short" if size < plain else "contradicts its own counts"
@@ -102,6 +90,26 @@ def read_index(prefix: Path) -> Index:
     if wanted == 0:
         raise BrokenIndex("it contains no tokens")
     return Index(name, sequences, boundaries - 1, wanted // width)
+
+
+def _read_header(file: BinaryIO) -> tuple[int, int, int]:
+    """Read the code of the token type, and the numbers of sequences and of document boundaries."""
+    header = file.read(HEADER)
+    if not header:
+        raise BrokenIndex("the .idx is empty")
+    if header[:9] != MAGIC:
+        raise BrokenIndex("the .idx is not an index of Megatron: its first bytes differ")
+    if len(header) < HEADER:
+        raise BrokenIndex(f"the .idx ends inside its header, after {len(header)} bytes")
+    version, code, sequences, boundaries = struct.unpack("<QBQQ", header[9:])
+    if version != 1:
+        raise BrokenIndex(f"the .idx has version {version}, but Megatron reads only version 1")
+    if code not in TYPES:
+        raise BrokenIndex(f"the .idx has token type {code}, which Megatron does not know")
+    name = TYPES[code][0]
+    if name.startswith("float"):
+        raise BrokenIndex(f"the .idx has token type {name}, but token ids are whole numbers")
+    return code, sequences, boundaries
 
 
 def code_of(token_type: str) -> int:

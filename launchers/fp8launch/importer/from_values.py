@@ -91,13 +91,7 @@ def _choices(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ..
 
 def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
     fp8, fp4 = values.get("fp8_format"), values.get("fp4_format")
-    recipe: Any = "bf16"
-    if fp8:
-        recipe = values.get("fp8_recipe")
-    elif fp4:
-        recipe = values.get("fp4_recipe")
-    elif values.get("fp16"):
-        recipe = "fp16"
+    recipe = _precision_recipe(values)
     wide = "fp16" if recipe == "fp16" else "bf16"
     if not values.get(wide) or (fp8 and fp4) or recipe not in PRECISIONS:
         return
@@ -117,6 +111,16 @@ def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, 
         for field, flag in FIELDS[("precision",)].items():
             if flag in values and field != "loss_scale":
                 yield ("precision", field), values[flag]
+
+
+def _precision_recipe(values: Values) -> Any:
+    if values.get("fp8_format"):
+        return values.get("fp8_recipe")
+    if values.get("fp4_format"):
+        return values.get("fp4_recipe")
+    if values.get("fp16"):
+        return "fp16"
+    return "bf16"
 
 
 def _weight(word: str) -> str | int | float:

@@ -167,6 +167,7 @@ _EXAMPLES = {
     "model_attributes_type": "{key: value}",
     "none_required": "null",
 }
+_FIXES_OF_LISTS = {"too_long": "shorten the list", "too_short": "add an entry, or remove the list"}
 _EXAMPLES_OF_PATTERNS = {"a Slurm time": '"01:30:00"', "a version": '"0.19"', "a section and a key": "precision.recipe"}
 
 
@@ -175,6 +176,8 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     key = "the file"
     if path:
         key = str(path[-1])
+    if kind in _FIXES_OF_LISTS:
+        return _FIXES_OF_LISTS[kind]
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", ctx["expected"])
         near = nearest(str(given), allowed)
@@ -192,16 +195,16 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     if kind == "greater_than_equal":
         return f"write {key}: {ctx['ge']:g} or more, or remove it"
     if kind == "string_pattern_mismatch":
-        words = PATTERNS_IN_WORDS.get(ctx["pattern"], "")
-        for start, example in _EXAMPLES_OF_PATTERNS.items():
-            if words.startswith(start):
-                return f"write for example {key}: {example}"
-        return f"use {words or 'that form'}"
-    if kind == "too_long":
-        return "shorten the list"
-    if kind == "too_short":
-        return "add an entry, or remove the list"
+        return _matching(key, PATTERNS_IN_WORDS.get(ctx["pattern"], ""))
     return f"write a value such as {key}: {_EXAMPLES.get(kind, '...')}, or remove it"
+
+
+def _matching(key: str, words: str) -> str:
+    """Return the fix for text of another form than `words` describe."""
+    for start, example in _EXAMPLES_OF_PATTERNS.items():
+        if words.startswith(start):
+            return f"write for example {key}: {example}"
+    return f"use {words or 'that form'}"
 
 
 def _shown(value: object) -> str:

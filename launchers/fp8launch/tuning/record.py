@@ -76,7 +76,7 @@ def write_record(study: StudyFolder, record: Record) -> None:
         make_folders(folder)
         write_atomically(folder / FILE, json.dumps({"format": 1, **asdict(record)}, indent=1) + "\n")
     except OSError as exc:
-        fix = "free disk space, then repeat the command: it goes on where it was"
+        fix = "free disk space, then repeat the command: it continues where it was"
         raise error("run-root", f"cannot write the state of the search: {exc.strerror}", str(folder), fix, 3) from None
 
 

@@ -117,7 +117,7 @@ def _ended_by_user(site: Site, run: RunFolder) -> JobState:
     state = JobState("cancelled", INTERRUPTED)
     if not _was_submitted(run):
         return state
-    site.say(f"\n{INTERRUPTED}: ending the trial {run.run_id}; the same command goes on with it")
+    site.say(f"\n{INTERRUPTED}: ending the trial {run.run_id}; the same command continues with it")
     try:
         site.scheduler.cancel([run])
         state = _settled(site, run)
@@ -141,12 +141,9 @@ def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> t
         if state.status == "running" and started is None:
             started = clock
             _note_start(run)
-        if state.status != "unknown":
-            lost = 0.0
-        elif not lost:
-            lost = clock
+        lost = _unknown_since(state, lost, clock)
         if lost and clock - lost > LOST_SECONDS:
-            fix = "repeat the command when the scheduler answers: it goes on with this run"
+            fix = "repeat the command when the scheduler answers: it continues with this run"
             raise error("trial-lost", f"the state of {run.run_id} is not known: {state.detail}", str(run.path), fix, 3)
         why = ""
         if ends is not None and clock >= ends.seconds:
@@ -163,6 +160,13 @@ def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> t
             site.scheduler.cancel([run])
             return _settled(site, run), why
         time.sleep(min(every, 1.0))
+
+
+def _unknown_since(state: JobState, since: float, clock: float) -> float:
+    """When the state of a run became unknown; 0 while it is known."""
+    if state.status != "unknown":
+        return 0.0
+    return since or clock
 
 
 def _settled(site: Site, run: RunFolder) -> JobState:
