@@ -37,7 +37,6 @@ PHASES = (
     "phases={warmup: {iterations: 5}, body: {batch: {micro: 1}, env: {LEVEL: two}}, cool-down: {iterations: 5}}",
 )
 CASES: Mapping[str, Callable[[], str]] = {
-    "tiny_cpu_srun": lambda: batch_script(job("tiny_cpu", PLAIN)),
     "tiny_cpu_torchrun": lambda: batch_script(
         job(
             "tiny_cpu", PLAIN, "launch.mode=torchrun", "resources.gpus_per_node=2", "resources.cpus_per_task=2", nodes=2

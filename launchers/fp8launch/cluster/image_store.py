@@ -90,14 +90,9 @@ def import_image(uri: str, file: Path, tool: str, *, update: bool = False, say: 
             if os.path.lexists(file):
                 kept = _what_is_there(file, uri, digest, update, say)
                 if kept is not None:
-                    say(
-                        f"{file} already exists"
-                        + (
-                            ""
-                            if digest
-                            else "; whether it is stale cannot be determined, because no tool here reads digests"
-                        )
-                    )
+                    say(f"{file} already exists")
+                    if not digest:
+                        say("whether it is stale cannot be determined, because no tool here reads digests")
                     return kept
             return _import(uri, digest, file, tool, say)
     except OSError as exc:
@@ -112,7 +107,9 @@ def read_record(file: Path) -> Record | None:
         record = Record(**json.loads(_beside(file, "json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return record if isinstance(record.uri, str) and isinstance(record.sha256, str) else None
+    if not isinstance(record.uri, str) or not isinstance(record.sha256, str):
+        return None
+    return record
 
 
 def _what_is_there(file: Path, uri: str, digest: str | None, update: bool, say: Say) -> Record | None:
@@ -155,7 +152,9 @@ def _import(uri: str, digest: str | None, file: Path, tool: str, say: Say) -> Re
     # A folder of our own: nobody can put a link where the tool writes.
     folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent))
     partial = folder / file.name
-    verb = ["import", "--output"] if Path(tool).name == "enroot" else ["pull"]
+    verb = ["pull"]
+    if Path(tool).name == "enroot":
+        verb = ["import", "--output"]
     say(f"{Path(tool).name} imports {pinned(uri, digest)}; a large image takes 15 minutes or more")
     try:
         _run([tool, *verb, str(partial), pinned(uri, digest)])
@@ -204,7 +203,8 @@ def _digest(uri: str, tool: str, say: Say) -> str | None:
     found = re.search(r"sha256:[0-9a-f]{64}", done.stdout)
     if found is None:
         say(f"{Path(argv[0]).name} did not report the digest: {_last_lines(done.stderr, 1) or 'no answer'}")
-    return found[0] if found else None
+        return None
+    return found[0]
 
 
 def _run(argv: list[str]) -> None:

@@ -36,7 +36,11 @@ def software_in(image: str | None) -> dict[str, str]:
 def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
     """What `runtime` must be given for the image that a recipe calls `name`. Raises UserError when it is not there."""
     known = catalogue()
-    place = cluster.images.get(name) or (_catalogue_uri(known[name]) if name in known else name)
+    place = name
+    if cluster.images.get(name):
+        place = cluster.images[name]
+    elif name in known:
+        place = _catalogue_uri(known[name])
     if _is_file(place):
         # pyxis reads a relative x.sqsh as the name of an image in a registry.
         path = local_path(place, where)
@@ -83,7 +87,9 @@ def _for_enroot(uri: str) -> str:
         return uri
     registry, _, rest = uri.partition("/")
     is_registry = registry == "localhost" or (bool(set(".:") & set(registry)) and "://" not in uri)
-    return f"{registry}#{rest}" if is_registry else uri
+    if not is_registry:
+        return uri
+    return f"{registry}#{rest}"
 
 
 def _catalogue_uri(entry: Mapping[str, str]) -> str:

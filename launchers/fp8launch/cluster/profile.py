@@ -157,7 +157,9 @@ def load_cluster(name: str | None) -> Cluster:
     if isinstance(tree.value, dict) and "env" in tree.value:
         tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
     cluster = Cluster.from_node(tree)
-    return cluster if cluster.name else cluster.model_copy(update={"name": path.stem})
+    if cluster.name:
+        return cluster
+    return cluster.model_copy(update={"name": path.stem})
 
 
 def _of_this_user(path: Path) -> Path:

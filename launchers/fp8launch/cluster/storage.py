@@ -30,14 +30,18 @@ def stated_folder(text: str, name: str, where: str) -> Path:
 
 def data_place(cluster: Cluster) -> Path | None:
     """Return where datasets are, for paths that are not absolute."""
-    place = cluster.storage.data
-    return stated_folder(place, "the storage place", DATA) if place else None
+    return _place(cluster.storage.data, DATA)
 
 
 def checkpoint_place(cluster: Cluster) -> Path | None:
     """Return where checkpoints go, for a `checkpoint.dir` that is not absolute."""
-    place = cluster.storage.checkpoints
-    return stated_folder(place, "the storage place", CHECKPOINTS) if place else None
+    return _place(cluster.storage.checkpoints, CHECKPOINTS)
+
+
+def _place(stated: str | None, where: str) -> Path | None:
+    if not stated:
+        return None
+    return stated_folder(stated, "the storage place", where)
 
 
 def storage_mounts(cluster: Cluster) -> Iterator[tuple[str, str]]:

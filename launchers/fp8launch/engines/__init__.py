@@ -41,7 +41,9 @@ def register(engine: Engine) -> None:
 
 def by_name(name: str) -> Engine:
     """Return the engine of that name, one of `names()`."""
-    return _registered[name] if name in _registered else _built_in(name)
+    if name in _registered:
+        return _registered[name]
+    return _built_in(name)
 
 
 def default() -> Engine:
@@ -111,8 +113,7 @@ def _states(recipe: Recipe, key: str) -> bool:
 
 def _complete_bridge(tree: Node) -> Node:
     """The tree of a recipe for Bridge with what the index knows; the index is read for no other recipe."""
-    stated = tree.value if isinstance(tree.value, dict) else {}
-    if "bridge" not in stated:
+    if "bridge" not in tree.entries():
         return tree
     from fp8launch.engines.bridge.complete import complete
 

@@ -15,6 +15,7 @@ from fp8launch.diagnostics import Problem
 from fp8launch.megatron.arguments import Argument, FlagValue, words_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
+from fp8launch.untyped import as_int
 
 # What comparisons call fp8launch's own training loop.
 OWN_ENTRY_TITLE = "fp8launch's entry"
@@ -90,7 +91,9 @@ class EngineArguments:
         found: dict[str, Any] = {}
         for argument in self.own:
             flag, equals, attached = argument.words[0].partition("=")
-            values = [*([attached] if equals else []), *argument.words[1:]]
+            values = list(argument.words[1:])
+            if equals:
+                values.insert(0, attached)
             name = flag.lstrip("-").replace("-", "_")
             if not values:
                 found[name] = True
@@ -106,8 +109,10 @@ class EngineArguments:
         return {**self.own_values, **self.attributes}
 
     def integer(self, flag: str, default: int) -> int:
-        value = self.values.get(flag)
-        return value if isinstance(value, int) else default
+        value = as_int(self.values.get(flag))
+        if value is None:
+            return default
+        return value
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,24 @@ class AttemptArguments:
     always: tuple[Argument, ...]
     first_start: tuple[Argument, ...]
     resume: tuple[Argument, ...]
+
+    @classmethod
+    def divided(
+        cls,
+        save: str,
+        arguments: Iterable[Argument],
+        first_start: Collection[str],
+        resume: Argument,
+        more: Iterable[Argument] = (),
+    ) -> AttemptArguments:
+        """Divide `arguments`: the flags in `first_start` are for the first start only. `more` are for all attempts."""
+        always, first = [], []
+        for argument in arguments:
+            if argument.flag in first_start:
+                first.append(argument)
+            else:
+                always.append(argument)
+        return cls(save, (*always, *more), tuple(first), (resume,))
 
 
 @dataclass(frozen=True)
@@ -319,7 +342,9 @@ class Engine(ABC):
     def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Overrides for a recipe of Megatron-LM as recipes of this engine say them; None where they cannot."""
         shared = all(key.startswith(("batch.", "parallel.", "env.")) for key in overrides)
-        return overrides if shared or self.description.covers("megatron_lm") else None
+        if not shared and not self.description.covers("megatron_lm"):
+            return None
+        return overrides
 
     @abstractmethod
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:

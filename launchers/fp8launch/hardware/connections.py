@@ -19,4 +19,6 @@ def connections(split: bool, many: bool, capability: Capability) -> str:
     Before Blackwell, tensors or contexts that are `split` need a single queue, unless FSDP or the overlap of experts
     asks for `many`.
     """
-    return "1" if split and not many and capability < _BLACKWELL else "32"
+    if split and not many and capability < _BLACKWELL:
+        return "1"
+    return "32"

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import did_you_mean, error
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
@@ -60,8 +60,7 @@ def gpu(name: str) -> Gpu:
     """The GPU of that name, upper or lower case. Raises UserError naming the known ones."""
     found = GPUS.get(name.lower())
     if found is None:
-        close = nearest(name.lower(), GPUS)
-        hint = f"did you mean {close}?" if close else None
+        hint = did_you_mean(name.lower(), GPUS, "use one of these names")
         raise error("unknown-gpu", f"unknown GPU {name!r}; known: {', '.join(GPUS)}", where="gpu", fix=hint)
     return found
 

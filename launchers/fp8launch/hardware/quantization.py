@@ -100,7 +100,9 @@ class QuantizationRecipe:
 
     def copies_of_weights(self, capability: Capability) -> int:
         """How many orientations of a quantized weight are kept: only Blackwell multiplies FP8 in either one."""
-        return 1 if not self.both_orientations and (10, 0) <= capability < (12, 0) else 2
+        if (10, 0) <= capability < (12, 0) and not self.both_orientations:
+            return 1
+        return 2
 
 
 _PER_TENSOR = "per-tensor scales leave the gradients too little range in e4m3"
@@ -206,8 +208,9 @@ FORMATS = tuple(dict.fromkeys(kind for recipe in QUANTIZATION.values() for kind 
 
 def operand_bytes(precision: str) -> float:
     """Bytes per element of an operand of matrix products, with its scales."""
-    recipe = QUANTIZATION.get(precision)
-    return recipe.weight_bytes if recipe else UNQUANTIZED_BYTES[precision]
+    if precision in QUANTIZATION:
+        return QUANTIZATION[precision].weight_bytes
+    return UNQUANTIZED_BYTES[precision]
 
 
 def requested(arguments: Mapping[str, object]) -> str:
@@ -221,4 +224,6 @@ def requested(arguments: Mapping[str, object]) -> str:
             return str(arguments.get(f"{operands}_recipe") or default)
     if arguments.get("fp16"):
         return FP16
-    return FP32 if arguments.get("bf16") is False else BF16
+    if arguments.get("bf16") is False:
+        return FP32
+    return BF16

@@ -6,7 +6,7 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -45,6 +45,10 @@ class Section(BaseModel):
             return cls.model_validate(node.plain())
         except ValidationError as exc:
             raise UserError(validation_problems(cls, node, exc)) from None
+
+    def field(self, name: str) -> Any:
+        """Return the value of a field by the name that recipes use."""
+        return getattr(self, {"global": "global_"}.get(name, name))
 
     @classmethod
     def _build(cls) -> None:
@@ -206,6 +210,13 @@ class Resources(Section):
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         return value
+
+    @property
+    def device(self) -> str:
+        """Return torch's type of the devices, cpu or cuda."""
+        if self.gpu == "cpu":
+            return "cpu"
+        return "cuda"
 
     @property
     def world_size(self) -> int:

@@ -108,26 +108,26 @@ class Accelerate(MegatronLM):
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
         stated = loaded.recipe.accelerate
-        foreign = [
-            flag
-            for flag, value in args.values.items()
-            if flag not in READ and flag not in _ZERO3 and (flag not in ALWAYS or ALWAYS[flag] not in (None, value))
-        ]
+        foreign = [_not_read(flag, args) for flag, value in args.values.items() if not _is_done(flag, value)]
         if foreign:
-            raise UserError([_not_read(flag, args) for flag in foreign], ANSWER_IS_NO)
+            raise UserError(foreign, ANSWER_IS_NO)
         own = [Argument("sharding", ("--sharding", str(stated.sharding)))]
         if "fp8_format" in args.values:
             own.append(Argument("fp8_library", ("--fp8-library", str(stated.fp8))))
         args = replace(
             args, version="", arguments=tuple(each for each in args.arguments if each.flag in READ), own=tuple(own)
         )
-        return _by_rows(args) if stated.rowwise and "fp8_format" in args.values else args
+        if stated.rowwise and "fp8_format" in args.values:
+            return _by_rows(args)
+        return args
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         return parser_defaults(DEFAULT)
 
     def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return None if any(key.startswith("megatron.") for key in overrides) else overrides
+        if any(key.startswith("megatron.") for key in overrides):
+            return None
+        return overrides
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
         return Entry(program="accelerate_train.py", title=TITLE)
@@ -150,24 +150,27 @@ def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         return
     where = loaded.where("precision", "recipe")
     if stated.fp8 is None:
-        library = next((name for name, offered in RECIPES.items() if precision.recipe in offered), "torchao")
+        library = _library_with(precision.recipe) or "torchao"
         message = f"precision recipe {precision.recipe} needs a library of FP8"
         yield Problem("error", "no-fp8-library", message, where, f"set accelerate.fp8, such as {library}")
         return
     offered = RECIPES[stated.fp8]
     if precision.recipe not in offered:
         message = f"Accelerate has no {precision.recipe} of {stated.fp8}, only {' and '.join(offered)}"
-        others = [name for name, each in RECIPES.items() if precision.recipe in each]
-        fix = f"use accelerate.fp8={others[0]}" if others else f"use precision.recipe={offered[0]}"
+        fix = f"use precision.recipe={offered[0]}"
+        if other := _library_with(precision.recipe):
+            fix = f"use accelerate.fp8={other}"
         yield Problem("error", "recipe-not-in-library", message, where, fix)
         return
     by_rows = stated.rowwise and stated.fp8 == "torchao"
     if stated.rowwise and not by_rows:
         message = f"`accelerate.rowwise` is a recipe of torchao, and accelerate.fp8 is {stated.fp8}"
         yield Problem("error", "recipe-not-in-library", message, loaded.where("accelerate", "rowwise"), "remove it")
-    wanted = "e4m3" if by_rows else "hybrid"
+    name, wanted = "tensorwise", "hybrid"
+    if by_rows:
+        name, wanted = "rowwise", "e4m3"
     if stated.fp8 == "torchao" and precision.format != wanted:
-        message = f"torchao's {'rowwise' if by_rows else 'tensorwise'} recipe is {wanted}, not {precision.format}"
+        message = f"torchao's {name} recipe is {wanted}, not {precision.format}"
         where = loaded.where("precision", "format")
         yield Problem("error", "format-not-in-library", message, where, f"use precision.format={wanted}")
     if precision.param_gather and (by_rows or stated.fp8 != "torchao" or stated.sharding != "fsdp2"):
@@ -177,9 +180,26 @@ def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         )
 
 
+def _library_with(recipe: str) -> str | None:
+    """The first library that has this recipe."""
+    for library, offered in RECIPES.items():
+        if recipe in offered:
+            return library
+    return None
+
+
+def _is_done(flag: str, value: object) -> bool:
+    """Whether Accelerate's program reads a flag, or does always what the flag asks for."""
+    if flag in READ or flag in _ZERO3:
+        return True
+    return flag in ALWAYS and ALWAYS[flag] in (None, value)
+
+
 def _not_read(flag: str, args: EngineArguments) -> Problem:
     message = f"{flag} is {args.values[flag]}, which Accelerate's program does not do"
-    fix = f"use {ALWAYS[flag]}, or remove it" if flag in ALWAYS else "remove it, or compare with another engine"
+    fix = "remove it, or compare with another engine"
+    if flag in ALWAYS:
+        fix = f"use {ALWAYS[flag]}, or remove it"
     return Problem("error", "not-in-accelerate", message, args.places.get(flag), fix)
 
 

@@ -16,6 +16,7 @@ from fp8launch.megatron.arguments import as_parsed, attributes
 from fp8launch.megatron.schema import load_schema
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
+from fp8launch.untyped import as_mapping
 
 _SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
@@ -118,8 +119,7 @@ def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
         yield f"model.{name}", value
     # Communication and precision win over the model's own values when Bridge sets a run up.
     for section in ("optimizer", "ddp", "mixed_precision", "comm_overlap"):
-        stated = recipe.sections.get(section)
-        for name, value in stated.items() if isinstance(stated, Mapping) else ():
+        for name, value in as_mapping(recipe.sections.get(section)).items():
             yield f"{section}.{name}", value
     yield "train.micro_batch_size", recipe.micro_batch
     yield "train.global_batch_size", recipe.global_batch
@@ -136,7 +136,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
             stated = json.loads(file.read(_LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError):
         return {}
-    sizes = stated if isinstance(stated, dict) else {}
+    sizes = as_mapping(stated)
     found = {name: sizes[key] for key, name in _SIZES.items() if isinstance(sizes.get(key), int)}
     heads = found.get("num_attention_heads")
     if "hidden_size" in found and heads and "kv_channels" not in found:

@@ -55,6 +55,9 @@ def _shown(recipe: index.BridgeRecipe) -> CatalogRecipe:
                 "tflops_per_gpu": row.tflops_per_gpu,
             }
         )
+    throughput = ""
+    if figures:
+        throughput = f"{figures[0].tokens_per_s_per_gpu:,}"
     sections: Mapping[str, Any] = {
         "environment": recipe.environment,
         "model": recipe.settings,
@@ -64,7 +67,7 @@ def _shown(recipe: index.BridgeRecipe) -> CatalogRecipe:
         name=recipe.name,
         layout=_layout(recipe),
         batch=f"{recipe.micro_batch} of {recipe.global_batch}",
-        throughput=f"{figures[0].tokens_per_s_per_gpu:,}" if figures else "",
+        throughput=throughput,
         source=f"{recipe.release}, {recipe.module}.{recipe.function}",
         facts=facts,
         sections={name: values for name, values in sections.items() if isinstance(values, Mapping) and values},
@@ -85,28 +88,32 @@ def _fits(row: PublishedRow, release: str | None, gpu: str | None, model: str | 
 
 def _figure(row: PublishedRow) -> PublishedFigure:
     recipe, why_none = recipe_of(row), why_unattributed(row)
-    sizes = [f"{axis.upper()} {size}" for axis, size in row.layout.items() if size > 1]
-    task = "" if row.task == "pre-training" else f" {row.task}"
-    record = {
-        **{name: value for name, value in vars(row).items() if name != "number"},
-        "layout": dict(row.layout),
-        "release": row.release,
-        "recipe": recipe.name if recipe else None,
-        "why_none": why_none,
-    }
+    title = None
+    record = {**vars(row), "layout": dict(row.layout), "release": row.release, "recipe": None, "why_none": why_none}
+    del record["number"]
+    if recipe:
+        title = f"{recipe.name} of {recipe.release}"
+        record["recipe"] = recipe.name
+    work = row.model
+    if row.task != "pre-training":
+        work += f" {row.task}"
     return PublishedFigure(
         where=row.container,
-        run=f"{row.model}{task}, {row.gpus} {row.gpu}, {row.precision}",
-        batch=", ".join([f"{row.micro_batch} of {row.global_batch}", *sizes]),
+        run=f"{work}, {row.gpus} {row.gpu}, {row.precision}",
+        batch=", ".join([f"{row.micro_batch} of {row.global_batch}", *_sizes(row.layout)]),
         throughput=f"{row.tokens_per_s_per_gpu:,}",
-        recipe=f"{recipe.name} of {recipe.release}" if recipe else None,
+        recipe=title,
         why_none=why_none,
         record=record,
     )
 
 
+def _sizes(layout: Mapping[str, int]) -> list[str]:
+    return [f"{axis.upper()} {size}" for axis, size in layout.items() if size > 1]
+
+
 def _layout(recipe: index.BridgeRecipe) -> str:
-    sizes = [f"{axis.upper()} {size}" for axis, size in recipe.layout.items() if size > 1]
+    sizes = _sizes(recipe.layout)
     if recipe.fsdp:
         sizes.append("FSDP")
     return ", ".join(sizes) or "DP only"

@@ -160,4 +160,6 @@ def _without(overrides: Node, fields: Mapping[str, Node], prefix: str = "") -> N
 
 def _text(tree: Node, *path: str) -> str | None:
     found = tree.at(path)
-    return found.value if found is not None and isinstance(found.value, str) else None
+    if found is None or not isinstance(found.value, str):
+        return None
+    return found.value

@@ -29,6 +29,7 @@ from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
+from fp8launch.untyped import as_mapping
 
 # The releases whose recipes the in-job program can start, and the tasks. Up to 0.5 recipes lie in scripts/performance.
 TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0")
@@ -90,10 +91,10 @@ class Bridge(Engine):
             if section in recipe.model_fields_set:
                 message = f"`{section}` is for Megatron-LM's command line, which `engine: bridge` does not use"
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section), fix)
-        for section, key in (("parallel", "fsdp"), ("launch", "config")):
+        for section, key, other in (("parallel", "fsdp", "ddp"), ("launch", "config", "model")):
             if getattr(getattr(recipe, section), key):
                 message = f"`{section}.{key}` is for Megatron-LM's command line, which `engine: bridge` does not use"
-                fix = "set fields of `ddp`" if key == "fsdp" else "set fields of `model`"
+                fix = f"set fields of `{other}`"
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
 
     def warnings(self, loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -130,19 +131,23 @@ class Bridge(Engine):
         if recipe.arguments:
             given = ",".join(f"{name}={value}" for name, value in recipe.arguments.items())
             arguments.append(Argument("arguments", (f"--arguments={given}",)))
+        places = {}
+        attribute_places = dict.fromkeys(stated, where)
         for field, setting in found.items():
-            written = _OLDER_NAMES.get(field, field) if recipe.release in _OF_SCRIPTS else field
+            written = field
+            if recipe.release in _OF_SCRIPTS:
+                written = _OLDER_NAMES.get(field, field)
             arguments.append(Argument(field, (hydra(written, setting.value),)))
+            places[field] = setting.where
+            if attribute := attribute_of(field):
+                attribute_places[attribute] = setting.where
         return EngineArguments(
             version=attributes.MEGATRON[recipe.release],
             values={field: setting.value for field, setting in found.items()},
             arguments=tuple(arguments),
             attributes=stated,
-            places={field: setting.where for field, setting in found.items()},
-            attribute_places={
-                **dict.fromkeys(stated, where),
-                **{name: setting.where for field, setting in found.items() if (name := attribute_of(field))},
-            },
+            places=places,
+            attribute_places=attribute_places,
         )
 
     def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -179,7 +184,7 @@ class Bridge(Engine):
         return step_arguments(args, layout, _recipe(loaded), loaded.recipe.bridge.model)
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        found = {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+        found = {"FP8LAUNCH_DEVICE": recipe.resources.device}
         if not recipe.launch.probe:
             found["FP8LAUNCH_PROBE"] = "0"
         return found
@@ -188,15 +193,11 @@ class Bridge(Engine):
         save = args.values.get("checkpoint.save")
         if not isinstance(save, str):
             return None
-        always = [argument for argument in args.arguments if argument.flag not in _FIRST_START]
+        more = []
         if _LEAVE_ON_SIGTERM not in args.values:
-            always.append(Argument(_LEAVE_ON_SIGTERM, (hydra(_LEAVE_ON_SIGTERM, True),)))
-        return AttemptArguments(
-            save,
-            always=tuple(always),
-            first_start=tuple(argument for argument in args.arguments if argument.flag in _FIRST_START),
-            resume=(Argument("resume", (f"--resume={save}",)),),
-        )
+            more.append(Argument(_LEAVE_ON_SIGTERM, (hydra(_LEAVE_ON_SIGTERM, True),)))
+        resume = Argument("resume", (f"--resume={save}",))
+        return AttemptArguments.divided(save, args.arguments, _FIRST_START, resume, more)
 
 
 def _fields(*sections: str) -> Iterator[str]:
@@ -225,8 +226,7 @@ def _runner_defaults(recipe: BridgeRecipe, found: dict[str, Setting], loaded: Lo
     scripts/performance/utils/overrides.py and the garbage collection of perf_plugins.py.
     """
     values: dict[str, Any] = {}
-    stated = recipe.sections.get("optimizer")
-    optimizer = stated.get("optimizer", "adam") if isinstance(stated, Mapping) else "adam"
+    optimizer = as_mapping(recipe.sections.get("optimizer")).get("optimizer", "adam")
     if recipe.precision == "bf16" and optimizer == "adam":
         values["optimizer.use_precision_aware_optimizer"] = True
     if recipe.release in _OF_SCRIPTS:

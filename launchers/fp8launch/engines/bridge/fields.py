@@ -12,7 +12,7 @@ import json
 import lzma
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 _DATA = pathlib.Path(__file__).with_name("fields.json.xz")
@@ -115,14 +115,26 @@ def attribute_of(field: str) -> str | None:
     if field in ATTRIBUTES:
         return ATTRIBUTES[field]
     section, _, name = field.partition(".")
-    return name if section in SAME_NAMES else None
+    if section not in SAME_NAMES:
+        return None
+    return name
 
 
 def attribute_value(value: Any) -> Any:
     """Return a value as Megatron's arguments hold it: data types and the layout of a pipeline as short text."""
     if isinstance(value, list) and value and all(isinstance(stage, list) for stage in value):
-        return "|".join("".join(_LAYERS.get(layer, layer) for layer in stage) for stage in value)
-    return _DTYPES.get(value, value) if isinstance(value, str) else value
+        return pipeline_text(value)
+    if isinstance(value, str):
+        return _DTYPES.get(value, value)
+    return value
+
+
+def pipeline_text(stages: Sequence[Sequence[str]]) -> str:
+    """Return the layers of each pipeline stage as Megatron-LM's command line has them, such as `Ettt|tttL`."""
+    texts = []
+    for stage in stages:
+        texts.append("".join(_LAYERS.get(layer, layer) for layer in stage))
+    return "|".join(texts)
 
 
 def flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Path, Any]]:

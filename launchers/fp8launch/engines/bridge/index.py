@@ -12,6 +12,7 @@ import lzma
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,16 @@ def find(name: str, release: str | None = None, where: str | None = None) -> Bri
 
     Raises UserError, at the place `where`, for an unknown name; the message has the nearest known one.
     """
-    asked = (release,) if release else tuple(reversed(releases()))
+    asked = tuple(reversed(releases()))
+    if release:
+        asked = (release,)
     for each in asked:
         if name in recipes_of(each):
             return recipes_of(each)[name]
-    near = nearest(name, (known for each in asked for known in recipes_of(each)))
-    fix = f"did you mean '{near}'? " if near else ""
-    fix += "`fp8launch recipes --engine bridge` lists them"
+    near = nearest(name, chain.from_iterable(map(recipes_of, asked)))
+    fix = "`fp8launch recipes --engine bridge` lists them"
+    if near:
+        fix = f"did you mean '{near}'? {fix}"
     message = f"there is no performance recipe '{name}' in Megatron-Bridge {', '.join(reversed(asked))}"
     raise error("unknown-bridge-recipe", message, where, fix)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fp8launch.engines.base import EngineArguments, Layout, NotRehearsable, StepArguments
+from fp8launch.engines.bridge.fields import pipeline_text
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.engines.bridge.own_program import NotHere, own_program
 from fp8launch.megatron.arguments import FlagValue, as_parsed, attributes, emit_arguments
@@ -52,8 +53,6 @@ _PAST_THE_COMMAND_LINE: Mapping[str, str | None] = {
     "overlap_param_gather": "overlap_grad_reduce",
     "fp8_param_gather": "use_distributed_optimizer",
 }
-# The letters of --pipeline-model-parallel-layout.
-_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def step_arguments(
@@ -78,8 +77,8 @@ def step_arguments(
         if name in _COMPUTED:
             continue
         flag_is_refused = name in _PAST_THE_COMMAND_LINE and not run.get(_PAST_THE_COMMAND_LINE[name] or "")
-        found = None if flag_is_refused else _flag(_NAMES.get(name, name), value, schema)
-        if found is None:
+        found = _flag(_NAMES.get(name, name), value, schema)
+        if found is None or flag_is_refused:
             config[name] = value
         elif found[1] is not None:
             values[found[0]] = found[1]
@@ -123,14 +122,15 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
             found["ddp_average_in_collective"] = False
     fused = found.pop("bias_activation_fusion", None)
     if fused is not None:
-        found["bias_swiglu_fusion" if found.get("swiglu") else "bias_gelu_fusion"] = fused
+        name = "bias_gelu_fusion"
+        if found.get("swiglu"):
+            name = "bias_swiglu_fusion"
+        found[name] = fused
     stages = found.get("pipeline_model_parallel_layout")
     if stages:  # it says how many virtual stages there are
         found["num_virtual_stages_per_pipeline_rank"] = None
     if isinstance(stages, list):
-        found["pipeline_model_parallel_layout"] = "|".join(
-            "".join(_LAYERS[layer] for layer in stage) for stage in stages
-        )
+        found["pipeline_model_parallel_layout"] = pipeline_text(stages)
     return found
 
 
@@ -146,7 +146,9 @@ def _graphs(stated: Mapping[str, Any]) -> dict[str, Any]:
 def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
-    return list(value) if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return list(value)
+    return [value]
 
 
 def _flag(attribute: str, value: Any, schema: FlagSchema) -> tuple[str, FlagValue] | None:
@@ -175,4 +177,6 @@ def _of_type(flag: Flag, value: Any, schema: FlagSchema) -> FlagValue:
     if flag.type == "int" and isinstance(value, float) and value.is_integer():
         value = int(value)
     stated: FlagValue = value
-    return None if value == [] or check_values({flag.name: stated}, schema) else stated
+    if value == [] or check_values({flag.name: stated}, schema):
+        return None
+    return stated

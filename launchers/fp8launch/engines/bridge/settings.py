@@ -11,6 +11,7 @@ from fp8launch.diagnostics import Problem, UserError, nearest
 from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, fields_of, flat, refused_value
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.untyped import as_int
 
 _BATCH = "train.global_batch_size"
 _VIRTUAL = "model.virtual_pipeline_model_parallel_size"
@@ -49,15 +50,18 @@ def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
 
 def size(field: str, found: dict[str, Setting], recipe: BridgeRecipe) -> int:
     """Return the size of an axis of parallelism in a run."""
-    default = {name: recipe.layout.get(key[1]) for name, key in OWN_KEYS.items() if key[0] == "parallel"}
-    value = found[field].value if field in found else default.get(field)
-    return value if isinstance(value, int) and value > 0 else 1
+    value: Any = None
+    if field in found:
+        value = found[field].value
+    elif field in OWN_KEYS and OWN_KEYS[field][0] == "parallel":
+        value = recipe.layout.get(OWN_KEYS[field][1])
+    return max(as_int(value) or 1, 1)
 
 
 def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
     """The fields that the recipe sets by keys of its own."""
     for field, (section, key) in OWN_KEYS.items():
-        value = getattr(getattr(loaded.recipe, section), "global_" if key == "global" else key)
+        value = getattr(loaded.recipe, section).field(key)
         # Without virtual stages, where the recipe of Bridge has some.
         taken_away = field == _VIRTUAL and value is None and loaded.tree.at((section, key)) is not None
         if taken_away or (value is not None and value != "auto"):
@@ -85,8 +89,9 @@ def _not_of_bridge(field: str, value: Any, recipe: BridgeRecipe, where: str) -> 
         return
     # What Hydra adds (+) may be a key of a mapping.
     if known and name not in known and not field.startswith("+"):
-        near = nearest(name, known)
-        fix = f"did you mean '{section}.{near}'?" if near else f"see `{section}` in megatron/bridge/training/config.py"
+        near, fix = nearest(name, known), f"see `{section}` in megatron/bridge/training/config.py"
+        if near:
+            fix = f"did you mean '{section}.{near}'?"
         message = f"'{section}' of Megatron-Bridge {release} has no field '{name}'"
         yield Problem("error", "unknown-bridge-field", message, where, fix)
         return

@@ -80,7 +80,7 @@ class Convert(Engine):
         return found
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        return {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+        return {"FP8LAUNCH_DEVICE": recipe.resources.device}
 
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
         return None

@@ -75,8 +75,10 @@ class MegatronLM(Engine):
         problems += fp8_on_cpu(recipe, values, places)
         if problems:
             raise UserError(problems, ANSWER_IS_NO)
+        if version.count(".") < 2:
+            version = schema.version
         return EngineArguments(
-            version=version if version.count(".") > 1 else schema.version,
+            version=version,
             values=values,
             arguments=emit_arguments(values, schema),
             attributes=attributes(as_parsed(values, schema), schema),
@@ -119,7 +121,7 @@ class MegatronLM(Engine):
         )
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        found = {"FP8LAUNCH_DEVICE": "cpu" if recipe.resources.gpu == "cpu" else "cuda"}
+        found = {"FP8LAUNCH_DEVICE": recipe.resources.device}
         if not recipe.launch.probe:
             found["FP8LAUNCH_PROBE"] = "0"
         if recipe.launch.profile_iteration:
@@ -134,16 +136,10 @@ class MegatronLM(Engine):
         save = args.values.get("save")
         if not isinstance(save, str):
             return None
-        always = [argument for argument in args.arguments if argument.flag not in FIRST_START]
-        always += args.own
+        more = list(args.own)
         if LEAVE_ON_SIGTERM.flag not in args.values:
-            always.append(LEAVE_ON_SIGTERM)
-        return AttemptArguments(
-            save,
-            always=tuple(always),
-            first_start=tuple(argument for argument in args.arguments if argument.flag in FIRST_START),
-            resume=(Argument("load", ("--load", save)),),
-        )
+            more.append(LEAVE_ON_SIGTERM)
+        return AttemptArguments.divided(save, args.arguments, FIRST_START, Argument("load", ("--load", save)), more)
 
 
 def _megatron_version(recipe: Recipe) -> str:
@@ -151,14 +147,15 @@ def _megatron_version(recipe: Recipe) -> str:
     stated, in_image = recipe.software.megatron, software_in(recipe.container.image).get("megatron")
     if stated is None:
         return in_image or DEFAULT
-    of_this_minor = in_image is not None and in_image.split(".")[:2] == stated.removeprefix("v").split(".")
-    return in_image if in_image is not None and of_this_minor else stated
+    if in_image is not None and in_image.split(".")[:2] == stated.removeprefix("v").split("."):
+        return in_image
+    return stated
 
 
 def _fields(section: Section, *path: str) -> Iterator[Setting]:
     """The fields of a section that set one flag each."""
     for field, flag in FIELDS[path].items():
-        yield flag, getattr(section, "global_" if field == "global" else field), (*path, field)
+        yield flag, section.field(field), (*path, field)
 
 
 def _choice(value: str | None, *path: str) -> Iterator[Setting]:
@@ -170,8 +167,10 @@ def _choice(value: str | None, *path: str) -> Iterator[Setting]:
 def _precision(precision: Precision) -> Iterator[Setting]:
     stated = ("precision", "recipe")
     # Without either Megatron trains in fp32.
-    yield "bf16", True if precision.quantized or precision.recipe == BF16 else None, stated
-    yield "fp16", True if precision.recipe == FP16 else None, stated
+    if precision.quantized or precision.recipe == BF16:
+        yield "bf16", True, stated
+    if precision.recipe == FP16:
+        yield "fp16", True, stated
     quantization = QUANTIZATION.get(precision.recipe)
     if quantization is not None:
         yield quantization.format_flag, precision.format, ("precision", "format")
@@ -220,7 +219,9 @@ def _data(data: Data) -> Iterator[Setting]:
 
 def _canonical(flag: str, schema: FlagSchema) -> str:
     found = schema.find(flag)
-    return found.name if found else flag.lstrip("-").replace("-", "_")
+    if found is None:
+        return flag.lstrip("-").replace("-", "_")
+    return found.name
 
 
 def _collect(
@@ -234,10 +235,10 @@ def _collect(
     for flag, value, path in settings:
         if value is None:
             continue
-        name = _canonical(flag, schema)
+        name = key = _canonical(flag, schema)
         found = schema.find(flag)
-        # Two spellings of one Megatron argument (--no-x and --disable-x) meet in its dest.
-        key = found.dest if found else name
+        if found:  # two spellings of one Megatron argument (--no-x and --disable-x) meet in its dest
+            key = found.dest
         if key in setter:
             first_flag, first_value, first_path = setter[key]
             if (first_flag, first_value) != (name, value):

@@ -42,6 +42,9 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
     batch = args.integer("global_batch_size", micro * dp)
     if batch % (micro * dp):
         step = micro * dp
+        fix = f"use {(batch // step + 1) * step}"
+        if batch > step:
+            fix = f"use {batch // step * step} or {(batch // step + 1) * step}"
         raise UserError(
             [
                 Problem(
@@ -49,7 +52,7 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
                     "batch-size",
                     f"global batch {batch} is not a multiple of micro batch {micro} x data parallel {dp} = {step}",
                     args.places.get("global_batch_size"),
-                    f"use {f'{batch // step * step} or ' if batch > step else ''}{(batch // step + 1) * step}",
+                    fix,
                 )
             ],
             ANSWER_IS_NO,
