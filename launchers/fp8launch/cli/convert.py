@@ -15,7 +15,7 @@ from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, with_options
 from fp8launch.cli.slurm_options import time_override
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
 from fp8launch.recipe.engine_sections import ConvertDtype
@@ -138,15 +138,14 @@ def _run(
         return 0
     profile, scheduler = destination("convert", cluster, backend_name, slurm)
     place = run_root(profile, root)
-    run = None if dry_run else unfinished_run(wanted, place)
+    run = None
+    if not dry_run:
+        run = unfinished_run(wanted, place)
     if run is not None:
         eprint(f"{run.run_id} is converting this already")
     else:
-        secrets = [_TOKEN] if os.environ.get(_TOKEN) else []
-        if not Path(wanted.model).is_absolute():
-            _warn_of_hub(wanted.model, bool(secrets))
         sizes = {"tp": tp, "pp": pp, "ep": ep}
-        source = recipe_of(wanted, sizes, gpu, image, secrets if not Path(wanted.model).is_absolute() else ())
+        source = recipe_of(wanted, sizes, gpu, image, _secrets(wanted.model))
         prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
         checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
         if dry_run:
@@ -160,7 +159,7 @@ def _run(
     if wait:
         status = _follow(wanted, run, scheduler)
     _show(wanted, run, status, as_json)
-    return ANSWER_IS_NO if status == "failed" else 0
+    return exit_code(status != "failed")
 
 
 def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
@@ -174,18 +173,26 @@ def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
     return "failed"
 
 
-def _warn_of_hub(model: str, with_token: bool) -> None:
-    if not with_token:
-        eprint(
-            f"warning: the job reads {model} from the Hugging Face hub without a token: export {_TOKEN} for a model "
-            "that needs one (it is passed by name), or name a local folder"
-        )
+def _secrets(model: str) -> list[str]:
+    """The token of the hub for a model that the job reads from there; a warning where this shell has none."""
+    if Path(model).is_absolute():
+        return []
+    if os.environ.get(_TOKEN):
+        return [_TOKEN]
+    eprint(
+        f"warning: the job reads {model} from the Hugging Face hub without a token: export {_TOKEN} for a model "
+        "that needs one (it is passed by name), or name a local folder"
+    )
+    return []
 
 
 def _show(wanted: Conversion, run: RunFolder | None, status: str, as_json: bool) -> None:
     if as_json:
-        jobs = job_ids(run) if run else []
-        of_run = {"run": run.run_id if run else None, "folder": str(run.path) if run else None, "jobs": jobs}
+        of_run: dict[str, Any] = {"run": None, "folder": None, "jobs": []}
+        if run:
+            of_run = {"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)}
         show_json({"status": status, "direction": wanted.direction, "out": str(wanted.out), **of_run})
+    elif status == "finished" or run is None:
+        echo(wanted.out)
     else:
-        echo(wanted.out if status == "finished" or run is None else run.run_id)
+        echo(run.run_id)

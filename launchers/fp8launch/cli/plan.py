@@ -85,14 +85,19 @@ def plan(
         if sequence is None and len(parents) > 1:
             # A model has no sequence length of its own, and the written recipe needs one.
             sequence = SEQUENCE
-        asked += [f"batch.sequence={sequence}"] if sequence else []
-        asked += [f"batch.global={global_batch}"] if global_batch else []
+        if sequence:
+            asked.append(f"batch.sequence={sequence}")
+        if global_batch:
+            asked.append(f"batch.global={global_batch}")
         bases = [base_of(source, asked, name) for name in precisions or (None,)]
-        target = target_of(source, asked, overrides, load_cluster(cluster) if cluster else None)
+        profile = own = None
+        if cluster:
+            profile = load_cluster(cluster)
+        target = target_of(source, asked, overrides, profile)
         found = search(bases, target, 2 * top + 4, by_memory=sort == "memory")
         planned, refused = accepted(found, source, asked, target, top)
-        # A model of the pack has no layout of its own.
-        own = own_layout(source, asked, target) if planned and len(parents) == 1 else None
+        if planned and len(parents) == 1:  # a model of the pack has no layout of its own
+            own = own_layout(source, asked, target)
         if planned and picture is not None:
             from fp8launch.cli.plan_picture import Drawn, draw_plan
 
@@ -157,8 +162,11 @@ def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Se
     echo()
     rows = []
     for number, one in enumerate(planned, 1):
-        tflops = "" if one.step.tflops_per_gpu is None else f"{one.step.tflops_per_gpu:,.0f}"
-        peak = f"{one.memory.peak / 2**30:.1f}" if one.memory else ""
+        tflops = peak = ""
+        if one.step.tflops_per_gpu is not None:
+            tflops = f"{one.step.tflops_per_gpu:,.0f}"
+        if one.memory:
+            peak = f"{one.memory.peak / 2**30:.1f}"
         speed = f"{one.step.tokens_per_s_per_gpu:,.0f}"
         rows.append((str(number), speed, tflops, f"{one.step.ms:,.0f}", peak, one.layout.short))
     show_table(("", "tokens/s/GPU", "TFLOP/s/GPU", "step (ms)", "peak (GiB)", "layout"), rows)

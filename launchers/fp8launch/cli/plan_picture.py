@@ -38,11 +38,14 @@ def draw_plan(file: Path, plan: Drawn) -> None:
 
 def plan_points(plan: Drawn) -> PlanPoints:
     every, front = _judged_front(plan)
+    own = None
+    if plan.own:
+        own = _shown(plan.own)
     return PlanPoints(
-        [_point(one) for one in every],
-        [_point(one) for one in front],
-        [_shown(one) for one in plan.planned],
-        _shown(plan.own) if plan.own else None,
+        list(map(_point, every)),
+        list(map(_point, front)),
+        list(map(_shown, plan.planned)),
+        own,
         plan.target.gpu.memory_gib,
         _best(plan),
     )
@@ -66,9 +69,12 @@ def _judged_front(plan: Drawn) -> tuple[list[Layout], list[Layout]]:
         front = pareto(every)
         refused: set[int] = set()
         for layout in front:
-            if id(layout) not in good:
-                answer = judged(layout, engine, plan.source, plan.asked, plan.target)
-                (good if isinstance(answer, Planned) else refused).add(id(layout))
+            if id(layout) in good:
+                continue
+            if isinstance(judged(layout, engine, plan.source, plan.asked, plan.target), Planned):
+                good.add(id(layout))
+            else:
+                refused.add(id(layout))
         if not refused:
             return every, front
         every = [layout for layout in every if id(layout) not in refused]

@@ -153,11 +153,17 @@ def architecture(args: Arguments) -> Architecture | None:
     hidden, layers, heads = whole(args, "hidden_size"), layer_count(args), whole(args, "num_attention_heads")
     vocab, seq_length = padded_vocab_size(args), whole(args, "seq_length")
     hybrid = hybrid_layers(args)
-    mtp = hybrid.depths if hybrid else whole(args, "mtp_num_layers") or 0
+    mtp = whole(args, "mtp_num_layers") or 0
+    if hybrid:
+        mtp = hybrid.depths
     if not (hidden and layers and heads and vocab and seq_length) or layers + mtp > MOST_LAYERS or not is_counted(args):
         return None
-    kinds = tuple(hybrid.decoder) if hybrid else _transformer_layers(args, layers)
-    mtp_kinds = tuple(hybrid.mtp) if hybrid else (kinds or ())[-1:]
+    if hybrid:
+        kinds: tuple[str, ...] | None = tuple(hybrid.decoder)
+        mtp_kinds = tuple(hybrid.mtp)
+    else:
+        kinds = _transformer_layers(args, layers)
+        mtp_kinds = (kinds or ())[-1:]
     parts = "".join((*(kinds or ()), *mtp_kinds))
     experts = _experts(args)
     if kinds is None or (EXPERTS in parts and experts is None) or (hidden % heads and not whole(args, "kv_channels")):

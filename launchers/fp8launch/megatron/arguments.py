@@ -165,8 +165,10 @@ def _kind(node: ast.expr) -> type:
         left, right = _kind(node.left), _kind(node.right)
         if left is right and (isinstance(node.op, ast.Add) or left is int):
             return left
-        if isinstance(node.op, ast.Mult) and int in (left, right):
-            return right if left is int else left
+        if isinstance(node.op, ast.Mult) and left is int:
+            return right
+        if isinstance(node.op, ast.Mult) and right is int:
+            return left
     raise TypeError("not a list expression")
 
 
@@ -207,7 +209,9 @@ def text_of(flag: Flag, value: Scalar | list[Scalar]) -> str:
     """The word that Megatron reads back as this value."""
     if isinstance(value, list):
         joined = ",".join(map(str, value))
-        return joined if flag.type == "ints" else f"[{joined}]"
+        if flag.type == "ints":
+            return joined
+        return f"[{joined}]"
     if value is False:
         return ""
     if isinstance(value, float):

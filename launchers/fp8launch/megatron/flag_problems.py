@@ -124,7 +124,9 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
     message = f"Megatron-Core {schema.minor} has no flag {option}"
     elsewhere = versions_with(key)
     if elsewhere:
-        have = "has" if len(elsewhere) == 1 else "have"
+        have = "have"
+        if len(elsewhere) == 1:
+            have = "has"
         message += f"; {joined(elsewhere)} of the supported {joined(supported_versions())} {have} it"
     renamed = other_names(key, schema)
     setting = schema.setting(key)

@@ -187,13 +187,15 @@ def hybrid_layers(args: Arguments) -> HybridLayers | None:
     symbols = decoder.replace(_SEGMENT, "") + "".join(depths)
     if len(set(depths)) > 1 or not set(symbols) <= set(_HYBRID_LAYERS):
         return None
-    return HybridLayers(tuple(decoder.split(_SEGMENT)), depths[0] if depths else "", len(depths))
+    return HybridLayers(tuple(decoder.split(_SEGMENT)), next(iter(depths), ""), len(depths))
 
 
 def layer_count(args: Arguments) -> int | None:
     """Layers of the decoder: those of a hybrid pattern, which Megatron puts in place of `num_layers`."""
     hybrid = hybrid_layers(args)
-    return whole(args, "num_layers") if hybrid is None else len(hybrid.decoder)
+    if hybrid is None:
+        return whole(args, "num_layers")
+    return len(hybrid.decoder)
 
 
 def mamba_mixer(args: Arguments) -> Mamba:

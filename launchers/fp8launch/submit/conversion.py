@@ -82,7 +82,9 @@ def checkpoint_in(folder: Path, iteration: int | None) -> Path:
     folder = folder.expanduser().resolve()
     place = folder
     if not (folder / ".metadata").is_file():
-        wanted = iteration if iteration is not None else _newest(folder)
+        wanted = iteration
+        if wanted is None:
+            wanted = _newest(folder)
         place = checkpoints.place(folder, wanted)
         if not place.is_dir():
             there = ", ".join(map(str, checkpoints.iterations(folder))) or "none"
@@ -127,7 +129,9 @@ def model_of(checkpoint: Path) -> str | None:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     stated = as_mapping(content.get("model")).get("hf_model_id")
-    return stated if isinstance(stated, str) else None
+    if not isinstance(stated, str):
+        return None
+    return stated
 
 
 def is_finished(wanted: Conversion) -> bool:
@@ -138,14 +142,16 @@ def is_finished(wanted: Conversion) -> bool:
     record = json_mapping(out / checkpoints.CONVERSION_RECORD)
     if record.get("fingerprint") == wanted.fingerprint:
         return True
-    what = "holds another conversion" if record else "exists and is not empty"
+    what = "exists and is not empty"
+    if record:
+        what = "holds another conversion"
     raise error("convert-exists", f"{out} {what}", str(out), "choose another folder, or remove this one", ANSWER_IS_NO)
 
 
 def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
     """Return the run that is making this output. Raises UserError where it makes it of something else."""
     for run in run_folders(root):
-        stated = _unfinished(run) if run.run_id.startswith(RUN_PREFIX) else {}
+        stated = _unfinished(run)
         if stated.get("out") != str(wanted.out):
             continue
         if stated.get("fingerprint") == wanted.fingerprint:
@@ -158,11 +164,16 @@ def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
 
 def _unfinished(run: RunFolder) -> Mapping[str, Any]:
     """The section `convert` of a run that has not ended; empty for any other."""
+    if not run.run_id.startswith(RUN_PREFIX):
+        return {}
     try:
         stated = run.manifest().get("recipe", {}).get("convert")
-        return stated or {} if not schedulers.of_run(run).state(run).final else {}
+        ended = schedulers.of_run(run).state(run).final
     except UserError:
         return {}
+    if ended:
+        return {}
+    return stated or {}
 
 
 def recipe_of(
@@ -192,7 +203,9 @@ def recipe_of(
 
 def _mounts(wanted: Conversion) -> list[str]:
     """Folders that the job reads and writes; links in a model's folder, as in the hub's cache, lead elsewhere."""
-    found = [wanted.out.parent, *([wanted.checkpoint] if wanted.checkpoint else [])]
+    found = [wanted.out.parent]
+    if wanted.checkpoint:
+        found.append(wanted.checkpoint)
     model = Path(wanted.model)
     if model.is_absolute():
         found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]

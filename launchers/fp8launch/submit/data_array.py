@@ -56,12 +56,16 @@ def submit_build(
     begin = [sys.executable, "-m", "fp8launch", "data", "build-part", str(plan.folder), *arguments]
     with uninterrupted():
         # Cut off after the array: its tasks are at work, and only the merge is missing.
-        key, array = _key(plan), None if known is None else known.array
+        key, array = _key(plan), None
+        if known is not None:
+            array = known.array
         if array is None:
             key = f"data-{secrets.token_hex(6)}"
             write_json(plan.folder / RECORD, {"key": key})
             array = _submit_array(plan, scheduler, cluster, limit, most_tasks, cpus, begin, key)
-        waits = [f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes"] if array else []
+        waits = []
+        if array:
+            waits = [f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes"]
         options = {**_options(plan, cluster, limit), "output": _log(plan, "%j")}
         script = plan.folder / "array.merge.sbatch"
         write_atomically(script, _script(plan, "merges a dataset", options, cluster, f"{shlex.join(begin)} --merge"))

@@ -95,8 +95,13 @@ def as_diff(name: str, before: FileVersion | None, after: FileVersion | None) ->
     head = f"diff --git a/{name} b/{name}\n{_mode_lines(before, after)}"
     if holds_credentials(name):
         return head + "(left out by fp8launch: a file of this name holds credentials)\n"
-    old = before.content if before else b""
-    new = after.content if after else b""
+    old: bytes | None = b""
+    new: bytes | None = b""
+    from_name = to_name = "/dev/null"
+    if before:
+        old, from_name = before.content, f"a/{name}"
+    if after:
+        new, to_name = after.content, f"b/{name}"
     if old is None or new is None or max(len(old), len(new)) > _SHOWN_BYTES:
         return head + _NOT_SHOWN
     if b"\0" in old or b"\0" in new:
@@ -104,8 +109,6 @@ def as_diff(name: str, before: FileVersion | None, after: FileVersion | None) ->
     old_lines, new_lines = _lines(old), _lines(new)
     if max(len(old_lines), len(new_lines)) > _SHOWN_LINES:
         return head + _NOT_SHOWN
-    from_name = "/dev/null" if before is None else f"a/{name}"
-    to_name = "/dev/null" if after is None else f"b/{name}"
     text = head
     for line in difflib.unified_diff(old_lines, new_lines, from_name, to_name):
         text += line

@@ -8,7 +8,7 @@ neutral    neither: what is logged, saved, named or asked of the queue
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import Prepared
 
 Effect = Literal["numerics", "speed", "neutral"]
+Part = Literal["arguments", "topology", "environment", "launch", "image", "software", "slurm"]
 
 # The first pattern that fits a flag decides; a flag that none fits is taken to change what is computed.
 _FLAGS: tuple[tuple[str, Effect], ...] = (
@@ -57,7 +58,7 @@ _NEUTRAL_SLURM = {"job-name", "time", "account", "qos", "output", "comment", "re
 class Difference:
     """One line: `a` or `b` is None where that recipe does not state it."""
 
-    part: Literal["arguments", "topology", "environment", "launch", "image", "software", "slurm"]
+    part: Part
     name: str
     a: Any
     b: Any
@@ -73,7 +74,7 @@ def differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
     Phases are compared by name, with the other recipe as a whole where it has no such phase; what is not the same in
     all of them says in which it holds.
     """
-    names = list(dict.fromkeys(one.name for recipe in (a, b) for one in recipe.phases))
+    names = list(dict.fromkeys(phase.name for phase in (*a.phases, *b.phases)))
     if not names:
         return _differences(a, b, cluster)
     each = {name: _differences(_part(a, name), _part(b, name), cluster) for name in names}
@@ -96,21 +97,16 @@ def _part(recipe: Prepared, phase: str) -> Prepared:
 
 
 def _differences(a: Prepared, b: Prepared, cluster: Cluster) -> list[Difference]:
-    found = [Difference("arguments", name, x, y, _of_flag(name)) for name, x, y in _unequal(*_arguments(a, b))]
-    found += [Difference("topology", name, x, y, _of_size(name)) for name, x, y in _unequal(_sizes(a), _sizes(b))]
-    env_a, env_b = a.loaded.recipe.environment, b.loaded.recipe.environment
-    found += [Difference("environment", name, x, y, _of_variable(name)) for name, x, y in _unequal(env_a, env_b)]
+    recipe_a, recipe_b = a.loaded.recipe, b.loaded.recipe
     with_config = a.engine is b.engine  # else its fields are among the arguments
-    launch_a, launch_b = _launch(a, with_config), _launch(b, with_config)
-    found += [Difference("launch", name, x, y, _of_launch(name)) for name, x, y in _unequal(launch_a, launch_b)]
-    image_a, image_b = a.loaded.recipe.container.image, b.loaded.recipe.container.image
-    if image_a != image_b:
-        found.append(Difference("image", "image", image_a, image_b, "numerics"))
-    found += [Difference("software", n, x, y, "numerics") for n, x, y in _unequal(_software(a), _software(b))]
-    slurm_a, slurm_b = _slurm(a, cluster), _slurm(b, cluster)
-    for name, x, y in _unequal(slurm_a, slurm_b):
-        effect: Effect = "neutral" if name in _NEUTRAL_SLURM else "speed"
-        found.append(Difference("slurm", name, x, y, effect))
+    found = _unequal("arguments", *_arguments(a, b), _of_flag)
+    found += _unequal("topology", _sizes(a), _sizes(b), _of_size)
+    found += _unequal("environment", recipe_a.environment, recipe_b.environment, _of_variable)
+    found += _unequal("launch", _launch(a, with_config), _launch(b, with_config), _of_launch)
+    images = {"image": recipe_a.container.image}, {"image": recipe_b.container.image}
+    found += _unequal("image", *images, _of_software)
+    found += _unequal("software", _software(a), _software(b), _of_software)
+    found += _unequal("slurm", _slurm(a, cluster), _slurm(b, cluster), _of_slurm_option)
     return found
 
 
@@ -122,25 +118,37 @@ def _arguments(a: Prepared, b: Prepared) -> tuple[Mapping[str, Any], Mapping[str
     """
     if a.engine is b.engine:
         return {**a.args.values, **a.args.own_values}, {**b.args.values, **b.args.own_values}
-    defaults = [one.engine.defaults(one.args) for one in (a, b)]
-    stated = [{**one.args.recorded, **one.loaded.recipe.launch.config} for one in (a, b)]
-    resolved = [{**known, **own} for known, own in zip(defaults, stated, strict=True)]
-    comparable = resolved[0].keys() & resolved[1].keys() | stated[0].keys() | stated[1].keys()
+    stated_a = {**a.args.recorded, **a.loaded.recipe.launch.config}
+    stated_b = {**b.args.recorded, **b.loaded.recipe.launch.config}
+    resolved_a = {**a.engine.defaults(a.args), **stated_a}
+    resolved_b = {**b.engine.defaults(b.args), **stated_b}
+    comparable = resolved_a.keys() & resolved_b.keys() | stated_a.keys() | stated_b.keys()
     for one in (a, b):
         names = one.engine.compared(one.args)
-        comparable &= comparable if names is None else set(names)
-    first, second = ({name: value for name, value in one.items() if name in comparable} for one in resolved)
-    return first, second
+        if names is not None:
+            comparable &= set(names)
+    return _only(resolved_a, comparable), _only(resolved_b, comparable)
 
 
-def _unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _unequal(
+    part: Part, a: Mapping[str, Any], b: Mapping[str, Any], effect: Callable[[str], Effect]
+) -> list[Difference]:
+    found = []
     for name in dict.fromkeys([*a, *b]):
         if a.get(name) != b.get(name):
-            yield name, a.get(name), b.get(name)
+            found.append(Difference(part, name, a.get(name), b.get(name), effect(name)))
+    return found
 
 
 def _of_flag(name: str) -> Effect:
-    return next((effect for pattern, effect in _FLAGS if re.fullmatch(pattern, name)), "numerics")
+    for pattern, effect in _FLAGS:
+        if re.fullmatch(pattern, name):
+            return effect
+    return "numerics"
 
 
 def _of_launch(name: str) -> Effect:
@@ -161,7 +169,19 @@ def _of_variable(name: str) -> Effect:
 
 
 def _of_size(name: str) -> Effect:
-    return "numerics" if name == "global_batch" else "speed"
+    if name == "global_batch":
+        return "numerics"
+    return "speed"
+
+
+def _of_software(name: str) -> Effect:
+    return "numerics"
+
+
+def _of_slurm_option(name: str) -> Effect:
+    if name in _NEUTRAL_SLURM:
+        return "neutral"
+    return "speed"
 
 
 def _sizes(one: Prepared) -> dict[str, Any]:

@@ -69,8 +69,10 @@ def next_key(run: RunFolder) -> str:
 def record_begin(runs: Sequence[RunFolder], key: str) -> None:
     """Record under which key these runs are being submitted, as tasks of an array when they are several."""
     for index, run in enumerate(runs):
-        task = index if len(runs) > 1 else None
-        run.update(submission=new_submission(key, task))
+        submission = new_submission(key)
+        if len(runs) > 1:
+            submission = new_submission(key, index)
+        run.update(submission=submission)
         sync_folder(run.path)  # a power cut must not undo what the scheduler is about to make true
 
 

@@ -102,7 +102,9 @@ def submit_study(
     remember_root(root)
     outcome = Outcome(study)
     # A study whose runs are waited for is held for hours: no use waiting for that.
-    patience = 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS
+    patience = HELD_SECONDS
+    if scheduler.capabilities.one_run_at_a_time:
+        patience = 0.0
     with locked(study, patience):
         add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
         planned = [study.run(one.run_name) for one in points]
