@@ -86,7 +86,7 @@ def _end(plan: BuildPlan, jobs: DataJobs, as_json: bool) -> int:
     if manifest is None or manifest.raw.get("fingerprint") != plan.fingerprint():
         left = len(missing(plan)) if plan.folder.exists() else len(plan.shards)
         message = f"the jobs {', '.join(jobs.ids)} have ended, and {left} of {len(plan.shards)} shards are not finished"
-        fix = f"read {plan.folder}/slurm-*.out; then give the same command again"
+        fix = f"read {plan.folder}/slurm-*.out; then repeat the command"
         raise error("data-shards", message, str(plan.folder), fix, ANSWER_IS_NO)
     if as_json:
         show_json({**manifest.raw, "array": jobs.array, "merge": jobs.merge})

@@ -102,7 +102,7 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
         overrides = [*overrides, f"precision.recipe={precision}"]
     loaded = load_recipe(source, overrides)
     if loaded.recipe.phases:
-        raise error("phases", "a recipe with phases has no one layout", loaded.where("phases"), "--set phases=null")
+        raise error("phases", "a recipe with phases has no single layout", loaded.where("phases"), "--set phases=null")
     engine = engine_of(loaded)
     if not engine.description.covers("megatron_core"):
         message = f"speed and memory of recipes for the engine '{engine.name}' are not predicted"

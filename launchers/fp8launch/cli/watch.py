@@ -53,7 +53,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     f              follow the end of the log           q     quit; the runs continue
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        message = "standard input or output is not a terminal, and `watch` draws on one"
+        message = "`watch` needs a terminal, and standard input or output is not one"
         raise error("not-a-terminal", message, None, "use `fp8launch runs`, or `fp8launch logs RUN -f`")
     runs_or_newest(names, last)  # a wrong name is an error before the screen is taken
     view = View()

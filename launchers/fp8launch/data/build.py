@@ -214,14 +214,14 @@ def _raise(plan: BuildPlan, failure: Failure, done: int) -> NoReturn:
         where = failure.bad.place()
         detail = f" ({failure.bad.detail})" if failure.bad.detail else ""
         message = f"this document cannot be used: {REASONS[failure.bad.reason]}{detail}; {_kept(plan, done)}"
-        fix = "correct the input, or leave such documents out with --on-error skip; then give the same command again"
+        fix = "correct the input, or leave such documents out with --on-error skip; then repeat the command"
         raise error(f"data-{failure.bad.reason}", message, where, fix, ANSWER_IS_NO)
     number, words, file = failure.os_error or (0, "", "")
     message = f"{file}: {words}; {_kept(plan, done)}"
-    fix = "give the same command again when that is solved"
+    fix = "correct this, then repeat the command"
     if number in (errno.ENOSPC, errno.EDQUOT):
         free = f"{shutil.disk_usage(plan.folder).free / 1e6:,.0f} MB"
-        fix = f"the file system of {plan.folder} has {free} free: make room, then give the same command again"
+        fix = f"the file system of {plan.folder} has {free} free: make room, then repeat the command"
     raise error("data-disk", message, file, fix, MACHINE_LACKS)
 
 

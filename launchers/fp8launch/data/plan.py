@@ -118,7 +118,7 @@ def require_same(old: BuildPlan, new: BuildPlan) -> None:
     differs = [name for name in before if before[name] != now[name]]
     if differs:
         message = f"{old.folder} is an unfinished build with other {' and '.join(differs)}"
-        fix = "give the same command as before to finish it, or add --restart to begin again"
+        fix = "repeat the command that began it to finish it, or add --restart to begin again"
         raise error("data-plan", message, "--out", fix, ANSWER_IS_NO)
 
 

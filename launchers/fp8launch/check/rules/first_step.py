@@ -208,7 +208,9 @@ def old_engine_has_the_interface(run: ResolvedRun) -> Iterator[Finding]:
     if not run.uses_te or engine is None or run.megatron[:2] != (0, 17):
         return
     if (2, 5) <= engine[:2] < (2, 10):
-        message = "Megatron 0.17 builds no model with Transformer Engine 2.5 to 2.9: it passes an argument of 2.10"
+        message = (
+            "Megatron 0.17 cannot build a model with Transformer Engine 2.5 to 2.9, which lack an argument of 2.10"
+        )
         yield Finding(
             message, run.where("transformer_engine"), "use Transformer Engine 2.10 or newer, or Megatron 0.18"
         )
