@@ -44,13 +44,14 @@ CASES: Mapping[str, Callable[[], str]] = {
     ),
     "llama8b_fp8_pyxis_4_nodes": lambda: batch_script(job("llama8b_fp8", example("example_pyxis"), nodes=4)),
     "llama8b_fp8_apptainer": lambda: batch_script(job("llama8b_fp8", example("example_apptainer"), nodes=2)),
-    "llama8b_fp8_charliecloud": lambda: batch_script(job("llama8b_fp8", charliecloud())),
+    "llama8b_fp8_charliecloud": lambda: batch_script(
+        job("llama8b_fp8", charliecloud(), "launch.health_check=true", nodes=2)
+    ),
     "words_that_need_quotes": lambda: batch_script(
         job(
             "tiny_cpu", PLAIN, "env.GREETING='it''s $(HOME); two'", "megatron.wandb_project='a b'", "secrets=[HF_TOKEN]"
         )
     ),
-    "llama8b_fp8_health_check": lambda: batch_script(job("llama8b_fp8", PLAIN, "launch.health_check=true", nodes=2)),
     "tiny_cpu_attempts": lambda: batch_script(
         job(
             "tiny_cpu",
