@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -92,6 +92,14 @@ class ParsedLog:
         first = bisect_left(self.evidence, process.begin, key=_OFFSET)
         last = bisect_left(self.evidence, process.end, key=_OFFSET)
         return self.evidence[first:last]
+
+
+def attempts_of(logs: Iterable[ParsedLog]) -> list[tuple[ParsedLog, Process]]:
+    """Return the processes of logs in order, each with its log."""
+    attempts: list[tuple[ParsedLog, Process]] = []
+    for log in logs:
+        attempts += [(log, process) for process in log.processes]
+    return attempts
 
 
 def read_log(path: Path) -> ParsedLog:

@@ -143,11 +143,17 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     def probability(angle: float) -> float:
         steps = 200
         width = angle / steps
-        inner = sum((4 if i % 2 else 2) * math.cos(i * width) ** (freedom - 1) for i in range(1, steps))
+        inner = 0.0
+        for i in range(1, steps):
+            weight = 2 + 2 * (i % 2)  # 4, 2, 4, ..., 4
+            inner += weight * math.cos(i * width) ** (freedom - 1)
         return float(scale * width / 3 * (1 + inner + math.cos(angle) ** (freedom - 1)))
 
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if probability(middle) < confidence else (low, middle)
+        if probability(middle) < confidence:
+            low = middle
+        else:
+            high = middle
     return math.sqrt(freedom) * math.tan(low)

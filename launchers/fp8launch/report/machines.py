@@ -83,4 +83,10 @@ def _numbers(digits: Sequence[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]
+    key = []
+    for part in re.split(r"(\d{1,18})", name):
+        if part.isdecimal():
+            key.append((int(part), ""))
+        else:
+            key.append((-1, part))
+    return key

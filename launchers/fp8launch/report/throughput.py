@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from fp8launch.diagnostics import error
 from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
-from fp8launch.logs import ParsedLog, Process, read_log
+from fp8launch.logs import ParsedLog, Process, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
 from fp8launch.megatron.flops import flops_per_token, miscounted
 from fp8launch.report.machines import Machines, machines_of
@@ -102,7 +102,7 @@ def summarise_run(
     planned = None
     if spans:
         planned = spans[-1].name
-    status, failure = status_of_phases(_attempts(logs), whole.steady_state, reports, planned)
+    status, failure = status_of_phases(attempts_of(logs), whole.steady_state, reports, planned)
     steady = replace(whole.steady_state, kept=longest.report.steady_state.kept)
     return replace(whole, status=status, failure=failure, phases=tuple(reports), steady_state=steady, **numbers)
 
@@ -121,7 +121,7 @@ def summarise(
     """
     if isinstance(logs, ParsedLog):
         logs = [logs]
-    attempts = _attempts(logs)
+    attempts = attempts_of(logs)
     steady = select_steady_state(attempts)
     machines = machines_of(logs)
     setup = _setup(attempts, steady, gpu or machines.gpu, world_size, arguments)
@@ -311,10 +311,6 @@ def _tokens_per_s_per_gpu(line: Line, setup: _Setup) -> float:
     if not setup.seq_length or not setup.world_size:
         return math.nan
     return line.global_batch_size * setup.seq_length / (line.step_time_ms / 1e3 * setup.world_size)
-
-
-def _attempts(logs: Sequence[ParsedLog]) -> list[tuple[ParsedLog, Process]]:
-    return [(log, process) for log in logs for process in log.processes]
 
 
 def _notes(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fp8launch.hardware.quantization import QUANTIZATION
-from fp8launch.logs import Evidence, ParsedLog, Process
+from fp8launch.logs import Evidence, ParsedLog, Process, attempts_of
 from fp8launch.report.sharding import judge_sharding
 from fp8launch.untyped import as_mapping
 
@@ -87,7 +87,7 @@ class Verification:
 
 def verify_logs(logs: Sequence[ParsedLog], stated: Mapping[str, object] | None = None) -> Verification:
     """Judge a run by its logs, one per attempt, oldest first; see `verify`."""
-    return verify([(log, process) for log in logs for process in log.processes], stated)
+    return verify(attempts_of(logs), stated)
 
 
 def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, object] | None = None) -> Verification:
