@@ -75,7 +75,7 @@ def test_deepspeed_is_told_the_recipe_of_transformer_engine() -> None:
         from accelerate import Accelerator
         from accelerate.utils import TERecipeKwargs
         sys.path.insert(0, sys.argv[1])
-        from fp8launch.injob.rank.accelerate_setup import tell_deepspeed_the_recipe
+        from fp8launch.injob.rank.accelerate_train import tell_deepspeed_the_recipe
         settings = object.__new__(TERecipeKwargs)
         made = SimpleNamespace(has_fp8_handler=True, te_recipe_handler=settings, fp8_recipe_handler=None)
         tell_deepspeed_the_recipe(made)
