@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from train_jobs import MOCK, Run, from_weights, worker
+from train_jobs import MOCK, Run, forked, from_weights, worker
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def weights(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     Megatron draws other initial weights for other parallel sizes, and its first iteration has a learning rate of 0.
     """
     folder = tmp_path_factory.mktemp("weights")
-    worker([*MOCK, "--exit-interval", "1", "--save", str(folder), "--save-interval", "1"]).succeeded()
+    forked(1, [*MOCK, "--exit-interval", "1", "--save", str(folder), "--save-interval", "1"]).succeeded()
     return folder
 
 

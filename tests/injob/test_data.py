@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import shutil
-import subprocess
-import sys
+import struct
 from pathlib import Path
 
 import pytest
-from train_jobs import LAUNCHERS, MOCK, TINY, job_environment, srun, worker
+from train_jobs import MOCK, TINY, forked, srun
 
+from fp8launch.data.index_format import header
 from fp8launch.injob.rank.compat import datasets_helper
 
 pytestmark = pytest.mark.train
 
-WRITE = """
-import random, sys
-sys.path.insert(0, {code!r})
-from fp8launch.injob.rank.compat import python311; python311.install()
-from fp8launch.injob.rank.compat import cpu; cpu.install()
-import numpy, torch
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-random.seed(1)
-for prefix in {prefixes!r}:
-    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=numpy.uint16)
-    for document in range(200):
-        start, step = random.randrange(250), random.choice((1, 2, 3))
-        builder.add_document(torch.tensor([(start + step * at) % 250 for at in range(100)]), [100])
-    builder.finalize(prefix + ".idx")
-"""
+
+def counting(prefix: Path) -> str:
+    """An indexed dataset of 200 documents of 100 tokens."""
+    draw = random.Random(prefix.name)
+    with Path(f"{prefix}.bin").open("wb") as file:
+        for _ in range(200):
+            start, step = draw.randrange(250), draw.choice((1, 2, 3))
+            file.write(struct.pack("<100H", *((start + step * at) % 250 for at in range(100))))
+    tables = [100] * 200, range(0, 40_000, 200), range(201)
+    packed = (struct.pack(form, *table) for form, table in zip(("<200i", "<200q", "<201q"), tables, strict=True))
+    Path(f"{prefix}.idx").write_bytes(header("uint16", 200, 201) + b"".join(packed))
+    return str(prefix)
 
 
 def test_indexed_files_in_a_blend(megatron: None, tmp_path: Path) -> None:
     """Counting sequences are easy to learn: the mock data's loss never gets there."""
-    prefixes = [str(tmp_path / name) for name in ("one", "two")]
-    write = WRITE.format(code=str(LAUNCHERS), prefixes=prefixes)
-    subprocess.run([sys.executable, "-c", write], env=job_environment(), check=True, capture_output=True)
+    prefixes = [counting(tmp_path / name) for name in ("one", "two")]
     blend = ["--data-path", "0.3", prefixes[0], "0.7", prefixes[1], "--data-cache-path", str(tmp_path / "cache")]
-    run = worker([*TINY, *blend, "--train-iters", "60", "--lr", "1e-2"]).succeeded()
+    run = forked(1, [*TINY, *blend, "--train-iters", "60", "--lr", "1e-2"]).succeeded()
     assert run.losses[60] < 4.0
     assert list((tmp_path / "cache").iterdir()), "Megatron keeps its index of the blend there"
 

@@ -66,7 +66,8 @@ def test_disk_full_at_the_manifest(site: Site, disk: Disk) -> None:
     site.runs = disk.folder / "runs"
     (site.folder / "site.yaml").write_text(NODE)
     choices = ["--backend", "sbatch", "--run-root", str(site.runs), "--cluster", str(site.folder / "site.yaml")]
-    choices += [*MODEL, *sets("checkpoint.dir=ckpt", "checkpoint.interval=400")]
+    # Checkpoints elsewhere: the check refuses them on a full disk before anything is written.
+    choices += [*MODEL, *sets(f"checkpoint.dir={site.folder}/ckpt", "checkpoint.interval=400")]
     refused = site.run("submit", "recipes/tiny_cpu.yaml", *choices)
     assert refused.returncode in (1, 3), refused.stderr
     assert site.slurm.run("squeue", "-h").stdout == ""
