@@ -16,9 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "h200"))
 from memory import argument_values, logs
 
 # Sittings whose runs shared a GPU or its host, and runs of models too small to measure a GPU by.
-SHARED = ("2026-11-21-numerics", "2026-11-21-numerics2", "2026-11-21-plateau", "2026-11-22-cross-entropy")
-# FP8 was taken away by a precision file behind the arguments' back.
-NOT_AS_ASKED = ("asked_but_bf16",)
+SHARED = (
+    *("2026-11-21-numerics", "2026-11-21-numerics2", "2026-11-21-plateau"),
+    *("2026-11-22-cross-entropy", "2026-11-23-levels-small"),
+)
+# FP8 was taken away by a precision file behind the arguments' back; numbers that are NaN take less power and time.
+NOT_AS_ASKED = ("asked_but_bf16", "o3")
 
 
 def measured_runs() -> Iterator[Run]:

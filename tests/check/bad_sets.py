@@ -195,6 +195,10 @@ BUILDING = {
         },
         "fp8-param-gather-states",
     ),
+    "FP16 master beside gathered delayed weights on several ranks": Set(
+        {**DELAYED, "fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+        "fp8-param-gather-scales",
+    ),
     "fp16 master beside gathered current weights": Set(
         {"fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
         "fp8-param-gather-states",

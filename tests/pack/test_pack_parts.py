@@ -68,9 +68,7 @@ def test_any_model_goes_with_any_precision(write: Callable[[str, str], str]) -> 
 @pytest.mark.parametrize("data", sorted(f.stem for f in (PACK / "data").glob("*.yaml")))
 @pytest.mark.parametrize("optimizer", sorted(f.stem for f in (PACK / "optimizer").glob("*.yaml")))
 def test_optimizer_data_and_long_run_go_together(optimizer: str, data: str, write: Callable[[str, str], str]) -> None:
-    # What else passes the validators and dies in the first step: see optimizer/msamp_o2 and msamp_o3.
-    precision = "delayed" if optimizer == "msamp_o3" else "tensorwise"
-    parts = ["models/llama3_8b", "parts/pretrain", "parts/benchmark", f"precision/{precision}", "hardware/h100"]
+    parts = ["models/llama3_8b", "parts/pretrain", "parts/benchmark", "precision/tensorwise", "hardware/h100"]
     parts += ["images/nemo_26_06", "parts/long_run", f"optimizer/{optimizer}", f"data/{data}"]
     run = prepare(write("one.yaml", recipe_of(parts)))
     (verdict,) = verdicts([run])

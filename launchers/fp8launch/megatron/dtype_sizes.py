@@ -33,6 +33,8 @@ class PrecisionSizes:
     master_of_quantized: float
     moments: float
     copies_gradients: bool
+    scaled_states: int
+    fp8_moment: bool
     bf16_start: int
     bf16_end: int
     output_quantized: bool
@@ -129,8 +131,10 @@ def precision(args: Arguments, gpu: Gpu) -> PrecisionSizes:
         gradient=gradient,
         master=master,
         master_of_quantized=full,
-        moments=_moments(args, aware),
+        moments=_moments(args, aware, gpu),
         copies_gradients=half and gradient == BF16 and not direct,
+        scaled_states=_scaled_states(args) if aware else 0,
+        fp8_moment=aware and "fp8" in (args.get("exp_avg_dtype"), args.get("exp_avg_sq_dtype")),
         bf16_start=start,
         bf16_end=end,
         output_quantized=bool(args.get("fp8_output_proj")),
@@ -164,14 +168,25 @@ def _gradient(args: Arguments, half: bool) -> float:
     return FP32
 
 
-def _moments(args: Arguments, aware: bool) -> float:
-    """Both of Adam's moments, or the one of SGD and Muon (whose embeddings and norms have Adam's)."""
+def _moments(args: Arguments, aware: bool, gpu: Gpu) -> float:
+    """Both of Adam's moments, or the one of SGD and Muon (whose embeddings and norms have Adam's).
+
+    Before Blackwell an FP8 moment takes two bytes: Transformer Engine's quantizer of it makes the transpose of a weight
+    too, which nothing reads (pytorch/optimizers/fused_adam.py, _initialize_state of 2.14 to 2.20; measured on H200).
+    """
     if args.get("optimizer") in ("sgd", "muon", "dist_muon"):
         return FP32
     if not aware:
         return 2 * FP32
     dtypes = [str(args.get(name) or "fp32") for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    return sum(_BYTES.get(dtype, 4.0) for dtype in dtypes)
+    sizes = {**_BYTES, "fp8": float(QUANTIZATION["tensorwise"].copies_of_weights(gpu.capability))}
+    return sum(sizes.get(dtype, 4.0) for dtype in dtypes)
+
+
+def _scaled_states(args: Arguments) -> int:
+    """How many of master weights and moments are stored under a scale: FP8 and FP16, not bf16."""
+    dtypes = [args.get(name) for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")]
+    return len([dtype for dtype in dtypes if dtype in ("fp8", "fp16")])
 
 
 def _bf16_layers(args: Arguments) -> tuple[int, int]:

@@ -157,9 +157,8 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     tied = run.model.tied and any(chunk.embedding and chunk.output for chunk in chunks)
     states = [*_states(run, weights), *_workspaces(run, weights, tied)]
     passes = _passes(run, rank, chunks)
-    # Gradients in fp32 exist only during the optimizer step, when activations do not.
     update = _update(run, weights)
-    largest = max(passes, [update], key=lambda terms: sum(term.bytes for term in terms))
+    largest = max(passes, update, key=lambda terms: sum(term.bytes for term in terms))
     allocated = [term for term in (*states, *largest) if term.bytes > 0]
     peak = sum(term.bytes for term in allocated)
     reserve = [Term("CUDA context", CONTEXT, "reserve", "driver context and kernels of the libraries")]
@@ -225,14 +224,22 @@ def _gathered_units(run: _Run) -> float:
     return (2 * layer + vocabulary) * (run.precision.weight + run.precision.gradient)
 
 
-def _update(run: _Run, weights: Sequence[Weight]) -> Term:
-    """The optimizer's own fp32 copy of 16-bit gradients, where it does not read them as they are."""
-    total = 0.0
-    if run.precision.copies_gradients:
-        for weight in weights:
-            shard = _data_ranks(run, weight) if run.divides_optimizer else 1
-            total += weight.count * FP32 / shard
-    return Term("fp32 gradients", total, "exact", "during the optimizer step, in place of activations")
+def _update(run: _Run, weights: Sequence[Weight]) -> list[Term]:
+    """What the optimizer's step holds in place of activations, all in fp32.
+
+    Copies of 16-bit gradients where it does not read them as they are; and states that are stored under a scale, which
+    Transformer Engine's FusedAdam unscales for all weights at once (pytorch/optimizers/fused_adam.py, step).
+    """
+    formats = run.precision
+    elements = 0.0
+    for weight in weights:
+        elements += weight.count / (_data_ranks(run, weight) if run.divides_optimizer else 1)
+    copied = elements * FP32 * formats.copies_gradients
+    unscaled = elements * FP32 * formats.scaled_states
+    return [
+        Term("fp32 gradients", copied, "exact", "during the optimizer step, in place of activations"),
+        Term("unscaled optimizer states", unscaled, "exact", f"{formats.scaled_states} a parameter during the step"),
+    ]
 
 
 def _workspaces(run: _Run, weights: Sequence[Weight], tied: bool) -> list[Term]:

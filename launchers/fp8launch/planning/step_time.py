@@ -29,6 +29,10 @@ LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
 # FP8 parameters are cast again from their fp32 masters, with a largest value across ranks for each: 245 ms for 7 * 10^9
 # of them on H200, whatever the number of ranks (benchmarks/h200/NOTES.md, 2026-11-22).
 CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, "nvfp4": 20.0}
+# Bytes of one weight that the optimizer's step passes besides: unscaling and scaling a state that is stored under a
+# scale (TE's fused_adam.py: to fp32, times the scale, least and largest value, divided, stored), and the slow cast of
+# a flat FP8 moment (562 ms a step more in all than fp32 moments: benchmarks/h200/2026-11-23-levels).
+SCALED_STATE, FP8_MOMENT = 32.0, 440.0
 # By how much nine in ten published and measured runs are off at most (benchmarks/plan/errors.md).
 UNCERTAINTY_DENSE = 0.12
 UNCERTAINTY_EXPERTS = 0.20
@@ -282,6 +286,7 @@ def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
         total.reduced += weight.count * formats.gradient * each * (1 if divided else 2)
         total.gathered += weight.count * sent * each * divided
         passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
+        passes += SCALED_STATE * formats.scaled_states + FP8_MOMENT * formats.fp8_moment
         total.update += weight.count * passes / (group.size if divided else 1)
     return total
 

@@ -97,6 +97,10 @@ def gather_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
             yield Finding(message, run.where(recipe.gather_flag), fix)
 
 
+def _has_narrow_moments(run: ResolvedRun) -> bool:
+    return not {run.value("exp_avg_dtype"), run.value("exp_avg_sq_dtype")}.isdisjoint(("fp8", "fp16", "bf16"))
+
+
 @rule(
     "fp8-param-gather-states",
     "error",
@@ -106,18 +110,43 @@ def gathered_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
     """Report two combinations that pass all validators and fail in the first step."""
     if not run.on("fp8_param_gather") or not run.on("use_precision_aware_optimizer"):
         return
-    master, moments = run.value("main_params_dtype"), {run.value("exp_avg_dtype"), run.value("exp_avg_sq_dtype")}
-    if run.precision == "delayed" and master == "fp32" and moments & {"fp8", "fp16", "bf16"}:
+    master = run.value("main_params_dtype")
+    if run.precision == "delayed" and master == "fp32" and _has_narrow_moments(run):
         message = (
             "delayed scaling with FP8 parameter gather, fp32 master weights and moments other than fp32 fails in the "
             "first step"
         )
-        fix = "use main_params_dtype fp16, or precision recipe tensorwise, or remove fp8_param_gather"
+        fix = "use precision recipe tensorwise, or remove fp8_param_gather"
         yield Finding(message, run.where("exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather"), fix)
     if run.precision in ("tensorwise", "blockwise", "mxfp8") and master == "fp16":
         message = f"{run.precision} with FP8 parameter gather and fp16 master weights fails in the first step"
-        fix = "use main_params_dtype fp32, or precision recipe delayed, or remove fp8_param_gather"
+        fix = "use main_params_dtype fp32, or remove fp8_param_gather"
         yield Finding(message, run.where("main_params_dtype", "fp8_param_gather"), fix)
+
+
+@rule(
+    "fp8-param-gather-scales",
+    "error",
+    source="megatron 0.19.2: core/optimizer/distrib_optimizer.py:2812; H200, benchmarks/h200/2026-11-23-levels: NaN",
+)
+def gathered_weights_have_one_scale(run: ResolvedRun) -> Iterator[Finding]:
+    """Megatron's own step reduces the largest values of FP8 weights over data parallel ranks, this optimizer's does not.
+
+    Each rank then writes its shards under a scale of its own. Llama-3.1 8B on two GPUs did not learn and was NaN in the
+    fifth iteration; on one GPU the same settings train.
+    """
+    if run.fsdp or run.precision != "delayed" or run.layout.dp * run.layout.cp == 1:
+        return
+    if not (run.on("fp8_param_gather") and run.on("use_precision_aware_optimizer")):
+        return
+    if run.value("main_params_dtype") == "fp32" and _has_narrow_moments(run):
+        return  # ends in the first step: fp8-param-gather-states
+    message = (
+        "delayed scaling with FP8 parameter gather and the precision-aware optimizer does not learn on several data "
+        "parallel ranks: each quantizes its part of a weight under a scale of its own"
+    )
+    fix = "remove fp8_param_gather or use_precision_aware_optimizer, or use precision recipe tensorwise"
+    yield Finding(message, run.where("fp8_param_gather", "use_precision_aware_optimizer"), fix)
 
 
 @rule("fp4-param-gather-states", "error", source="megatron/core/optimizer/distrib_optimizer.py:410 and 2770")

@@ -194,10 +194,12 @@ def accelerator_for(args: argparse.Namespace, micro_batches: int, on_cpu: bool) 
 def tell_deepspeed_the_recipe(accelerator: Any) -> None:
     """`_prepare_deepspeed` of 1.15 reads another name than the other paths, and so would always take delayed scaling.
 
-    `fp8_backend` then asks what has this name for its library, which Transformer Engine's settings do not say.
+    `fp8_backend` then asks what has this name for its library. The class answers, because each attribute of the
+    settings themselves becomes an argument of the recipe.
     """
-    accelerator.fp8_recipe_handler = accelerator.te_recipe_handler
-    accelerator.fp8_recipe_handler.backend = "TE"
+    settings = accelerator.te_recipe_handler
+    type(settings).backend = "TE"
+    accelerator.fp8_recipe_handler = settings
 
 
 def distribute_on_cpu(sharding: str) -> None:
