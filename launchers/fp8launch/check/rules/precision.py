@@ -130,7 +130,7 @@ def gathered_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
     source="megatron 0.19.2: core/optimizer/distrib_optimizer.py:2812; H200, benchmarks/h200/2026-11-23-levels: NaN",
 )
 def gathered_weights_have_one_scale(run: ResolvedRun) -> Iterator[Finding]:
-    """Megatron's own step reduces the largest values of FP8 weights over data parallel ranks, this optimizer's does not.
+    """Megatron's own step reduces the largest FP8 weights over data parallel ranks; the one of this optimizer does not.
 
     Each rank then writes its shards under a scale of its own. Llama-3.1 8B on two GPUs did not learn and was NaN in the
     fifth iteration; on one GPU the same settings train.
