@@ -30,7 +30,7 @@ def published_runs() -> Iterator[Run]:
 
 
 def hybrid_runs() -> Iterator[Run]:
-    """Those of hybrid models; nothing is calibrated on these."""
+    """Those of hybrid models."""
     return (run for run in _runs() if run.args.get("is_hybrid_model"))
 
 

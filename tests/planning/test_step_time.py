@@ -152,6 +152,28 @@ def test_small_experts_wait_for_the_host_and_graphs_of_the_whole_step_free_them(
     assert term(predicted("qwen3_30b_a3b_tensorwise_h100", **graphed), "host") == 0
 
 
+def nano(**changes: Any) -> StepTime:
+    """Nemotron 3 Nano as published, with layer graphs around its experts."""
+    args = {**of_recipe(find("nemotron_3_nano_pretrain_8gpu_gb200_fp8mx_config")), **changes}
+    step = step_time(args, 8, 512, gpu("gb200"))
+    assert step is not None
+    return step
+
+
+def test_layer_graphs_leave_a_wait_behind_the_routing_unless_sizes_are_fixed() -> None:
+    """The host launches faster than the GPU runs, but for what it launches once it knows the routing."""
+    assert term(nano(), "host") > 0
+    for known in ("moe_expert_rank_capacity_factor", "overlap_moe_expert_parallel_comm"):
+        assert term(nano(**{known: 1.5}), "host") == 0
+    # With more tokens the experts run longer than their launch takes.
+    assert term(nano(micro_batch_size=8), "host") == 0
+
+
+def test_recomputed_experts_wait_for_the_routing_twice() -> None:
+    again = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+    assert term(nano(**again), "host") == pytest.approx(2 * term(nano(), "host"))
+
+
 def test_an_unforced_router_costs_more_the_fewer_experts_a_rank_has() -> None:
     free = {"moe_router_force_load_balancing": False}
     name = "qwen3_30b_a3b_tensorwise_h100"

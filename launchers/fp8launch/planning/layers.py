@@ -9,49 +9,25 @@ Engine 2.20 and Megatron-Core 0.19 as a kernel profile of Llama-3 8B on H200 sho
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import TypeAlias
 
-from fp8launch.hardware.quantization import operand_bytes
-from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, MAMBA, MLP, Experts
+from fp8launch.megatron.architecture import ATTENTION, MAMBA, MLP, Experts
 from fp8launch.megatron.dtype_sizes import recomputed_modules
-from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.planning.collectives import Group, exchange, gather, rotate
+from fp8launch.planning.host import host_time
+from fp8launch.planning.layer_communication import add_communication
+from fp8launch.planning.layer_terms import LayerTime
 from fp8launch.planning.mamba_scan import add_scan
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
 # Bytes read and written per element of an input or gradient that is quantized in both orientations. Tensorwise reads
 # each twice, once for its largest value; NVFP4 transforms its columns as well.
 QUANTIZING = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 7.0, "mxfp8": 4.1, "nvfp4": 7.0, "custom": 7.0}
-# Copies of an output's gradient that sequence parallel ranks gather: one for each orientation, where one is not the
-# transpose of the other. Bytes are those that rehearsals of Transformer Engine's own code count (docs/rehearsal.md).
-GATHERED_GRADIENTS = {"mxfp8": 2, "nvfp4": 2}
 # Megatron's own fused SwiGLU in FP8 over Transformer Engine's: 53 ms of an 8B step on H200 (benchmarks/h200/NOTES.md).
 SLOWER_ACTIVATION = 1.15
 FP32 = 4
 # FLOPs of attention's backward pass over those of its forward pass: five products for two.
 ATTENTION_BACKWARD = 2.5
-
-
-Seconds: TypeAlias = "defaultdict[str, float]"
-
-
-def seconds() -> Seconds:
-    """Seconds by term, none yet."""
-    return defaultdict(float)
-
-
-@dataclass
-class LayerTime:
-    """Seconds of both passes by term; beside them what recompute repeats, and the host's time to launch the kernels."""
-
-    forward: Seconds = field(default_factory=seconds)
-    backward: Seconds = field(default_factory=seconds)
-    recompute: float = 0.0
-    host: float = 0.0
 
 
 def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
@@ -67,14 +43,17 @@ def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
         add_scan(run, time.forward, time.backward, run.model.mamba)
     _add_elementwise(run, time, kind, recipe)
     _add_imbalance(run, time, experts)
-    _add_communication(run, time, kind, recipe)
+    add_communication(run, time, kind, recipe)
     _add_recompute(run, time, kind)
-    time.host = _host(run, kind, quantized)
+    time.host = host_time(run, kind, quantized, time.routed)
     return time
 
 
 def _add_product(run: Workload, time: LayerTime, linear: Linear, recipe: str) -> None:
     output, data_gradient, weight_gradient = product_times(run, linear, recipe)
+    of_experts = linear.name.startswith("experts")
+    if of_experts:
+        time.routed += output
     time.forward[f"GEMM {linear.name}"] += output
     time.backward[f"GEMM {linear.name}"] += data_gradient + weight_gradient
     if recipe == "bf16":
@@ -83,6 +62,8 @@ def _add_product(run: Workload, time: LayerTime, linear: Linear, recipe: str) ->
     fused = linear.name == "experts fc2" and run.on("use_transformer_engine_op_fuser")
     if not fused:
         time.forward["quantization"] += linear.rows * linear.k * traffic
+        if of_experts:
+            time.routed += linear.rows * linear.k * traffic
     if linear.name != "experts fc1" or not run.on("use_transformer_engine_op_fuser"):
         time.backward["quantization"] += linear.rows * linear.n * traffic
 
@@ -180,9 +161,13 @@ def _add_expert_traffic(run: Workload, time: LayerTime, experts: Experts) -> Non
         # Transformer Engine's operation fuser computes a part of it with the products.
         biased = software.biased_activation * (0.5 if fused else 1.0) * first
         time.forward["expert activation"] += biased / 3
+        time.routed += biased / 3
         time.backward["expert activation"] += biased * 2 / 3
     permuted = software.permutation * rows * (experts.latent or model.hidden) * BF16 / memory
     time.forward["expert permutation"] += permuted
+    time.routed += permuted
+    if not fused:
+        time.routed += forward_passes * rows * experts.ffn / split.etp * BF16 / memory
     time.backward["expert permutation"] += permuted
 
 
@@ -206,115 +191,7 @@ def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> N
         passed["expert imbalance"] += excess * routed
 
 
-# --- communication ---------------------------------------------------------------------------------------------------
-
-
-def _add_communication(run: Workload, time: LayerTime, kind: str, recipe: str) -> None:
-    experts = run.model.experts_of(kind)
-    model, split, speeds = run.model, run.split, run.speeds
-    contention = speeds.fractions.contention
-    if split.tp > 1:
-        group = Group(split.tp)
-        name = f"TP communication ({group.link(speeds)})"
-        size = run.tokens * model.hidden
-        summed = gather(size * BF16, group, speeds)
-        gathered = summed
-        if split.sequence_parallel:
-            # Transformer Engine quantizes before it gathers (transformer_engine/pytorch/distributed.py).
-            gathered = gather(size * operand_bytes(recipe), group, speeds)
-        # Around each part, but for experts without a shared one.
-        pairs = len(kind) - (experts is not None and not experts.shared)
-        # Backward gathers the inputs of the column-parallel layers once more.
-        again = pairs * gathered if split.sequence_parallel else 0
-        exposed = speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
-        time.forward[name] += pairs * (summed + gathered) * exposed
-        time.backward[name] += (pairs * (summed + gathered * GATHERED_GRADIENTS.get(recipe, 1)) + again) * exposed
-    if split.cp > 1 and MAMBA in kind and model.mamba:
-        # Heads are exchanged for tokens before the convolution, and back after the scan (mamba_context_parallel.py).
-        group = Group(split.cp, split.tp)
-        name = f"CP communication ({group.link(speeds)})"
-        size = run.tokens * (model.mamba.projected + model.mamba.inner) / split.tp * BF16
-        time.forward[name] += exchange(size, group, speeds)
-        time.backward[name] += exchange(size, group, speeds)
-    if split.cp > 1 and ATTENTION in kind:
-        group = Group(split.cp, split.tp)
-        name = f"CP communication ({group.link(speeds)})"
-        heads = 2 * max(model.groups / split.tp, 1) * model.channels
-        if model.latent:
-            heads = model.heads / split.tp * (model.latent.head + model.latent.rope + model.latent.value)
-        size = run.tokens * heads * BF16
-        if run.args.get("cp_comm_type") in ("a2a", ["a2a"]):
-            queries = run.tokens * 2 * model.heads / split.tp * model.channels * BF16
-            time.forward[name] += exchange(size + queries, group, speeds)
-            time.backward[name] += exchange(size + queries, group, speeds)
-        else:
-            queries = run.tokens * model.heads / split.tp * (model.latent.value if model.latent else model.channels)
-            joined = split.cp * speeds.software.ring * queries * BF16 / speeds.memory
-            time.forward["elementwise"] += joined * 0.4
-            time.backward["elementwise"] += joined * 0.6
-            rounds = (split.cp - 1) * rotate(size, group, speeds)
-            _overlap(time.forward, name, rounds, time.forward["attention"], contention)
-            _overlap(time.backward, name, 2 * rounds, time.backward["attention"], contention)
-    if experts is not None and split.ep > 1:
-        group = Group(split.ep, split.etp)
-        name = f"EP communication ({group.link(speeds)})"
-        once = _dispatch(run, experts, group)
-        if run.on("overlap_moe_expert_parallel_comm"):
-            _overlap(time.forward, name, 2 * once, sum(time.forward.values()), contention)
-            _overlap(time.backward, name, 2 * once, sum(time.backward.values()), contention)
-        else:
-            time.forward[name] += 2 * once
-            time.backward[name] += 2 * once
-    if experts is not None and split.etp > 1:
-        group = Group(split.etp)
-        name = f"TP communication ({group.link(speeds)})"
-        once = gather(run.own_tokens * split.etp * experts.top_k * model.hidden * BF16, group, speeds)
-        time.forward[name] += 2 * once
-        time.backward[name] += 2 * once
-
-
-def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
-    """Seconds to send the tokens of a micro batch to their experts, or back.
-
-    An all-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain and there
-    once to each rank that has some of them (https://github.com/deepseek-ai/DeepEP, "asymmetric-domain bandwidth
-    forwarding").
-    """
-    token = run.own_tokens * (experts.latent or run.model.hidden) * BF16
-    if not run.packs_tokens:
-        return exchange(experts.top_k * token, group, run.speeds)
-    inside = group.inside(run.speeds.device.links.domain)
-    domains = group.size / inside
-    near = _reached(run, experts, group.size) * token * (inside - 1) / inside
-    far = _reached(run, experts, domains) * token * (domains - 1) / domains
-    return max(near / run.speeds.nvlink, far / run.speeds.network)
-
-
-def _reached(run: Workload, experts: Experts, places: float) -> float:
-    """The expected number of places among which all experts are divided that a token is sent to.
-
-    A router that chooses groups of experts first divides its choices among those groups.
-    """
-    groups, limit = whole(run.args, "moe_router_num_groups"), whole(run.args, "moe_router_group_topk")
-    free = _distinct(places, experts.top_k)
-    if not groups or not limit or min(groups, limit) < 1:
-        return free
-    if places < groups:
-        return min(free, limit)
-    return min(free, limit * _distinct(places / groups, experts.top_k / limit))
-
-
-def _distinct(places: float, drawn: float) -> float:
-    """The expected number of different places among so many drawn at random."""
-    return places * (1 - math.pow(1 - 1 / places, drawn))
-
-
-def _overlap(into: Seconds, name: str, link: float, window: float, contention: float) -> None:
-    """Communication behind computation of `window` seconds: what remains of it, or what it costs by contention."""
-    into[name] += max(link - window, contention * link)
-
-
-# --- recompute and the host ------------------------------------------------------------------------------------------
+# --- recompute --------------------------------------------------------------------------------------------------------
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("attention",),
@@ -338,39 +215,6 @@ def _add_recompute(run: Workload, time: LayerTime, kind: str) -> None:
     if experts and "moe_act" in modules:
         rows = run.own_tokens * run.split.etp * experts.top_k
         again += 3 * rows * experts.ffn / run.split.etp * BF16 / run.speeds.memory
+        # Without the bias of the output, which is added behind it: 11 of 18 passes (benchmarks/plan/passes.py).
+        again += 11 / 18 * time.forward["expert activation"]
     time.recompute = again
-
-
-def _host(run: Workload, kind: str, quantized: bool) -> float:
-    """Seconds of the host to launch the kernels of a layer, without those that CUDA graphs replay."""
-    software = run.speeds.software
-    experts = run.model.experts_of(kind)
-    # Launches were measured for layers of two parts.
-    dense = (software.launch + software.launch_quantized * quantized) / len(DENSE_LAYER)
-    taken = sum(dense * (1 - _graphed(run.args, _GRAPHED.get(part, "mlp"))) for part in kind)
-    if experts:
-        recipe = run.recipe if quantized else "bf16"
-        each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
-        taken += software.launch_routing * (1 - _graphed(run.args, "moe_router", "moe_preprocess"))
-        taken += each * experts.count / run.split.ep * (1 - _graphed(run.args, "moe"))
-    return taken * run.speeds.device.host
-
-
-# Megatron's name for the parts of a layer in the scope of CUDA graphs.
-_GRAPHED = {ATTENTION: "attn", MAMBA: "mamba"}
-
-
-def _graphed(args: Arguments, *parts: str) -> float:
-    """The share of these parts of a layer that CUDA graphs cover."""
-    kind = args.get("cuda_graph_impl")
-    scope = args.get("cuda_graph_modules") or args.get("cuda_graph_scope") or ()
-    scopes = {scope} if isinstance(scope, str) else set()
-    if isinstance(scope, (list, tuple)):
-        scopes = {str(one) for one in scope}
-    if kind == "full_iteration" or "full_iteration" in scopes:
-        return 1.0
-    if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
-        return 0.0
-    if not scopes or scopes == {"full"}:
-        return float("moe" not in parts)
-    return sum(part in scopes for part in parts) / len(parts)

@@ -1,8 +1,9 @@
 """Time of a Mamba-2 layer between its projections: convolution, scan and gated norm.
 
-Counted, not calibrated: what each kernel of mamba-ssm 2.3 reads and writes (state-spaces/mamba, `ssd_combined.py`,
+Counted is what each kernel of mamba-ssm 2.3 reads and writes (state-spaces/mamba, `ssd_combined.py`,
 `mamba_split_conv1d_scan_combined`), and the small products inside the scan at the rate of attention. The backward pass
-convolves again and computes the states of every chunk again.
+convolves again and computes the states of every chunk again. One factor for all of them, `Software.scan`, says how much
+longer the kernels take than this traffic.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def add_scan(
         # The scan takes one sequence after the other: its inputs are transposed for it, and its results back.
         read += 2 * (mamba.projected + mamba.inner) * BF16
         read_back += 2 * (mamba.projected + mamba.inner) * BF16
-    forward[TERM] += products + tokens * read / run.speeds.memory
-    backward[TERM] += SCAN_BACKWARD * products + tokens * read_back / run.speeds.memory
+    byte = run.speeds.software.scan / run.speeds.memory
+    forward[TERM] += products + tokens * read * byte
+    backward[TERM] += SCAN_BACKWARD * products + tokens * read_back * byte
 
 
 def _products(mamba: Mamba) -> float:

@@ -58,43 +58,50 @@ class Fractions:
 
 @dataclass(frozen=True)
 class Software:
-    """What Megatron-Core 0.19 and Transformer Engine 2.20 add, on every GPU.
+    """What Megatron-Core 0.19, Transformer Engine 2.20 and mamba-ssm 2.3 add, on every GPU.
 
     Passes are reads or writes of a whole bf16 tensor: `permutation` of the tokens that are sent to experts, forward or
     backward, `ring` of a rank's queries in a round of ring attention, `biased_activation` of the experts' first product
     where biases and a clamp keep Megatron from fusing the activation. `load_spread` is the spread of one expert's load
     over its mean under a router that is not forced to balance, in the first iterations. `tp_overlapped` is the part of
-    tensor parallel communication that `tp_comm_overlap` leaves exposed. Times of the host are seconds of a layer's
-    forward and backward pass: `launch` of a dense one, `launch_quantized` on top of it in FP8 or FP4, `launch_routing`
-    on top of it with experts, `launch_expert` for each local expert by its precision: every expert's inputs are
-    quantized by kernels of their own.
+    tensor parallel communication that `tp_comm_overlap` leaves exposed. `scan` is the time of Mamba's kernels over that
+    of their traffic: they are many, small, and wait for one another.
+
+    Times of the host are seconds of a layer's forward and backward pass; `launch_forward` is the forward pass's part of
+    them. `launch` is that of a dense layer, `launch_quantized` comes on top in FP8 or FP4. Experts take
+    `launch_routing` up to the routing and `launch_dispatch` behind it, and `launch_expert` for each local expert by its
+    precision, because every expert's inputs are quantized by kernels of their own.
     """
 
     permutation: float = 5.0
     ring: float = 25.0
-    biased_activation: float = 72.0
+    biased_activation: float = 66.0
     load_spread: float = 2.5
     tp_overlapped: float = 0.3
     launch: float = 2.0e-3
     launch_quantized: float = 0.8e-3
-    launch_routing: float = 3.0e-3
-    # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8: B200's rows.
+    launch_routing: float = 2.3e-3
+    launch_dispatch: float = 4.4e-3
+    launch_forward: float = 0.45
+    # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8: Qwen3 30B-A3B on
+    # GB200, NVFP4: Nemotron 3 Super on B300.
     launch_expert: Mapping[str, float] = field(
         default_factory=lambda: {
-            "bf16": 0.30e-3,
-            "delayed": 0.50e-3,
-            "blockwise": 0.54e-3,
-            "tensorwise": 0.65e-3,
-            "mxfp8": 0.40e-3,
-            "nvfp4": 0.40e-3,
+            "bf16": 0.25e-3,
+            "delayed": 0.385e-3,
+            "blockwise": 0.415e-3,
+            "tensorwise": 0.58e-3,
+            "mxfp8": 0.20e-3,
+            "nvfp4": 0.25e-3,
         }
     )
+    scan: float = 2.7
 
 
 DEVICES: Mapping[str, Device] = {
     "a100": Device(2.04, Links(300, 25, 8), 1.0),
     # The host: Qwen3 30B-A3B on 16 GPUs.
-    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=0.88),
+    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=0.76),
     "h200": Device(4.8, Links(450, 50, 8), 1.0),
     "b200": Device(8.0, Links(900, 50, 8), 1.02),
     "b300": Device(8.0, Links(900, 100, 8), 1.0),

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fp8launch.hardware.gpus import Gpu
@@ -17,27 +17,20 @@ from fp8launch.megatron.architecture import Chunk, Division, divided_model
 from fp8launch.megatron.dtype_sizes import precision
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.megatron.parameters import Weight, chunk_weights, layer_weights
-from fp8launch.planning.collectives import Group, gather, send
-from fp8launch.planning.layers import LayerTime, Seconds, layer_time, seconds
+from fp8launch.planning.collectives import Group, send
+from fp8launch.planning.layer_terms import HostTime, LayerTime, Seconds, seconds
+from fp8launch.planning.layers import layer_time
 from fp8launch.planning.speeds import Links, Speeds, speeds
+from fp8launch.planning.step_end import add_step_end
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
 # Passes over the bf16 logits in loss and its gradient: measured on H200, 101 ms of kernels for 8 micro batches with
 # Megatron's fused loss, 81 ms less with Transformer Engine's (benchmarks/h200/NOTES.md, 2026-11-21).
 LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
-# FP8 parameters are cast again from their fp32 masters, with a largest value across ranks for each: 245 ms for 7 * 10^9
-# of them on H200, whatever the number of ranks (benchmarks/h200/NOTES.md, 2026-11-22).
-CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, "nvfp4": 20.0}
-# Bytes of one weight that the optimizer's step passes besides: unscaling and scaling a state that is stored under a
-# scale (TE's fused_adam.py: to fp32, times the scale, least and largest value, divided, stored), and the slow cast of
-# a flat FP8 moment (562 ms a step more in all than fp32 moments: benchmarks/h200/2026-11-23-levels).
-SCALED_STATE, FP8_MOMENT = 32.0, 440.0
 # By how much nine in ten published and measured runs are off at most (benchmarks/plan/errors.md).
 UNCERTAINTY_DENSE = 0.12
 UNCERTAINTY_EXPERTS = 0.20
-# Nothing was calibrated on these.
-UNCERTAINTY_HYBRID = 0.70
+UNCERTAINTY_HYBRID = 0.25
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ def step_time_at(
         terms[name] = part * microbatches
     if split.pp > 1:
         _add_pipeline(run, terms, of_stages, slowest, microbatches)
-    _add_step(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
+    add_step_end(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
     notes = _notes(run)
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
     uncertainty = UNCERTAINTY_DENSE
@@ -194,22 +187,13 @@ def _kinds(run: Workload, chunk: Chunk) -> list[tuple[str, bool]]:
 def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[str, bool], LayerTime]) -> Seconds:
     """Seconds of a micro batch on one pipeline rank, forward and backward."""
     total = seconds()
-    recompute = host = 0.0
-    full = run.args.get("recompute_granularity") == "full"
+    forward = 0.0
+    held: Counter[tuple[str, bool]] = Counter()
+    repeated: Counter[tuple[str, bool]] = Counter()
     for chunk in chunks:
         kinds = _kinds(run, chunk)
-        again = len(kinds) if full else 0
-        if full and run.args.get("recompute_method") == "block":
-            again = min(whole(run.args, "recompute_num_layers") or 1, len(kinds))
-        for kind, number in Counter(kinds).items():
-            layer = layers[kind]
-            for passed in (layer.forward, layer.backward):
-                for name, part in passed.items():
-                    total[name] += number * part
-            recompute += number * layer.recompute
-            host += number * layer.host
-        for kind in kinds[:again]:
-            recompute += sum(layers[kind].forward.values()) - layers[kind].recompute
+        held.update(kinds)
+        repeated.update(kinds[: _recomputed(run, len(kinds))])
         if chunk.output:
             _add_head(run, total, 1 + chunk.mtp)
         if chunk.mtp:
@@ -217,10 +201,41 @@ def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[str, bool]
             total["GEMM MTP projection"] += chunk.mtp * sum(product_times(run, combine, run.recipe))
         if chunk.embedding:
             total["elementwise"] += 6 * run.tokens * run.model.hidden * BF16 / run.speeds.memory
-    total["recompute"] += recompute
-    # Where the host cannot launch kernels as fast as the GPU runs them, the GPU waits.
-    total["host"] += max(host - sum(total.values()), 0.0)
+    for kind, number in held.items():
+        layer = layers[kind]
+        for passed in (layer.forward, layer.backward):
+            for name, part in passed.items():
+                total[name] += number * part
+        once = sum(layer.forward.values())
+        forward += number * once
+        total["recompute"] += number * layer.recompute + repeated[kind] * (once - layer.recompute)
+    launches = [(layers[kind].host, number, repeated[kind]) for kind, number in held.items()]
+    total["host"] += _waits_for_host(launches, forward, sum(total.values()) - forward)
     return total
+
+
+def _recomputed(run: Workload, layers: int) -> int:
+    """How many of a virtual stage's layers run forward twice."""
+    if run.args.get("recompute_granularity") != "full":
+        return 0
+    if run.args.get("recompute_method") == "block":
+        return min(whole(run.args, "recompute_num_layers") or 1, layers)
+    return layers
+
+
+def _waits_for_host(launches: Sequence[tuple[HostTime, int, int]], forward: float, backward: float) -> float:
+    """Seconds in which the GPU, busy for so long in both passes, has nothing to do.
+
+    It waits behind the routing, and where the host launches a whole pass slower than the GPU runs it. `launches` has
+    the host's time of each kind of layer, how many there are, and how many of these run forward twice.
+    """
+    waiting = launched = waiting_again = launched_back = 0.0
+    for host, number, repeated in launches:
+        waiting += number * host.waiting
+        launched += number * host.forward
+        waiting_again += repeated * host.waiting
+        launched_back += number * host.backward + repeated * host.forward
+    return max(waiting, launched - forward) + max(waiting_again, launched_back - backward)
 
 
 def _add_head(run: Workload, total: Seconds, outputs: int) -> None:
@@ -249,96 +264,3 @@ def _add_pipeline(run: Workload, terms: Seconds, of_stages: Sequence[Seconds], s
         window = sum(of_stages[slowest].values()) / (2 * split.vp)
         once = max(once - window, run.speeds.fractions.contention * once)
     terms[name] += 2 * split.vp * microbatches * once
-
-
-@dataclass
-class _Traffic:
-    """What a step moves and updates once for some weights: seconds of the links, bytes of memory."""
-
-    reduced: float = 0.0
-    gathered: float = 0.0
-    update: float = 0.0
-    linear: float = 0.0
-
-    def add(self, other: _Traffic, times: float) -> None:
-        self.reduced += times * other.reduced
-        self.gathered += times * other.gathered
-        self.update += times * other.update
-        self.linear += times * other.linear
-
-
-def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
-    split, formats, known = run.split, run.precision, run.speeds
-    sharding = _sharding(run)
-    divided = run.on("use_distributed_optimizer") or "optim" in sharding
-    routed, dense = Group(split.expert_data, split.etp * split.ep), Group(split.data, split.tp)
-    # Seconds of a byte.
-    of_routed, of_dense = gather(1.0, routed, known), gather(1.0, dense, known)
-    total = _Traffic()
-    for weight in weights:
-        group, each = (routed, of_routed) if weight.kind == "expert" else (dense, of_dense)
-        linear = weight.kind in ("linear", "expert")
-        sent = formats.weight
-        if formats.param_gather and formats.recipe and linear:
-            sent = formats.recipe.weight_bytes
-            total.update += weight.count * CAST.get(run.recipe, 20.0) / (group.size if sharding else 1)
-        total.linear += weight.count * linear
-        total.reduced += weight.count * formats.gradient * each * (1 if divided else 2)
-        total.gathered += weight.count * sent * each * divided
-        passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
-        passes += SCALED_STATE * formats.scaled_states + FP8_MOMENT * formats.fp8_moment
-        total.update += weight.count * passes / (group.size if divided else 1)
-    return total
-
-
-def _add_step(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Seconds, microbatches: int) -> None:
-    """Gradients, weights and the optimizer, once a step; with FSDP weights and gradients of every micro batch."""
-    split, formats, known = run.split, run.precision, run.speeds
-    total = _Traffic()
-    for kind, number in Counter(run.model.kinds[number] for chunk in chunks for number in chunk.layers).items():
-        total.add(_traffic(run, layer_weights(run.model, split, kind, 0)), number)
-    for chunk in chunks:
-        total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
-    contention = known.fractions.contention
-    busy = sum(stage.values())
-    sharding = _sharding(run)
-    dense, routed = Group(split.data, split.tp), Group(split.expert_data, split.etp * split.ep)
-    if max(dense.size, routed.size) > 1:
-        link = dense.link(known)
-        if run.model.experts and routed.size > 1:
-            link = routed.link(known)
-        name = f"DP communication ({link})"
-        if sharding:
-            whole_step = microbatches * (2 * total.gathered + total.reduced)
-            terms[name] += max(whole_step - microbatches * busy, contention * whole_step)
-            # Gathered weights are quantized anew, and gradients added by a kernel of their own, in every micro batch.
-            requantized = 6 if formats.quantized and not formats.param_gather else 0
-            total.update += microbatches * total.linear * (requantized + 2 * formats.gradient)
-        else:
-            # Behind the last backward pass and the first forward pass.
-            most = min(split.pp, microbatches)
-            for link_time, window, overlapped in (
-                (total.reduced, 2 / 3 * busy, run.on("overlap_grad_reduce")),
-                (total.gathered, 1 / 3 * busy, run.on("overlap_param_gather")),
-            ):
-                terms[name] += _behind(link_time, window, split.vp, most, contention) if overlapped else link_time
-    terms["optimizer"] += total.update / known.memory
-
-
-def _behind(link: float, window: float, chunks: int, group: int, contention: float) -> float:
-    """Seconds of communication left beside the pass of a micro batch, `window`, through a stage of `chunks`.
-
-    With virtual stages a pipeline passes `group` micro batches through a chunk before the next. All chunks but the one
-    at the step's edge so have that time as well (megatron/core/pipeline_parallel/schedules.py, `grad_sync_func` and
-    `param_sync_func` of the interleaved schedule); that one has its own pass alone.
-    """
-    own = window / chunks
-    return max(link - own * (1 + (chunks - 1) * group), link / chunks - own, contention * link)
-
-
-def _sharding(run: Workload) -> str:
-    if run.on("use_torch_fsdp2"):
-        return "optim_grads_params"
-    if run.on("use_megatron_fsdp"):
-        return str(run.args.get("data_parallel_sharding_strategy") or "optim_grads_params")
-    return ""

@@ -14,7 +14,7 @@ LEAST_HIDDEN = 1024
 MUCH_SLOWER = 0.9
 MANY_EXPERTS = 33
 # A prediction that may be off by more, as those of hybrids are, does not tell which is faster.
-MOST_UNCERTAIN = 0.5
+MOST_UNCERTAIN = 0.2
 
 
 @rule(

@@ -1,0 +1,80 @@
+"""Time that the host adds to a layer: kernels that it launches later than the GPU could run them.
+
+The host launches every kernel that no CUDA graph replays. Over a pass it runs ahead of the GPU where launching takes
+less time than running, and otherwise the GPU waits for it.
+
+A layer with experts takes that lead away in every forward pass. The host reads how many tokens go where before it can
+size the buffers behind: `MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize`, `_HybridEPManager.dispatch` without
+`num_permuted_tokens` (megatron/core/transformer/moe/token_dispatcher.py), and `tokens_per_expert.tolist()` in
+`TEGroupedMLP.forward` (experts.py). Until then it waits for the router, and the GPU has nothing else to do. Dispatch,
+experts and combination are launched while they run: the GPU waits for what takes longer to launch than to run, however
+fast graphs launch the rest of the layer. The backward pass has these numbers and does not wait.
+"""
+
+from __future__ import annotations
+
+from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA
+from fp8launch.megatron.dtype_sizes import recomputed_modules
+from fp8launch.megatron.model_arithmetic import Arguments
+from fp8launch.planning.layer_terms import HostTime
+from fp8launch.planning.workload import Workload
+
+# Megatron's name for the parts of a layer in the scope of CUDA graphs.
+_GRAPHED = {ATTENTION: "attn", MAMBA: "mamba"}
+
+
+def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostTime:
+    """The host's time for one layer of the parts `kind`; on the GPU what follows the routing takes `routed` seconds."""
+    software, scale = run.speeds.software, run.speeds.device.host
+    # Launches were measured for layers of two parts.
+    dense = (software.launch + software.launch_quantized * quantized) / len(DENSE_LAYER)
+    before = 0.0
+    for part in kind:
+        if part != EXPERTS:
+            before += dense * (1 - graphed(run.args, _GRAPHED.get(part, "mlp")))
+    after = 0.0
+    if run.model.experts_of(kind):
+        before += software.launch_routing * (1 - graphed(run.args, "moe_router", "moe_preprocess"))
+        after = _experts(run, kind, quantized)
+    forward = software.launch_forward * (before + after) * scale
+    backward = (before + after) * scale - forward
+    launched = software.launch_forward * after * scale
+    waiting = max(launched - routed, 0.0) if _waits_for_routing(run) else 0.0
+    if "moe" in recomputed_modules(run.args):
+        # The backward pass begins with another forward pass of these.
+        return HostTime(forward, backward + launched, 2 * waiting)
+    return HostTime(forward, backward, waiting)
+
+
+def _experts(run: Workload, kind: str, quantized: bool) -> float:
+    """Seconds to launch dispatch, experts and combination for both passes, on the host of our measurements."""
+    software, experts = run.speeds.software, run.model.experts_of(kind)
+    assert experts is not None
+    recipe = run.recipe if quantized else "bf16"
+    each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
+    if run.on("use_transformer_engine_op_fuser"):
+        each = 0.0  # one kernel for all experts
+    return (software.launch_dispatch + each * experts.count / run.split.ep) * (1 - graphed(run.args, "moe"))
+
+
+def _waits_for_routing(run: Workload) -> bool:
+    """Whether the host reads how many tokens each expert gets."""
+    fixed = run.on("moe_pad_expert_input_to_capacity") or run.on("moe_expert_rank_capacity_factor")
+    # Passes of two micro batches alternate then: one runs while the other waits.
+    return not fixed and not run.on("overlap_moe_expert_parallel_comm")
+
+
+def graphed(args: Arguments, *parts: str) -> float:
+    """The share of these parts of a layer that CUDA graphs cover."""
+    kind = args.get("cuda_graph_impl")
+    scope = args.get("cuda_graph_modules") or args.get("cuda_graph_scope") or ()
+    scopes = {scope} if isinstance(scope, str) else set()
+    if isinstance(scope, (list, tuple)):
+        scopes = {str(one) for one in scope}
+    if kind == "full_iteration" or "full_iteration" in scopes:
+        return 1.0
+    if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
+        return 0.0
+    if not scopes or scopes == {"full"}:
+        return float("moe" not in parts)
+    return sum(part in scopes for part in parts) / len(parts)

@@ -1,0 +1,148 @@
+"""Exposed communication of one layer and micro batch: tensor, context and expert parallel ranks."""
+
+from __future__ import annotations
+
+import math
+
+from fp8launch.hardware.quantization import operand_bytes
+from fp8launch.megatron.architecture import ATTENTION, MAMBA, Experts
+from fp8launch.megatron.model_arithmetic import whole
+from fp8launch.planning.collectives import Group, exchange, gather, rotate
+from fp8launch.planning.layer_terms import LayerTime, Seconds
+from fp8launch.planning.workload import BF16, Workload
+
+# Copies of an output's gradient that sequence parallel ranks gather: one for each orientation, where one is not the
+# transpose of the other. Bytes are those that rehearsals of Transformer Engine's own code count (docs/rehearsal.md).
+GATHERED_GRADIENTS = {"mxfp8": 2, "nvfp4": 2}
+
+
+def add_communication(run: Workload, time: LayerTime, kind: str, recipe: str) -> None:
+    """Add what the ranks of a layer of the parts `kind` exchange in a quantization recipe."""
+    experts = run.model.experts_of(kind)
+    if run.split.tp > 1:
+        _add_tensor_parallel(run, time, kind, recipe)
+    if run.split.cp > 1 and MAMBA in kind:
+        _add_exchange_of_heads(run, time)
+    if run.split.cp > 1 and ATTENTION in kind:
+        _add_context_parallel(run, time)
+    if experts is not None and run.split.ep > 1:
+        _add_expert_parallel(run, time, experts)
+    if experts is not None and run.split.etp > 1:
+        group = Group(run.split.etp)
+        rows = run.own_tokens * run.split.etp * experts.top_k
+        once = gather(rows * run.model.hidden * BF16, group, run.speeds)
+        _add(time, f"TP communication ({group.link(run.speeds)})", 2 * once, 2 * once)
+
+
+def _add(time: LayerTime, name: str, forward: float, backward: float) -> None:
+    time.forward[name] += forward
+    time.backward[name] += backward
+
+
+def _add_tensor_parallel(run: Workload, time: LayerTime, kind: str, recipe: str) -> None:
+    group = Group(run.split.tp)
+    experts = run.model.experts_of(kind)
+    size = run.tokens * run.model.hidden
+    summed = gather(size * BF16, group, run.speeds)
+    gathered = summed
+    if run.split.sequence_parallel:
+        # Transformer Engine quantizes before it gathers (transformer_engine/pytorch/distributed.py).
+        gathered = gather(size * operand_bytes(recipe), group, run.speeds)
+    # Around each part, but for experts without a shared one.
+    pairs = len(kind) - (experts is not None and not experts.shared)
+    forward = pairs * (summed + gathered)
+    backward = pairs * (summed + gathered * GATHERED_GRADIENTS.get(recipe, 1))
+    if run.split.sequence_parallel:
+        # Backward gathers the inputs of the column-parallel layers once more.
+        backward += pairs * gathered
+    exposed = run.speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
+    _add(time, f"TP communication ({group.link(run.speeds)})", forward * exposed, backward * exposed)
+
+
+def _add_exchange_of_heads(run: Workload, time: LayerTime) -> None:
+    """Heads are exchanged for tokens before the convolution, and back after the scan (mamba_context_parallel.py)."""
+    mamba = run.model.mamba
+    if mamba is None:
+        return
+    group = Group(run.split.cp, run.split.tp)
+    size = run.tokens * (mamba.projected + mamba.inner) / run.split.tp * BF16
+    once = exchange(size, group, run.speeds)
+    _add(time, f"CP communication ({group.link(run.speeds)})", once, once)
+
+
+def _add_context_parallel(run: Workload, time: LayerTime) -> None:
+    model, split, speeds = run.model, run.split, run.speeds
+    group = Group(split.cp, split.tp)
+    name = f"CP communication ({group.link(speeds)})"
+    heads = 2 * max(model.groups / split.tp, 1) * model.channels
+    values = model.channels
+    if model.latent:
+        heads = model.heads / split.tp * (model.latent.head + model.latent.rope + model.latent.value)
+        values = model.latent.value
+    size = run.tokens * heads * BF16
+    if run.args.get("cp_comm_type") in ("a2a", ["a2a"]):
+        queries = run.tokens * 2 * model.heads / split.tp * model.channels * BF16
+        once = exchange(size + queries, group, speeds)
+        _add(time, name, once, once)
+        return
+    queries = run.tokens * model.heads / split.tp * values
+    joined = split.cp * speeds.software.ring * queries * BF16 / speeds.memory
+    _add(time, "elementwise", joined * 0.4, joined * 0.6)
+    rounds = (split.cp - 1) * rotate(size, group, speeds)
+    contention = speeds.fractions.contention
+    _overlap(time.forward, name, rounds, time.forward["attention"], contention)
+    _overlap(time.backward, name, 2 * rounds, time.backward["attention"], contention)
+
+
+def _add_expert_parallel(run: Workload, time: LayerTime, experts: Experts) -> None:
+    group = Group(run.split.ep, run.split.etp)
+    name = f"EP communication ({group.link(run.speeds)})"
+    once = _dispatch(run, experts, group)
+    if run.on("overlap_moe_expert_parallel_comm"):
+        contention = run.speeds.fractions.contention
+        _overlap(time.forward, name, 2 * once, sum(time.forward.values()), contention)
+        _overlap(time.backward, name, 2 * once, sum(time.backward.values()), contention)
+        return
+    _add(time, name, 2 * once, 2 * once)
+    time.routed += 2 * once
+
+
+def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
+    """Seconds to send the tokens of a micro batch to their experts, or back.
+
+    An all-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain and there
+    once to each rank that has some of them (https://github.com/deepseek-ai/DeepEP, "asymmetric-domain bandwidth
+    forwarding").
+    """
+    token = run.own_tokens * (experts.latent or run.model.hidden) * BF16
+    if not run.packs_tokens:
+        return exchange(experts.top_k * token, group, run.speeds)
+    inside = group.inside(run.speeds.device.links.domain)
+    domains = group.size / inside
+    near = _reached(run, experts, group.size) * token * (inside - 1) / inside
+    far = _reached(run, experts, domains) * token * (domains - 1) / domains
+    return max(near / run.speeds.nvlink, far / run.speeds.network)
+
+
+def _reached(run: Workload, experts: Experts, places: float) -> float:
+    """The expected number of places among which all experts are divided that a token is sent to.
+
+    A router that chooses groups of experts first divides its choices among those groups.
+    """
+    groups, limit = whole(run.args, "moe_router_num_groups"), whole(run.args, "moe_router_group_topk")
+    free = _distinct(places, experts.top_k)
+    if not groups or not limit or min(groups, limit) < 1:
+        return free
+    if places < groups:
+        return min(free, limit)
+    return min(free, limit * _distinct(places / groups, experts.top_k / limit))
+
+
+def _distinct(places: float, drawn: float) -> float:
+    """The expected number of different places among so many drawn at random."""
+    return places * (1 - math.pow(1 - 1 / places, drawn))
+
+
+def _overlap(into: Seconds, name: str, link: float, window: float, contention: float) -> None:
+    """Communication behind computation of `window` seconds: what remains of it, or what it costs by contention."""
+    into[name] += max(link - window, contention * link)
