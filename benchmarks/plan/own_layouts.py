@@ -26,7 +26,7 @@ def compared(name: str) -> tuple[float, str] | None:
         source, _ = source_of(name, None, (), Path(folder))
         if load_recipe(source).recipe.reference is None:
             return None
-        target = target_of(source, [], None)
+        target = target_of(source, [], [], None)
         found = search([base_of(source, [], None)], target, 14)
         planned, _ = accepted(found, source, [], target, 1)
         own = own_layout(source, [], target)

@@ -101,7 +101,7 @@ def test_nvidias_own_layout_is_close_to_the_predicted_best(recipe: str, ask: Ask
 def test_layouts_that_share_their_layers_are_predicted_as_if_alone() -> None:
     source = read_recipe(str(pack_folder("recipes") / "qwen3_30b_a3b_tensorwise_h100.yaml"))
     asked = ["batch.global=128"]
-    base, target = base_of(source, asked, None), target_of(source, asked, None)
+    base, target = base_of(source, asked, None), target_of(source, asked, asked, None)
     shared = LayerTimes()
     layouts = [base.then(division).args for division in divisions(base.args, target)]
     assert len(layouts) > 100
