@@ -297,3 +297,10 @@ def test_the_time_limit_of_the_command_is_that_of_its_trials(home: Path, capsys:
     """It was accepted and had no effect."""
     assert run(["tune", "tiny_cpu", "--backend", "local", "--dry-run", "--time", "soon"]) == 2
     assert "resources.time" in capsys.readouterr().err
+
+
+def test_what_is_not_predicted_has_no_prediction(capsys: pytest.CaptureFixture[str], home: object) -> None:
+    """Accelerate's speed is not predicted, and its norms are not Transformer Engine's."""
+    assert run(["tune", "peers/zero_torchao", "--dry-run", "--backend", "local"]) == 0
+    shown = capsys.readouterr().out
+    assert "micro-batch" in shown and "%" not in shown and "norms" not in shown and "sm-margin" not in shown

@@ -257,9 +257,10 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     rows = []
     if costs.flops_per_token:
         rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
-    batch = f"{run.layout.global_batch} sequences of {costs.tokens_per_step // run.layout.global_batch}"
-    rows.append(("tokens per step", f"{costs.tokens_per_step:,}", batch))
-    if costs.tokens is not None:
+    if costs.tokens_per_step:  # else no length of a sequence is stated
+        batch = f"{run.layout.global_batch} sequences of {costs.tokens_per_step // run.layout.global_batch}"
+        rows.append(("tokens per step", f"{costs.tokens_per_step:,}", batch))
+    if costs.tokens:
         rows.append(("tokens in all", f"{costs.tokens:,}", f"{costs.steps:,} steps"))
     if costs.throughput is not None:
         rows.append(("tokens/s/GPU", f"{costs.throughput.tokens_per_s_per_gpu:,.0f}", costs.throughput.basis))

@@ -23,7 +23,7 @@ from fp8launch.tuning.knobs import knobs as all_knobs
 from fp8launch.tuning.picture import draw
 from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of
-from fp8launch.tuning.rows import Row, percent, rows
+from fp8launch.tuning.rows import Row, known_gain, percent, rows
 from fp8launch.tuning.state import Variant, describe, seconds_spent, trials_run
 from fp8launch.wording import counted
 
@@ -39,7 +39,9 @@ def show_candidates(record: Record, chosen: Sequence[Knob]) -> None:
         for one in sorted(start.candidates, key=lambda candidate: -candidate.gain):
             keys = " ".join(f"{key}={value}" for key, value in record.overrides[number][one.name].items())
             memory = _formatted("{:+.1f}", one.memory_gib)
-            table.append((one.name, one.knob, percent(one.gain), memory, touches.get(one.knob, ""), keys))
+            known = known_gain(one.gain)
+            gain = "" if known is None else percent(known)
+            table.append((one.name, one.knob, gain, memory, touches.get(one.knob, ""), keys))
         columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
         title = None
         if len(record.state.starts) > 1:

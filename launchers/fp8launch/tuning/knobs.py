@@ -212,7 +212,7 @@ def _nan_check(run: ResolvedRun) -> Iterator[Option]:
 @_knob("norms", "speed")
 def _norms(run: ResolvedRun) -> Iterator[Option]:
     """Norms by cuDNN, or by Transformer Engine's own kernels."""
-    if run.uses_te:
+    if run.is_estimated:  # the norms are Transformer Engine's
         on = run.env.get("NVTE_NORM_FWD_USE_CUDNN") == "1"
         name = "norms by TE" if on else "norms by cuDNN"
         value = None if on else 1
@@ -222,7 +222,7 @@ def _norms(run: ResolvedRun) -> Iterator[Option]:
 @_knob("sm-margin", "speed")
 def _sm_margin(run: ResolvedRun) -> Iterator[Option]:
     """Multiprocessors that norms leave to communication."""
-    if run.uses_te:
+    if run.is_estimated:  # the norms are Transformer Engine's
         for margin in (0, 16):
             keys = {"env.NVTE_FWD_LAYERNORM_SM_MARGIN": margin, "env.NVTE_BWD_LAYERNORM_SM_MARGIN": margin}
             yield Option(f"SM margin {margin}", keys)

@@ -98,7 +98,7 @@ def _tried(
     start = state.starts[variant.start].name
     predicted = None
     if judged.against is not None and judged.against.start == variant.start:
-        predicted = _known(gain_over(state, judged.against, variant))
+        predicted = known_gain(gain_over(state, judged.against, variant))
     speeds = list(itertools.chain.from_iterable(outcome.speeds for outcome in good))
     why, kept = _WORDS[judged.verdict], _is_kept(now, judged)
     if judged.verdict == "better" and not kept:
@@ -160,7 +160,7 @@ def _untried(record: Record, now: Standing, touched: Touched, why_ended: str) ->
     return found
 
 
-def _known(gain: float | None) -> float | None:
+def known_gain(gain: float | None) -> float | None:
     """A prediction; None for what the model knows nothing of, which leaves its time as it was."""
     if gain == 1:
         return None
@@ -168,4 +168,4 @@ def _known(gain: float | None) -> float | None:
 
 
 def _left_out(name: str, gain: float | None, why: str, touches: tuple[str, ...]) -> Row:
-    return Row(change=name, predicted=_known(gain), why=why, touches=touches)
+    return Row(change=name, predicted=known_gain(gain), why=why, touches=touches)
