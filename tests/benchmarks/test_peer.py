@@ -76,7 +76,7 @@ def test_deepspeed_is_told_the_recipe_of_transformer_engine() -> None:
         from accelerate.utils import dataclasses
         dataclasses.is_transformer_engine_available = lambda: True
         sys.path.insert(0, sys.argv[1])
-        from fp8launch.injob.rank.accelerate_train import tell_deepspeed_the_recipe
+        from fp8launch.injob.rank.accelerate_setup import tell_deepspeed_the_recipe
         settings = dataclasses.TERecipeKwargs(fp8_format="E4M3")
         made = SimpleNamespace(has_fp8_handler=True, te_recipe_handler=settings, fp8_recipe_handler=None)
         tell_deepspeed_the_recipe(made)

@@ -188,22 +188,25 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     for weight in weights:
         data = _data_ranks(run, weight)
         parameter, copy = formats.weight_bytes(weight, run.model.layers)
-        shard = data if run.sharding == "optim_grads_params" else 1
+        shard = gradient_shard = optimizer_shard = 1
+        if run.sharding == "optim_grads_params":
+            shard = data
+        if "grads" in run.sharding:
+            gradient_shard = data
         if run.sharding and not run.on("keep_fp8_transpose_cache"):
             copy *= 1 / shard
         held += weight.count * parameter / shard
         copied += weight.count * copy
-        gradient_shard = data if "grads" in run.sharding else 1
         gradients += weight.count * formats.gradient / gradient_shard
-        optimizer_shard = 1
         if run.divides_optimizer:
             instances = whole(run.args, "num_distributed_optimizer_instances") or 1
             optimizer_shard = max(data // instances, 1)
         optimizer += weight.count * formats.optimizer_bytes(weight) / optimizer_shard
     if run.on("optimizer_cpu_offload"):
         fraction = run.args.get("optimizer_offload_fraction")
-        offloaded = float(fraction) if isinstance(fraction, (int, float)) else 1.0
-        optimizer *= 1 - offloaded
+        if not isinstance(fraction, (int, float)):
+            fraction = 1.0
+        optimizer *= 1 - fraction
     terms = [
         Term("weights", held, "exact", formats.weights_note),
         Term(f"{formats.copies} copies of weights", copied, "exact", formats.copies_note),

@@ -7,6 +7,7 @@ from typing import Any
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.wording import shortened
 
 _FP8_UTILS = "megatron/core/fp8_utils.py"
 _EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon")
@@ -291,10 +292,12 @@ def flags_do_something(run: ResolvedRun) -> Iterator[Finding]:
         value = run.given.get(dest)
         # A value equal to the default, or a switch that is off, is not worth a warning.
         if dest in run.given and value not in (None, run.defaults.get(dest)) and idle(run):
-            shown = f"{dest}" if isinstance(value, bool) else f"{dest} {_short(value)}"
-            yield Finding(f"{shown} has no effect: {why}", run.where(dest), "remove it")
+            yield Finding(f"{_shown(dest, value)} has no effect: {why}", run.where(dest), "remove it")
 
 
-def _short(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) < 40 else text[:37] + "..."
+def _shown(dest: str, value: object) -> str:
+    if isinstance(value, bool):
+        return dest
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return f"{dest} {shortened(str(value), 40)}"
