@@ -86,7 +86,7 @@ def test_every_term_of_a_plan_has_a_group() -> None:
 
     for recipe in ("llama8b_fp8", "gpt_oss_120b_tensorwise_h100"):
         source, _ = source_of(recipe, None, (), Path())
-        for layout in search([base_of(source, (), None)], target_of(source, (), None), 3).layouts:
+        for layout in search([base_of(source, (), None)], target_of(source, (), (), None), 3).layouts:
             assert sum(grouped(layout.step).values()) == pytest.approx(layout.step.ms)
             assert set(grouped(layout.step)) <= set(GROUPS)
 
@@ -122,7 +122,7 @@ def test_on_the_front_less_memory_is_slower() -> None:
     from fp8launch.planning.layouts import search
 
     source, _ = source_of("llama8b_fp8", None, (), Path())
-    found = search([base_of(source, (), None)], target_of(source, (), None), 10**9).layouts
+    found = search([base_of(source, (), None)], target_of(source, (), (), None), 10**9).layouts
     front = pareto(found)
     assert len(front) > 2 and front[-1].step.ms == found[0].step.ms
     for one in found:
