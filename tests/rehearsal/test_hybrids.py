@@ -179,6 +179,22 @@ def test_groups_that_cannot_be_divided_are_refused_in_megatrons_words() -> None:
     assert "(megatron/core/ssm/mamba_mixer.py:" in refused.message
 
 
+def test_mamba_groups_that_context_parallelism_cannot_share_are_refused() -> None:
+    """Rehearsed: `cp_size must be evenly divisible by ngroups/tp_size`, and Transformer Engine on the width."""
+    sets = ["parallel.tp=2", "parallel.cp=4", "model.mamba_num_heads=240"]
+
+    def messages(groups: int) -> list[str]:
+        found = check(prepare(NEMOTRON_H, [*sets, f"model.mamba_num_groups={groups}"]), layers=("rules",)).problems
+        return [problem.message for problem in found if problem.code.startswith("mamba")]
+
+    projection = (
+        "the input projection of a Mamba layer has {} outputs on each of 2 ranks, and FP8 needs a multiple of 16"
+    )
+    groups = "240 Mamba heads in 6 groups cannot be divided over TP 2 and CP 4"
+    assert set(messages(6)) == {groups, projection.format(17016)}
+    assert messages(4) == [projection.format(16504)]
+
+
 @needs_torch
 @pytest.mark.train
 def test_the_products_of_captured_mamba_layers_are_counted() -> None:

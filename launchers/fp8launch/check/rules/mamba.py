@@ -38,9 +38,16 @@ def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
     if heads % groups:
         message = f"{heads} Mamba heads cannot be divided evenly over {groups} groups"
         yield Finding(message, where, "make mamba_num_heads a multiple of mamba_num_groups")
+        return
+    # mamba_context_parallel.py:112: ranks share a group, or each has whole ones.
+    cp, local = run.layout.cp, groups // tp
+    if heads // tp % cp or max(local, cp) % min(local, cp):
+        message = f"{heads} Mamba heads in {groups} groups cannot be divided over TP {tp} and CP {cp}"
+        fix = "make mamba_num_heads a multiple of TP x CP, and mamba_num_groups / TP a multiple or a divisor of CP"
+        yield Finding(message, where, fix)
 
 
-@rule("mamba-fp8-width", "error", source=f"{_MIXER}:252: the innermost dimension of the input projection in FP8")
+@rule("mamba-fp8-width", "error", source=f"{_MIXER}:252 and TE cpp_extensions/gemm.py:301, in FP8")
 def mamba_projection_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
     if "mamba" not in layer_kinds(run.arguments) or not run.on("fp8"):
         return
@@ -50,7 +57,12 @@ def mamba_projection_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
         return
     heads = run.integer("mamba_num_heads", EXPAND * run.integer("hidden_size") // width)
     size = 2 * heads * width + 2 * groups * state + heads
-    if size % 16:
-        message = f"the input projection of a Mamba layer has {size} outputs, and FP8 needs a multiple of 16"
-        where = run.where("mamba_num_heads", "mamba_state_dim", "mamba_head_dim", "hidden_size")
-        yield Finding(message, where, "make mamba_num_heads a multiple of 16, or use `precision: {recipe: bf16}`")
+    tp = run.layout.tp
+    for outputs, ranks in ((size, ""), (size // tp, f" on each of {tp} ranks")):
+        if outputs % 16:
+            message = (
+                f"the input projection of a Mamba layer has {outputs} outputs{ranks}, and FP8 needs a multiple of 16"
+            )
+            where = run.where("mamba_num_heads", "mamba_state_dim", "mamba_head_dim", "hidden_size")
+            yield Finding(message, where, f"make mamba_num_heads a multiple of {16 * tp}, or train in bf16")
+            return

@@ -13,7 +13,6 @@ from typing import Any
 # Defaults of Bridge's class of hybrid models, and the vocabulary size of Nemotron-H's and Nemotron 3's tokenizer.
 HYBRID_DEFAULTS: Mapping[str, Any] = {
     "is_hybrid_model": True,
-    "attention_backend": "flash",
     "bias_dropout_fusion": True,
     "position_embedding_type": "none",
     "untie_embeddings_and_output_weights": True,
