@@ -1,5 +1,8 @@
 """NVIDIA's own layout beside the best that `plan` finds, for every recipe of the pack with a published figure.
 
+Two ratios: of the recipe as it is, and of the recipe's division (TP, PP, CP, EP, micro batch) with the virtual stages,
+savings, dispatcher and CUDA graphs that `plan` chooses for it.
+
 python benchmarks/plan/own_layouts.py             # all recipes, about a minute
 python benchmarks/plan/own_layouts.py NAME...
 """
@@ -8,11 +11,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from fp8launch.cli.plan_input import base_of, source_of, target_of
 from fp8launch.cli.planned import accepted, own_layout
-from fp8launch.planning.layouts import search
+from fp8launch.planning.search import search
 from fp8launch.planning.term_groups import difference
 from fp8launch.recipe.load import load_recipe
 from fp8launch.resources import pack_folder
@@ -20,33 +24,48 @@ from fp8launch.resources import pack_folder
 CLOSE = 0.95
 
 
-def compared(name: str) -> tuple[float, str] | None:
-    """The speed of a recipe's own layout over that of the best, and both in words; None without a published figure."""
+DIVISION = {
+    "parallel.tp": "tensor_model_parallel_size",
+    "parallel.pp": "pipeline_model_parallel_size",
+    "parallel.cp": "context_parallel_size",
+    "parallel.ep": "expert_model_parallel_size",
+    "batch.micro": "micro_batch_size",
+}
+
+
+def compared(name: str) -> tuple[float, float, str] | None:
+    """The speeds of a recipe's own layout and of its division over that of the best, and both layouts in words; None
+    without a published figure."""
     with tempfile.TemporaryDirectory() as folder:
         source, _ = source_of(name, None, (), Path(folder))
         if load_recipe(source).recipe.reference is None:
             return None
         target = target_of(source, [], [], None)
-        found = search([base_of(source, [], None)], target, 14)
-        planned, _ = accepted(found, source, [], target, 1)
+        base = base_of(source, [], None)
+        planned, _ = accepted(search([base], target, 14, own=True), source, [], target, 1)
+        sizes = {key: str(base.args.get(size) or 1) for key, size in DIVISION.items()}
+        divided = replace(target, fixed=sizes)
+        alike, _ = accepted(search([base], divided, 4), source, [], divided, 1)
         own = own_layout(source, [], target)
-    assert planned and own is not None, name
+    assert planned and alike and own is not None, name
     best = planned[0]
     words = f"{own.layout.short} | {best.layout.short}\n    {difference(own.step, best.step)}"
-    return best.step.ms / own.step.ms, words
+    return best.step.ms / own.step.ms, best.step.ms / alike[0].step.ms, words
 
 
 def main() -> int:
     names = sys.argv[1:] or sorted(file.stem for file in pack_folder("recipes").glob("*.yaml"))
-    close = total = 0
+    close = close_divisions = total = 0
     for name in names:
         found = compared(name)
         if found is None:
             continue
         total += 1
-        close += found[0] >= CLOSE
-        print(f"{name}: {found[0]:.1%} of the best: {found[1]}", flush=True)
-    print(f"{close} of {total} within {1 - CLOSE:.0%}")
+        own, division, words = found
+        close += own >= CLOSE
+        close_divisions += division >= CLOSE
+        print(f"{name}: {own:.1%} of the best, its division {division:.1%}: {words}", flush=True)
+    print(f"within {1 - CLOSE:.0%}: {close} of {total}, divisions {close_divisions} of {total}")
     return 0
 
 

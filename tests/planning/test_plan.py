@@ -13,13 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8launch.cli import run
-from fp8launch.cli.plan_input import base_of, target_of
+from fp8launch.cli.plan_input import base_of, source_of, target_of
+from fp8launch.cli.planned import accepted, own_layout
 from fp8launch.engines.bridge.attributes import of_recipe
 from fp8launch.engines.bridge.index import find, recipes_of
 from fp8launch.hardware.gpus import gpu
-from fp8launch.megatron.model_arithmetic import parse_layout
+from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
 from fp8launch.planning.change import Target
 from fp8launch.planning.divisions import divisions, stage_layout
+from fp8launch.planning.layouts import fits
+from fp8launch.planning.savings import layer_recomputes, module_recomputes
+from fp8launch.planning.search import search
 from fp8launch.planning.speeds import speeds
 from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, LayerTimes, step_time_at
 from fp8launch.recipe.load import read_recipe
@@ -110,6 +114,70 @@ def test_layouts_that_share_their_layers_are_predicted_as_if_alone() -> None:
         assert step_time_at(args, target.gpus, target.global_batch, target.speeds, shared) == alone
 
 
+OWN = [
+    "llama8b_mxfp8_b200",
+    "llama405b_nvfp4_gb300",
+    "deepseek_v3_mxfp8_gb200",
+    "deepseek_v3_tensorwise_h100",
+    "qwen3_30b_a3b_tensorwise_h100",
+    "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config",
+    "bridge:gpt_oss_120b_pretrain_64gpu_b200_bf16_config",
+]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_first_layout_is_not_slower_than_the_recipes_own(name: str, tmp_path: Path) -> None:
+    source, _ = source_of(name, None, (), tmp_path)
+    target = target_of(source, [], [], None)
+    found = search([base_of(source, [], None)], target, 14, own=True)
+    times = [layout.step.ms for layout in found.layouts]
+    assert times == sorted(times)
+    planned, _ = accepted(found, source, [], target, 1)
+    own = own_layout(source, [], target)
+    assert own is not None and fits(own.layout.memory, target)
+    assert planned[0].step.ms <= own.step.ms
+
+
+def test_as_few_layers_are_recomputed_as_memory_needs(ask: Ask) -> None:
+    recipe = "llama70b_tensorwise_h100"
+    found = ask("plan", recipe, "--set", "parallel.tp=4", "--set", "parallel.pp=2", "--top", "3")
+    counted = [_words(one) for one in found]
+    fewest = [one for one in counted if one.get("megatron.recompute_method") == "block"]
+    assert fewest and all(one["parallel.tp"] == "4" and one["parallel.pp"] == "2" for one in counted)
+    for one in fewest:
+        layers = int(one["megatron.recompute_num_layers"])
+        less = {**one, "megatron.recompute_num_layers": str(layers - 1)}
+        if layers == 1:
+            less = {key: value for key, value in one.items() if not key.startswith("megatron.recompute")}
+        words = [word for key, value in less.items() for word in ("--set", f"{key}={value}")]
+        # One layer less does not fit.
+        terms = ask("estimate", recipe, *words)["memory"]
+        assert sum(term["bytes"] for term in terms["terms"]) > 0.94 * 79.6 * 2**30
+
+
+def test_recompute_is_what_megatron_accepts() -> None:
+    """Delayed scaling recomputes no norms, overlapped experts no layers (megatron/core/transformer_config.py)."""
+    source = read_recipe(str(pack_folder("recipes") / "deepseek_v3_tensorwise_h100.yaml"))
+    args = base_of(source, [], None).args
+    assert args["overlap_moe_expert_parallel_comm"] and not layer_recomputes(args)
+    modules = [set(one.args["recompute_modules"]) for one in module_recomputes(args)]
+    assert {"mla_up_proj"} in modules and {"mla_up_proj", "mlp"} in modules and not any("moe" in one for one in modules)
+    delayed = {**args, "fp8_recipe": "delayed", "overlap_moe_expert_parallel_comm": False}
+    modules = [set(one.args["recompute_modules"]) for one in module_recomputes(delayed)]
+    assert modules and not any({"layernorm", "moe_act"} & one for one in modules)
+    assert layer_recomputes(delayed)
+
+
+def test_expert_communication_is_overlapped_only_where_megatron_can() -> None:
+    source = read_recipe(str(pack_folder("recipes") / "deepseek_v3_tensorwise_h100.yaml"))
+    base, target = base_of(source, [], None), target_of(source, [], [], None)
+    for division in divisions(base.args, target):
+        args = base.then(division).args
+        pp = args["pipeline_model_parallel_size"]
+        overlapped = args["expert_model_parallel_size"] > 1 and (pp == 1 or virtual_stages(args, pp) > 1)
+        assert bool(args.get("overlap_moe_expert_parallel_comm")) == overlapped
+
+
 def test_sorted_by_memory_the_smallest_comes_first(ask: Ask) -> None:
     peaks = [one["predicted"]["peak_memory_gib"] for one in ask("plan", "llama8b_fp8", "--sort", "memory")]
     assert peaks == sorted(peaks)
@@ -193,6 +261,7 @@ def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., t
             ("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M*MG"),
             "hybrid models with layers of kind G are not modelled",
         ),
+        (("llama3_8b", "--gpus", "8", "--set", "parallel.tp=3"), "512 and 32 layers with parallel.tp=3"),
         # It fits, but our entry to Megatron-LM does not train it.
         (("llama8b_fp8", "--set", "megatron.hybrid_layer_pattern=M-M*"), "refuse every layout on 8 h100"),
     ],
@@ -288,7 +357,8 @@ def test_a_recipe_of_bridge_is_planned_in_its_own_words(name: str, gpus: str, as
 def test_what_recipes_of_bridge_have_no_field_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--top", "3"]) == 0
     shown = capsys.readouterr()
-    assert "recipes of bridge have no field for" in shown.err and "FSDP" not in shown.out
+    assert "not varied: FSDP, CUDA graphs of layers, bf16 moments" in shown.err
+    assert "refused" not in shown.err and "FSDP" not in shown.out and "bf16 moments needs" not in shown.err
 
 
 # --- dispatchers and CUDA graphs -------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ def _signed(sentence: str) -> tuple[float, float, list[float]]:
     return sign * float(total[1].replace(",", "")), sign * float(total[2]), values
 
 
-def test_the_last_line_says_why_another_layout_is_preferred(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "llama8b_fp8", "--top", "1", "--set", "parallel.tp=8"]) == 0
+def test_the_last_line_says_why_another_layout_is_preferred(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "wide.yaml"
+    file.write_text("extends: llama8b_fp8\nname: wide\nparallel: {tp: 8}\n")
+    assert run(["plan", str(file), "--top", "1"]) == 0
     shown = capsys.readouterr().out
     last = shown.splitlines()[-1]
     assert last.startswith("the recipe's own layout (TP 8, ")
@@ -82,7 +84,7 @@ def test_groups_add_up_to_the_step(terms: dict[str, float]) -> None:
 
 def test_every_term_of_a_plan_has_a_group() -> None:
     from fp8launch.cli.plan_input import base_of, source_of, target_of
-    from fp8launch.planning.layouts import search
+    from fp8launch.planning.search import search
 
     for recipe in ("llama8b_fp8", "gpt_oss_120b_tensorwise_h100"):
         source, _ = source_of(recipe, None, (), Path())
@@ -108,7 +110,7 @@ def test_the_picture_shows_the_front_the_terms_and_the_sizes(
         "the recipe's own",
         "Where the time of a step goes",
         ">attention<",
-        "1  FSDP, micro batch 1",
+        "1  PP 2, VP 8, micro batch 1",
         "Time against the number of GPUs",
         ">64<",
     ):
@@ -119,7 +121,7 @@ def test_the_picture_shows_the_front_the_terms_and_the_sizes(
 def test_on_the_front_less_memory_is_slower() -> None:
     from fp8launch.cli.plan_input import base_of, source_of, target_of
     from fp8launch.cli.plan_picture import pareto
-    from fp8launch.planning.layouts import search
+    from fp8launch.planning.search import search
 
     source, _ = source_of("llama8b_fp8", None, (), Path())
     found = search([base_of(source, (), None)], target_of(source, (), (), None), 10**9).layouts

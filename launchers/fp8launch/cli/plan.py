@@ -22,7 +22,8 @@ from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
-from fp8launch.planning.layouts import FILLED, Search, fits, search
+from fp8launch.planning.layouts import FILLED, Search, fits
+from fp8launch.planning.search import not_varied, search
 from fp8launch.planning.term_groups import difference
 from fp8launch.recipe.load import load_recipe
 
@@ -94,9 +95,10 @@ def plan(
         if cluster:
             profile = load_cluster(cluster)
         target = target_of(source, asked, overrides, profile)
-        found = search(bases, target, 2 * top + 4, by_memory=sort == "memory")
+        is_recipe = len(parents) == 1  # a model of the pack has no layout of its own
+        found = search(bases, target, 2 * top + 4, by_memory=sort == "memory", own=is_recipe)
         planned, refused = accepted(found, source, asked, target, top)
-        if planned and len(parents) == 1:  # a model of the pack has no layout of its own
+        if planned and is_recipe:
             own = own_layout(source, asked, target)
         if planned and picture is not None:
             from fp8launch.cli.plan_picture import Drawn, draw_plan
@@ -109,7 +111,7 @@ def plan(
     if as_json:
         show_json([_as_json(one) for one in planned])
     else:
-        _show(planned, found, target, refused)
+        _show(planned, found, bases, target, refused)
         if own is not None and sort == "speed":
             echo()
             echo(_of_own(own, planned[0], target))
@@ -133,12 +135,25 @@ def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Se
         )
         return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
     if not found.legal:
-        layers = whole(bases[0].args, "num_layers")
-        message = f"no division of {on} fits a global batch of {target.global_batch} and {layers} layers"
-        more = -(-target.global_batch // target.gpus) * target.gpus
-        return error("no-layout", message, "--gpus", f"for example --global-batch {more}", ANSWER_IS_NO)
+        return _nothing_divides(bases, target)
     message = f"the model does not fit {on}: its weights and gradients alone exceed {target.gpu.memory_gib:g} GiB a GPU"
     return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
+
+
+def _nothing_divides(bases: Sequence[Change], target: Target) -> UserError:
+    """No division is legal, because of what is set, of the batch or of the model."""
+    layers = whole(bases[0].args, "num_layers")
+    message = f"no division of {target.gpus} {target.gpu.name} "
+    message += f"fits a global batch of {target.global_batch} and {layers} layers"
+    stated = [f"{key}={value}" for key, value in target.fixed.items() if key.startswith(("parallel.", "batch.micro"))]
+    if stated:
+        message += f" with {', '.join(stated)}"
+        return error("no-layout", message, "--set", "leave out what is set, or set what divides them", ANSWER_IS_NO)
+    more = -(-target.global_batch // target.gpus) * target.gpus
+    fix = "another number of GPUs"
+    if more != target.global_batch:
+        fix = f"for example --global-batch {more}"
+    return error("no-layout", message, "--gpus", fix, ANSWER_IS_NO)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -153,7 +168,9 @@ def _as_json(one: Planned) -> dict[str, Any]:
     }
 
 
-def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Sequence[str]) -> None:
+def _show(
+    planned: Sequence[Planned], found: Search, bases: Sequence[Change], target: Target, refused: Sequence[str]
+) -> None:
     sequence = planned[0].step.tokens // target.global_batch
     echo(
         f"{target.gpus} {target.gpu.name}, global batch {target.global_batch}, sequence {sequence}, "
@@ -172,11 +189,15 @@ def _show(planned: Sequence[Planned], found: Search, target: Target, refused: Se
     show_table(("", "tokens/s/GPU", "TFLOP/s/GPU", "step (ms)", "peak (GiB)", "layout"), rows)
     echo()
     show_step_time(planned[0].step)
+    if found.misses:
+        usable = FILLED * target.gpu.memory_gib
+        eprint(f"does not fit {usable:.1f} GiB ({FILLED:.0%} of {target.gpu.memory_gib:g}), whatever is saved:")
     for miss in found.misses:
-        need = miss.memory.total / 2**30
-        eprint(f"does not fit: {miss.short} needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}")
+        eprint(f"  {miss.memory.total / 2**30:,.1f} GiB: {miss.sizes}")
     for reason in refused[:3]:
         eprint(f"refused by a rule: {reason}")
+    if missing := not_varied(bases[0].args, target):
+        eprint(f"not varied: {', '.join(missing)}, for which the recipe's engine has no field here")
     if indivisible := _indivisible(target):
         eprint(indivisible)
     echo()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fp8launch.cli.names import recipe_named
@@ -123,7 +123,8 @@ def target_of(source: RecipeSource, overrides: Sequence[str], own: Sequence[str]
 
     `own` are the overrides without those for other GPUs, on which some engines' recipes have another batch.
     """
-    recipe = load_recipe(source, overrides).recipe
+    loaded = load_recipe(source, overrides)
+    recipe, engine = loaded.recipe, engine_of(loaded)
     resources, device = recipe.resources, gpu(recipe.resources.gpu)
     reference = DEVICES.get(device.name)
     if reference is None:
@@ -133,8 +134,15 @@ def target_of(source: RecipeSource, overrides: Sequence[str], own: Sequence[str]
     assert known is not None
     stated = recipe.batch.global_ or whole(base_of(source, own, None).args, "global_batch_size")
     batch = stated or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
-    fixed = frozenset(word.partition("=")[0] for word in overrides)
-    return Target(resources.world_size, batch, device, known, fixed)
+    fixed = {}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        fixed[key] = value.strip()
+
+    def writable(changed: Mapping[str, str]) -> bool:
+        return engine.spelled(changed) is not None
+
+    return Target(resources.world_size, batch, device, known, fixed, writable)
 
 
 def _links(reference: Links, world: int, profile: Cluster | None) -> Links:

@@ -9,7 +9,8 @@ from pathlib import Path
 from fp8launch.cli.planned import Planned, accepted, judged
 from fp8launch.engines import engine_of
 from fp8launch.planning.change import Change, Target
-from fp8launch.planning.layouts import Layout, Search, search
+from fp8launch.planning.layouts import Layout, Search
+from fp8launch.planning.search import search
 from fp8launch.planning.step_time import StepTime
 from fp8launch.recipe.load import RecipeSource, load_recipe
 from fp8launch.report.plan_pictures import PlanPoints, Shown, plan_pictures

@@ -52,9 +52,7 @@ def judged(
 ) -> Planned | str | None:
     """A layout as the recipe says it, or why that is refused; None for one whose time is not predicted."""
     spelled = engine.spelled(layout.change.overrides)
-    if spelled is None:
-        unknown = [key for key, value in layout.change.overrides.items() if engine.spelled({key: value}) is None]
-        return f"recipes of {engine.name} have no field for {', '.join(unknown)}"
+    assert spelled is not None, layout.short  # the search left out what recipes of this engine have no field for
     own = (f"{key}={value}" for key, value in spelled.items())
     words = tuple(dict.fromkeys((*asked, *own, f"batch.global={target.global_batch}")))
     run = _legal(source, words)

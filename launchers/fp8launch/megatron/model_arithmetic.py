@@ -309,7 +309,8 @@ def accounted_layers(args: Arguments) -> int:
     return (layer_count(args) or 0) + sum(bool(args.get(name)) for name in extra)
 
 
-def parse_layout(text: str) -> list[str] | None:
+@functools.lru_cache(maxsize=1024)
+def parse_layout(text: str) -> tuple[str, ...] | None:
     """The pieces of a pipeline layout such as `Et*2|(t*2|)*3,tL`, one letter a layer: E, t, m, L.
 
     `|` ends a piece, commas are only for the reader, `*n` repeats the letter or the parentheses before it. None for
@@ -322,4 +323,4 @@ def parse_layout(text: str) -> list[str] | None:
         text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
     if not re.fullmatch(r"[EtmL|]+", text):
         return None
-    return text.split("|")
+    return tuple(text.split("|"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,30 @@ class Change:
         return Change({**self.args, **other.args}, {**self.overrides, **other.overrides})
 
 
+def _everything(overrides: Mapping[str, str]) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Target:
-    """What a model is planned for. `fixed` are the recipe keys that the user has set."""
+    """What a model is planned for. `fixed` are the recipe keys that the user has set, with their values; `writable`
+    says whether recipes have fields for overrides."""
 
     gpus: int
     global_batch: int
     gpu: Gpu
     speeds: Speeds
-    fixed: frozenset[str] = frozenset()
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    writable: Callable[[Mapping[str, str]], bool] = _everything
+
+    def allows(self, overrides: Mapping[str, str]) -> bool:
+        """Whether overrides can be written and leave alone what the user has set."""
+        for key, value in self.fixed.items():
+            if key in overrides and _plain(key, overrides[key]) != _plain(key, value):
+                return False
+        return self.writable(overrides)
+
+
+def _plain(key: str, value: str) -> str:
+    """One of the ways to write a value that means nothing else."""
+    return "1" if key == "parallel.vp" and value == "null" else value

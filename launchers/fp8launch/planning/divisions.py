@@ -13,6 +13,7 @@ from fp8launch.megatron.model_arithmetic import (
     layer_kinds,
     mamba_mixer,
     query_groups,
+    virtual_stages,
     whole,
 )
 from fp8launch.planning.change import Change, Target
@@ -64,7 +65,8 @@ def _divided(
     pipelines = list(_pipelines(args, pp, microbatches))
     for experts in _experts(args, target, tp, pp):
         for pipeline in pipelines:
-            yield change.then(experts).then(pipeline).then(_no_fsdp(args))
+            divided = change.then(experts).then(pipeline).then(_no_fsdp(args))
+            yield divided.then(_no_expert_overlap(args, divided.args, pp))
         plain = not whole(args, "num_experts") and hybrid_layers(args) is None
         if pp == 1 and tp == 1 and plain and target.gpus // cp > 1:
             yield change.then(experts).then(pipelines[0]).then(_fsdp())
@@ -73,6 +75,14 @@ def _divided(
 def _switched_off(args: Arguments, *flags: str) -> Change:
     on = [flag for flag in flags if args.get(flag)]
     return Change(dict.fromkeys(on, False), {f"megatron.{flag}": "null" for flag in on})
+
+
+def _no_expert_overlap(args: Arguments, divided: Arguments, pp: int) -> Change:
+    """What takes the overlap of expert communication away where Megatron-Core refuses it: without expert parallelism,
+    and in pipelines without virtual stages (megatron/core/transformer/transformer_config.py)."""
+    if whole(divided, "expert_model_parallel_size") != 1 and (pp == 1 or virtual_stages(divided, pp) > 1):
+        return Change()
+    return _switched_off(args, "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
 
 
 def _no_fsdp(args: Arguments) -> Change:

@@ -6,6 +6,7 @@ validators have the last word.
 
 from __future__ import annotations
 
+from fp8launch.megatron.dtype_sizes import recomputed_modules
 from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, whole
 from fp8launch.planning.change import Change, Target
 
@@ -28,7 +29,7 @@ def dispatcher(args: Arguments, target: Target, ep: int) -> Change:
     fixed = "megatron.moe_token_dispatcher_type" in target.fixed or any(args.get(name) for name in _ALLTOALL_ONLY)
     if flex or fixed or ep == 1 or target.gpu.capability < (9, 0):
         return Change()
-    return Change(
+    hybridep = Change(
         {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
         {
             "megatron.moe_token_dispatcher_type": "flex",
@@ -42,6 +43,7 @@ def dispatcher(args: Arguments, target: Target, ep: int) -> Change:
             "env.USE_MNNVL": str(int(domain > 8)),
         },
     )
+    return hybridep if target.writable(hybridep.overrides) else Change()
 
 
 def layer_graphs(args: Arguments, target: Target) -> Change | None:
@@ -54,12 +56,14 @@ def layer_graphs(args: Arguments, target: Target) -> Change | None:
         return None
     modules = ["attn", "mlp"]
     if whole(args, "num_experts"):
+        if recomputed_modules(args) & {"moe", "layernorm"}:
+            return None  # what is recomputed would contain a graph, or leave one as its output
         modules = ["attn", "moe_router", "moe_preprocess"]
         if args.get("moe_token_dispatcher_type") != "flex" and args.get("moe_router_padding_for_quantization"):
             modules.pop()  # the number of rows varies
     if "mamba" in layer_kinds(args):
         modules.append("mamba")
-    return Change(
+    graphs = Change(
         {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules, "te_rng_tracker": True},
         {
             "megatron.cuda_graph_impl": "transformer_engine",
@@ -68,6 +72,7 @@ def layer_graphs(args: Arguments, target: Target) -> Change | None:
             "env.NCCL_GRAPH_REGISTER": "0",
         },
     )
+    return graphs if target.writable(graphs.overrides) else None
 
 
 def no_layer_graphs(args: Arguments) -> Change:

@@ -1,75 +1,146 @@
-"""Ways to save memory, in the order of what they cost."""
+"""Ways to save memory: recompute of modules or of layers, gathers of quantized parameters, smaller types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
+from itertools import combinations
 
 from fp8launch.hardware.quantization import QUANTIZATION, requested
-from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.architecture import MLP, architecture
+from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
 from fp8launch.planning.change import Change
-from fp8launch.planning.execution import no_layer_graphs
-
-
-def savings(args: Arguments) -> Iterator[Change]:
-    """Ways to save memory, the cheapest first and nothing as the first. Those that change numerics come last."""
-    none = _no_recompute(args)
-    yield none
-    gather = _param_gather(args)
-    if gather is not None:
-        yield none.then(gather)
-    for recompute in _recomputes(args):
-        yield recompute
-    deepest = recompute if gather is None else recompute.then(gather)
-    yield deepest
-    if not args.get("grad_reduce_in_bf16"):
-        deepest = deepest.then(Change({"grad_reduce_in_bf16": True}, {"optimizer.grad_reduce": "bf16"}))
-        yield deepest
-    if args.get("use_distributed_optimizer"):
-        moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
-        yield deepest.then(
-            Change(
-                {"use_precision_aware_optimizer": True, **dict.fromkeys(moments, "bf16")},
-                {"optimizer.exp_avg": "bf16", "optimizer.exp_avg_sq": "bf16"},
-            )
-        )
-
+from fp8launch.planning.execution import LAYER_GRAPHS, no_layer_graphs
 
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
-def _no_recompute(args: Arguments) -> Change:
+def no_recompute(args: Arguments) -> Change:
+    """What takes the recipe's own recompute away."""
     stated = [name for name in _RECOMPUTE if args.get(name)]
     return Change(
-        dict.fromkeys((*_RECOMPUTE, "recompute_activations")), {f"megatron.{name}": "null" for name in stated}
+        dict.fromkeys((*_RECOMPUTE, "recompute_activations"), None), {f"megatron.{name}": "null" for name in stated}
     )
 
 
-def _recomputes(args: Arguments) -> Iterator[Change]:
-    none = _no_recompute(args)
-    modules = ["moe_act", "layernorm"] if whole(args, "num_experts") else ["mlp"]
-    if args.get("multi_latent_attention"):
-        modules.append("mla_up_proj")
-    listed = "[" + ", ".join(modules) + "]"
-    selective = {"recompute_granularity": "selective", "recompute_modules": modules}
-    words = {"megatron.recompute_granularity": "selective", "megatron.recompute_modules": listed}
-    yield none.then(Change(selective, words))
-    stages = (whole(args, "pipeline_model_parallel_size") or 1) * (
-        whole(args, "num_virtual_stages_per_pipeline_rank") or 1
+# --- recompute -------------------------------------------------------------------------------------------------------
+
+# Modules whose recompute costs few passes over memory, or the products of latent attention. Any of them are combined;
+# the dearer ones come on top of all.
+_CHEAP = ("layernorm", "moe_act", "mla_up_proj")
+_DEAR = ("shared_experts", "mlp")
+
+
+def module_recomputes(args: Arguments) -> list[Change]:
+    """Selective recompute of modules that the model has, in combinations; the last one saves most."""
+    known = _modules(args)
+    cheap = [name for name in _CHEAP if name in known]
+    chosen: list[tuple[str, ...]] = []
+    for count in range(1, len(cheap) + 1):
+        chosen += combinations(cheap, count)
+    last = cheap[-1:]
+    for name in _DEAR:
+        if name in known:
+            # NVIDIA's recipe of DeepSeek-V3 on H100 recomputes `mla_up_proj` and `mlp`.
+            chosen.append((*last, name))
+            cheap.append(name)
+            chosen.append(tuple(cheap))
+    if "moe" in known:
+        # It contains the activations of experts and the shared experts.
+        outside = [name for name in cheap if name not in ("moe_act", "shared_experts")]
+        chosen.append((*outside, "moe"))
+    return [_selective(modules) for modules in dict.fromkeys(chosen)]
+
+
+def _selective(modules: Collection[str]) -> Change:
+    return Change(
+        {"recompute_granularity": "selective", "recompute_modules": list(modules)},
+        {
+            "megatron.recompute_granularity": "selective",
+            "megatron.recompute_modules": "[" + ", ".join(modules) + "]",
+        },
     )
-    full = none.then(no_layer_graphs(args))
+
+
+def _modules(args: Arguments) -> set[str]:
+    """The modules that Megatron-Core can recompute in this model (megatron/core/transformer/transformer_config.py)."""
+    model = architecture(args)
+    assert model is not None
+    found: set[str] = set()
+    if any(MLP in kind for kind in model.kinds):
+        found.add("mlp")
+    if model.latent:
+        found.add("mla_up_proj")
+    if model.experts:
+        found |= {"moe_act", "layernorm", "moe"}
+        if model.experts.shared and not args.get("moe_shared_expert_overlap"):
+            found.add("shared_experts")
+    if requested(args) == "delayed":
+        found -= {"moe_act", "layernorm"}
+    if args.get("use_transformer_engine_op_fuser"):
+        # One operation computes both products of the experts with what is between them.
+        found.discard("moe_act")
+    if args.get("cuda_graph_impl") in LAYER_GRAPHS:
+        # Megatron refuses recompute of what contains a graph, and keeps a norm whose output leaves one.
+        found -= {"moe", "layernorm"}
+    if args.get("overlap_moe_expert_parallel_comm"):
+        found.discard("moe")
+    return found
+
+
+def layer_recomputes(args: Arguments) -> list[Change]:
+    """Recompute of one, two and more layers of each virtual stage, and at last of all; empty where Megatron refuses it.
+
+    Megatron counts `recompute_num_layers` in each virtual stage (megatron/core/transformer/transformer_block.py).
+    """
+    if args.get("overlap_moe_expert_parallel_comm"):
+        return []
+    pp = whole(args, "pipeline_model_parallel_size") or 1
+    stages = pp * virtual_stages(args, pp)
     deep = max(-(-(whole(args, "num_layers") or 1) // stages), 1)
-    for layers in sorted({max(deep // 4, 1), max(deep // 2, 1), max(3 * deep // 4, 1)} - {deep}):
-        block = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": layers}
-        yield full.then(Change(block, {f"megatron.{name}": str(value) for name, value in block.items()}))
-    whole_stage = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    yield full.then(Change(whole_stage, {f"megatron.{name}": str(value) for name, value in whole_stage.items()}))
+    found = []
+    for layers in range(1, deep + 1):
+        method = "block" if layers < deep else "uniform"
+        changed = {
+            "recompute_granularity": "full",
+            "recompute_method": method,
+            "recompute_num_layers": layers if layers < deep else 1,
+        }
+        written = {f"megatron.{name}": str(value) for name, value in changed.items()}
+        found.append(no_layer_graphs(args).then(Change(changed, written)))
+    return found
 
 
-def _param_gather(args: Arguments) -> Change | None:
+# --- types -----------------------------------------------------------------------------------------------------------
+
+
+def gathers(args: Arguments, fixed: Collection[str]) -> list[Change]:
+    """Gathers of parameters in bf16 and in the quantized type, as far as the recipe allows both.
+
+    Only what differs from the recipe is an override.
+    """
     recipe = QUANTIZATION.get(requested(args))
-    if recipe is None or not recipe.gather_is_proven or args.get(recipe.gather_flag):
-        return None
-    if not args.get("use_distributed_optimizer"):
-        return None
+    if recipe is None or "precision.param_gather" in fixed or not args.get("use_distributed_optimizer"):
+        return [Change()]
     flags = (recipe.gather_flag, *recipe.gather_flags)
-    return Change(dict.fromkeys(flags, True), {"precision.param_gather": "true"})
+    own = bool(args.get(recipe.gather_flag))
+    if not own and not recipe.gather_is_proven:
+        return [Change()]
+    found = []
+    for quantized in (False, True):
+        override = {} if quantized == own else {"precision.param_gather": str(quantized).lower()}
+        found.append(Change(dict.fromkeys(flags, quantized), override))
+    return found
+
+
+def smaller_types(args: Arguments) -> list[Change]:
+    """Nothing, then smaller types of gradients and of the optimizer's moments, which change numerics."""
+    found = [Change()]
+    if not args.get("grad_reduce_in_bf16"):
+        found.append(Change({"grad_reduce_in_bf16": True}, {"optimizer.grad_reduce": "bf16"}))
+    if args.get("use_distributed_optimizer"):
+        moments = Change(
+            {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+            {"optimizer.exp_avg": "bf16", "optimizer.exp_avg_sq": "bf16"},
+        )
+        found.append(found[-1].then(moments))
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
-from fp8launch.megatron.architecture import Chunk, Division, divided_model
+from fp8launch.megatron.architecture import Chunk, divided_model
 from fp8launch.megatron.dtype_sizes import precision
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.megatron.model_arithmetic import Arguments, whole
@@ -131,20 +131,40 @@ class LayerTimes:
     """Times of layers of earlier predictions, which layouts that differ in their pipeline alone have in common."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Division, int], tuple[Arguments, dict[tuple[str, bool], LayerTime]]] = {}
+        self._known: dict[tuple[object, ...], tuple[Arguments, dict[tuple[str, bool], LayerTime]]] = {}
 
     def of(self, run: Workload) -> dict[tuple[str, bool], LayerTime]:
         """The times of the layers of `run`."""
         args = {name: value for name, value in run.args.items() if name not in _OF_PIPELINE}
-        alike = replace(run.split, pp=1, vp=1, data=1, expert_data=1), run.micro_batch
+        savings = [str(args.pop(name, None)) for name in _OF_SAVINGS]
+        alike = replace(run.split, pp=1, vp=1, data=1, expert_data=1), run.micro_batch, *savings
         known = self._known.get(alike)
         if known is None or known[0] != args:
             known = self._known[alike] = args, _layer_times(run)
         return known[1]
 
 
+# Those that ways to save memory and CUDA graphs change.
+_OF_SAVINGS = (
+    "recompute_granularity",
+    "recompute_activations",
+    "recompute_modules",
+    "grad_reduce_in_bf16",
+    "cuda_graph_impl",
+    "cuda_graph_modules",
+    "cuda_graph_scope",
+)
 # Arguments that say nothing of a layer.
 _OF_PIPELINE = {
+    "recompute_method",
+    "recompute_num_layers",
+    "fp8_param_gather",
+    "fp4_param_gather",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+    "use_precision_aware_optimizer",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "te_rng_tracker",
     "pipeline_model_parallel_size",
     "pipeline_model_parallel_layout",
     "num_virtual_stages_per_pipeline_rank",

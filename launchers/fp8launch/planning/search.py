@@ -1,0 +1,346 @@
+"""The search for the fastest layouts that fit: best first, by predicted time.
+
+Every legal division is predicted without anything that saves memory, which bounds its time from below. The queue then
+gives the division with the least time. If it does not fit, its ways to save memory are predicted and queued with their
+times. What comes out of the queue and fits is the fastest of all that is left.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fp8launch.megatron.architecture import architecture
+from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
+from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
+from fp8launch.megatron.parameters import whole_model
+from fp8launch.planning.change import Change, Target
+from fp8launch.planning.divisions import divisions
+from fp8launch.planning.execution import layer_graphs
+from fp8launch.planning.layouts import Layout, Search, family_of, fits
+from fp8launch.planning.savings import gathers, layer_recomputes, module_recomputes, no_recompute, smaller_types
+from fp8launch.planning.step_time import LayerTimes, StepTime, step_time_at
+
+MISSES = 3
+# A recipe key of each thing that is varied and that recipes of another engine may have no field for.
+_OPTIONAL = {
+    "FSDP": "megatron.no_gradient_accumulation_fusion",
+    "HybridEP": "megatron.moe_flex_dispatcher_backend",
+    "CUDA graphs of layers": "megatron.cuda_graph_impl",
+    "bf16 moments": "optimizer.exp_avg",
+}
+# Bytes of a parameter that no saving takes away without FSDP: weight and gradient.
+LEAST_BYTES = 3
+
+
+def search(
+    bases: Sequence[Change],
+    target: Target,
+    top: int,
+    by_memory: bool = False,
+    every_split: bool = False,
+    own: bool = False,
+) -> Search:
+    """Find the `top` best layouts of the runs `bases`, which have all their arguments and differ in precision.
+
+    With `own` the layouts of `bases` themselves are among those that are searched. `by_memory` ranks by peak memory
+    instead of time. Of layouts that differ in virtual stages and memory savings alone the best is kept, with
+    `every_split` the fastest of each split.
+    """
+    finder = _Finder(target, of_families=not (by_memory or every_split))
+    for base in bases:
+        if own:
+            finder.add_own(base)
+        finder.add_divisions(base)
+    finder.run(None if by_memory else top)
+    found: Sequence[Layout] = list(finder.found.values())
+    if by_memory:
+        found = _smallest_of_families(found)
+    known = {layout.family for layout in found}
+    misses = [layout for layout in _smallest_of_families(finder.misses) if layout.family not in known]
+    return Search(tuple(found[:top]), tuple(misses[:MISSES]), finder.legal)
+
+
+def not_varied(args: Arguments, target: Target) -> list[str]:
+    """What is not varied because recipes of this engine have no field for it."""
+    of_others = "FSDP" if whole(args, "num_experts") else "HybridEP"
+    keys = [(name, key) for name, key in _OPTIONAL.items() if name != of_others]
+    return [name for name, key in keys if not target.writable({key: "true"})]
+
+
+def _smallest_of_families(layouts: Sequence[Layout]) -> list[Layout]:
+    """The layout with the least memory of each family, the smallest first."""
+    found: dict[Hashable, Layout] = {}
+    for layout in sorted(layouts, key=lambda one: one.memory.total):
+        found.setdefault(layout.family, layout)
+    return list(found.values())
+
+
+# --- what the queue holds --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """Divisions that differ in the split of their pipeline alone."""
+
+    key: Hashable
+    splits: Sequence[Change]
+    gathers: Sequence[Change]
+
+
+@dataclass(frozen=True)
+class _Division:
+    """A division without savings. `gathers` are those of parameters to choose from."""
+
+    key: Hashable
+    change: Change
+    gathers: Sequence[Change]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A whole layout with its time; whether it fits is not known yet."""
+
+    key: Hashable
+    change: Change
+    step: StepTime
+
+
+@dataclass(frozen=True)
+class _Savings:
+    """A division that fits at best with something that saves memory."""
+
+    key: Hashable
+    change: Change
+    gathers: Sequence[Change]
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Recompute of as few layers as memory allows, still to be counted."""
+
+    key: Hashable
+    change: Change
+    recomputes: Sequence[Change]
+
+
+_Queued: TypeAlias = _Splits | _Division | _Timed | _Savings | _Layers
+
+
+class _Finder:
+    def __init__(self, target: Target, of_families: bool) -> None:
+        self.found: dict[Hashable, Layout] = {}
+        self.misses: list[Layout] = []
+        self.legal = 0
+        self._target = target
+        self._of_families = of_families
+        self._shared = LayerTimes()
+        self._queue: list[tuple[float, int, _Queued]] = []
+        self._pushed = 0
+
+    def add_own(self, base: Change) -> None:
+        """Queue the layout of `base` as it is."""
+        if _divides(base.args, self._target):
+            self._push_timed(base, self._key(base), graphs=False)
+
+    def add_divisions(self, base: Change) -> None:
+        """Queue every division of a run."""
+        target = self._target
+        choices = [one for one in gathers(base.args, target.fixed) if target.writable(one.overrides)]
+        plain = base.then(no_recompute(base.args))
+        plain = Change({**plain.args, **choices[0].args}, plain.overrides)
+        total, routed = _parameters(base.args)
+        split: dict[Hashable, list[Change]] = {}
+        for division in divisions(plain.args, target):
+            change = plain.then(division)
+            if target.allows(division.overrides):
+                self.legal += 1
+                if not _is_too_large(change.args, target, total, routed):
+                    # Virtual stages decide whether expert communication may be overlapped.
+                    alike = family_of(change), change.args.get("overlap_moe_expert_parallel_comm")
+                    split.setdefault(alike, []).append(change)
+        for splits in split.values():
+            self._push_splits(splits, choices)
+
+    def _push_splits(self, splits: Sequence[Change], choices: Sequence[Change]) -> None:
+        """Queue divisions that differ in the split of their pipeline, by the least time that any of them can have."""
+        step = self._step(splits[0])
+        if step is None:
+            return
+        if len(splits) == 1:
+            ms = _least_ms(step, splits[0], self._target, choices)
+            self._push(ms, _Division(self._key(splits[0]), splits[0], choices))
+        else:
+            self._push(_mean_stage_ms(step, splits[0], self._target), _Splits(self._key(splits[0]), splits, choices))
+
+    def run(self, top: int | None) -> None:
+        """Take the fastest from the queue until `top` layouts are found, or all."""
+        while self._queue and (top is None or len(self.found) < top):
+            ms, _, item = heapq.heappop(self._queue)
+            if item.key in self.found:
+                continue
+            match item:
+                case _Timed():
+                    memory = _memory(item.change.args, self._target)
+                    if memory is not None and fits(memory, self._target):
+                        self.found[item.key] = Layout(item.change, item.step, memory)
+                case _Splits():
+                    for change in item.splits:
+                        self._push_splits([change], item.gathers)
+                case _Division() if self._can_fit(item):
+                    times = [self._push_timed(item.change.then(gather), item.key) for gather in item.gathers]
+                    # No recompute is faster than none.
+                    self._push(min(times), _Savings(item.key, item.change, item.gathers))
+                case _Savings():
+                    self._save(item, ms)
+                case _Layers():
+                    self._push_timed(self._fewest(item), item.key)
+
+    def _can_fit(self, item: _Division) -> bool:
+        """Whether everything that saves memory together makes a division fit; else it is a miss."""
+        smallest = _deepest(item).then(self._types(item)[-1])
+        memory = _memory(smallest.args, self._target)
+        if memory is None or fits(memory, self._target):
+            return memory is not None
+        step = self._step(smallest)
+        if step is not None:
+            self.misses.append(Layout(smallest, step, memory))
+        return False
+
+    def _types(self, item: _Division | _Savings) -> list[Change]:
+        return [one for one in smaller_types(item.change.args) if self._target.writable(one.overrides)]
+
+    def _save(self, item: _Savings, ms: float) -> None:
+        """Queue the ways to save memory of a division, with smaller types only where nothing else makes it fit."""
+        args, deepest = item.change.args, _deepest(item)
+        types = next(one for one in self._types(item) if self._fits(deepest.then(one)))
+        modules, layers = module_recomputes(args), layer_recomputes(args)
+        for gather in item.gathers:
+            change = item.change.then(types).then(gather)
+            for module in (Change(), *modules):
+                self._push_timed(change.then(module), item.key)
+            if layers:
+                self._push(ms, _Layers(item.key, change, layers))
+
+    def _fewest(self, item: _Layers) -> Change:
+        """The layout with the fewest recomputed layers that fits, found by halving."""
+        changes = [item.change.then(recompute) for recompute in item.recomputes]
+        return changes[bisect.bisect_left(changes, True, hi=len(changes) - 1, key=self._fits)]
+
+    def _fits(self, change: Change) -> bool:
+        memory = _memory(change.args, self._target)
+        return memory is not None and fits(memory, self._target)
+
+    def _key(self, change: Change) -> Hashable:
+        return family_of(change) if self._of_families else self._pushed
+
+    def _push(self, ms: float, item: _Queued) -> None:
+        self._pushed += 1
+        heapq.heappush(self._queue, (ms, self._pushed, item))
+
+    def _push_timed(self, change: Change, key: Hashable, graphs: bool = True) -> float:
+        """Queue a whole layout; with CUDA graphs of its layers where it would wait for the host without. Its time."""
+        if not self._target.allows(change.overrides):
+            return math.inf
+        step = self._step(change)
+        if step is None:
+            return math.inf
+        replayed = layer_graphs(change.args, self._target) if graphs and _host_ms(step) else None
+        if replayed is not None:
+            faster = self._step(change.then(replayed))
+            if faster is not None and faster.ms < step.ms:
+                change, step = change.then(replayed), faster
+        self._push(step.ms, _Timed(key, change, step))
+        return step.ms
+
+    def _step(self, change: Change) -> StepTime | None:
+        target = self._target
+        return step_time_at(change.args, target.gpus, target.global_batch, target.speeds, self._shared)
+
+
+def _deepest(item: _Division | _Savings) -> Change:
+    """A division with the savings that leave numerics alone."""
+    args = item.change.args
+    recomputes = layer_recomputes(args) or module_recomputes(args) or [Change()]
+    return item.change.then(item.gathers[-1]).then(recomputes[-1])
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def _least_ms(step: StepTime, change: Change, target: Target, choices: Sequence[Change]) -> float:
+    """The least time of a division: CUDA graphs may take the host's time away, smaller gathers the exposed ones."""
+    least = step.ms
+    if layer_graphs(change.args, target):
+        least -= _host_ms(step)
+    if len(choices) > 1:
+        least -= sum(term.ms for term in step.terms if term.name.startswith("DP communication"))
+    return least
+
+
+def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
+    """The time of a step whose pipeline is even and has no bubble, without what is done once a step."""
+    stages = whole(change.args, "pipeline_model_parallel_size") or 1
+    own = others = 0.0
+    for term in step.terms:
+        if term.name == "pipeline bubble":
+            others = term.ms * virtual_stages(change.args, stages)
+        elif not term.name.startswith(("DP ", "PP ", "optimizer", "host")):
+            own += term.ms
+    return (own + others * _microbatches(change.args, target)) / stages
+
+
+def _host_ms(step: StepTime) -> float:
+    return sum(term.ms for term in step.terms if term.name == "host")
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _memory(args: Arguments, target: Target) -> MemoryEstimate | None:
+    return estimate(args, target.gpus, _microbatches(args, target), target.gpu)
+
+
+def _microbatches(args: Arguments, target: Target) -> int:
+    sequences = target.global_batch * _ranks_of_a_replica(args) // target.gpus
+    return max(sequences // (whole(args, "micro_batch_size") or 1), 1)
+
+
+def _ranks_of_a_replica(args: Arguments) -> int:
+    ranks = 1
+    for kind in ("tensor_model", "pipeline_model", "context"):
+        ranks *= whole(args, f"{kind}_parallel_size") or 1
+    return ranks
+
+
+def _divides(args: Arguments, target: Target) -> bool:
+    """Whether a run's own layout divides the GPUs and the batch."""
+    ranks, micro = _ranks_of_a_replica(args), whole(args, "micro_batch_size") or 1
+    if target.gpus % ranks:
+        return False
+    return target.global_batch % (micro * (target.gpus // ranks)) == 0
+
+
+def _parameters(args: Arguments) -> tuple[int, int]:
+    """All parameters of a model, and those of its routed experts."""
+    model = architecture(args)
+    if model is None:
+        return 0, 0
+    total, active = whole_model(model)
+    if model.experts is None:
+        return total, 0
+    return total, round((total - active) / (1 - model.experts.top_k / model.experts.count))
+
+
+def _is_too_large(args: Arguments, target: Target, total: int, routed: int) -> bool:
+    """Whether weights and gradients alone exceed the GPU, so that nothing else need be computed."""
+    if args.get("use_megatron_fsdp"):
+        return False
+    pp = whole(args, "pipeline_model_parallel_size") or 1
+    dense = (total - routed) / (whole(args, "tensor_model_parallel_size") or 1)
+    experts = routed / (whole(args, "expert_model_parallel_size") or 1)
+    return (dense + experts) / pp * LEAST_BYTES > target.gpu.memory_gib * 1024 * MIB
