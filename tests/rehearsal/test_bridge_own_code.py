@@ -18,6 +18,7 @@ from fp8launch.check.checker import check_all
 from fp8launch.check.rehearsal import LAYER, with_rehearsal
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import MACHINE_LACKS
 from fp8launch.engines.base import StepArguments
 from fp8launch.engines.bridge.attributes import PARTS, _shapes, _sizes, of_recipe
 from fp8launch.engines.bridge.index import recipes_of
@@ -168,6 +169,17 @@ def test_other_families_train_and_plan_a_checkpoint(name: str) -> None:
     [result] = with_rehearsal([one], check_all([one], layers=("schema",)), Cluster())
     assert result.ok and result.layers[LAYER] == "ran", (result.problems, result.layers)
     assert result.rehearsal is not None and result.rehearsal.program is not None
+
+
+@needs_torch
+@needs_bridge
+@pytest.mark.train
+def test_a_model_that_transformers_does_not_know_is_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow", "architectures": ["OfTomorrow"]}')
+    assert run(["check", LLAMA, "--set", f"bridge.model={tmp_path}", "--rehearse"]) == MACHINE_LACKS
+    assert "makes no configuration of the recipe here" in capsys.readouterr().err
 
 
 @needs_torch

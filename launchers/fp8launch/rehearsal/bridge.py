@@ -105,7 +105,12 @@ def train(request: Mapping[str, Any], sizes: dict[str, tuple[int, int]]) -> None
         ours.model = Path(request["result"]).with_suffix(".model")
         ours.model.mkdir()
         (ours.model / "config.json").write_text(json.dumps(program["model"]))
-    config = bridge.configured(ours)
+    try:
+        config = bridge.configured(ours)
+    except (MachineLacks, WrongRequest):
+        raise
+    except Exception as failure:  # such as a model that this release of transformers does not know
+        raise MachineLacks(f"Megatron-Bridge makes no configuration of the recipe here: {failure!r}") from failure
     save = config.checkpoint.save
     try:
         sizes.update(shrink_configuration(config, Layout(**program["layout"]), request["scale"]))
