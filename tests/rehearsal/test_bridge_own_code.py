@@ -45,7 +45,8 @@ def step(name: str, *sets: str) -> StepArguments:
 
 
 def test_every_model_of_the_hub_has_the_sizes_that_the_pack_has(tmp_path: Path) -> None:
-    assert hub_models().keys() == PARTS.keys() | _shapes().keys()
+    # Kimi's configuration is read by code of its own from the hub: its recipes are rehearsed by arguments.
+    assert hub_models().keys() == (PARTS.keys() | _shapes().keys()) - {"moonshotai/Kimi-K2-Instruct"}
     seen: set[str] = set()
     for recipe in recipes_of("0.6.0").values():
         for hub in hub_models().keys() & set(recipe.hub) - seen:
