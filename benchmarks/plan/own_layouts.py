@@ -45,7 +45,7 @@ def compared(name: str) -> tuple[float, float, str] | None:
         planned, _ = accepted(search([base], target, 14, own=True), source, [], target, 1)
         sizes = {key: str(base.args.get(size) or 1) for key, size in DIVISION.items()}
         divided = replace(target, fixed=sizes)
-        alike, _ = accepted(search([base], divided, 4), source, [], divided, 1)
+        alike, _ = accepted(search([base], divided, 4, own=True), source, [], divided, 1)
         own = own_layout(source, [], target)
     assert planned and alike and own is not None, name
     best = planned[0]
