@@ -9,16 +9,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import train_jobs
 
-from fp8launch.injob.rank import bridge
+from fp8launch.engines.bridge.engine import TRAINED_RELEASES
+from fp8launch.injob.rank import bridge, bridge_release
 from fp8launch.injob.rank.compat import absent_packages
 
 RECIPE = "megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
 OPTIONS = [f"--recipe={RECIPE}", "--step=megatron.bridge.training.gpt_step:forward_step", "--release=0.6.0"]
+# The same recipe up to 0.5.
+OLDER = "--recipe=configs.llama.llama3_llm_pretrain:llama3_8b_pretrain_config_h100"
 INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,10 +46,12 @@ TINY = shlex.split("""
 """)
 
 
-def job(folder: Path, *words: str) -> train_jobs.Run:
+def run_job(
+    folder: Path, options: Sequence[str] = OPTIONS, words: Sequence[str] = (), path: str | None = None
+) -> train_jobs.Run:
     # The packages of this environment that its own PYTHONPATH names are the job's too.
-    path = os.environ.get("PYTHONPATH", "")
-    return train_jobs.finish([train_jobs.start("bridge.py", ["--", *OPTIONS, *words], (), folder, PYTHONPATH=path)])
+    path = os.environ.get("PYTHONPATH", "") if path is None else path
+    return train_jobs.finish([train_jobs.start("bridge.py", ["--", *options, *words], (), folder, PYTHONPATH=path)])
 
 
 @pytest.mark.parametrize("separator", [["--"], []])
@@ -71,7 +77,7 @@ def test_it_leaves_before_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(INSTALLED, reason="Megatron-Bridge is installed")
 def test_a_machine_without_bridge_says_so(tmp_path: Path) -> None:
-    run = job(tmp_path)
+    run = run_job(tmp_path)
     assert run.codes == [3]
     assert "Megatron-Bridge is not installed" in run.output and "Traceback" not in run.output
 
@@ -116,11 +122,25 @@ def test_a_package_without_the_scripts_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.skipif(not INSTALLED, reason="Megatron-Bridge is not on PYTHONPATH; its source and Hydra are needed")
-def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(tmp_path: Path) -> None:
-    """Not in CI, which has no Megatron-Bridge: PYTHONPATH=SITE:BRIDGE/src pytest tests/injob/test_bridge_program.py."""
+@pytest.mark.parametrize("release", TRAINED_RELEASES)
+def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
+    """Not in CI, which has no Megatron-Bridge. FP8LAUNCH_BRIDGE_0_5=MEGATRON:TRANSFORMERS:SITE:BRIDGE/src is the
+    PYTHONPATH of 0.5, and so on; a release on PYTHONPATH needs none."""
+    minor = release.rpartition(".")[0]
+    path = os.environ.get(f"FP8LAUNCH_BRIDGE_{minor.replace('.', '_')}")
+    found = bridge_release.installed()
+    if path is None and (found is None or not found[1].startswith(f"{minor}.")):
+        pytest.skip(f"no Megatron-Bridge {minor} on PYTHONPATH; its source and Hydra are needed")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    words = [f"--model={tmp_path}", *TINY]
+    start, tiny = OPTIONS, TINY
+    if release != "0.6.0":
+        start = [OLDER, "--arguments=config_variant=v1,precision=bf16", OPTIONS[1], f"--release={release}"]
+        tiny = [word.replace("dataset.seq_length", "dataset.sequence_length") for word in TINY]
+
+    def job(folder: Path, *words: str) -> train_jobs.Run:
+        return run_job(folder, start, words, path)
+
+    words = [f"--model={tmp_path}", *tiny]
     first = job(tmp_path, *words, "train.train_iters=3").succeeded()
     assert sorted(first.losses) == [1, 2, 3]
     evidence = re.search(r"fp8launch-probe: (\{.*\})", first.output)
