@@ -68,7 +68,8 @@ def add_step_end(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: 
     for kind, number in Counter(run.model.kinds[number] for chunk in chunks for number in chunk.layers).items():
         total.add(_traffic(run, layer_weights(run.model, split, kind, 0)), number)
     for chunk in chunks:
-        total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
+        if chunk.mtp or chunk.embedding or chunk.output or chunk.final_norm:
+            total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
     contention = known.fractions.contention
     busy = sum(stage.values())
     sharding = _sharding(run)

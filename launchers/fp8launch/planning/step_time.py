@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
@@ -39,7 +39,7 @@ class TimeTerm:
 
     name: str
     ms: float
-    note: str = ""
+    note: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def step_time_at(
     if split.pp > 1:
         _add_pipeline(run, terms, of_stages, slowest, microbatches)
     add_step_end(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
-    notes = _notes(run)
+    # A search has no use for them.
+    notes = _notes(run) if shared is None else {}
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
     uncertainty = UNCERTAINTY_DENSE
     if model.mamba:
@@ -187,31 +188,33 @@ def _stages(
     run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[str, bool], LayerTime]
 ) -> list[Seconds]:
     """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
+    # The parts of each layer and whether it is quantized.
+    model, covers = run.model, run.precision.covers
+    decoder = [(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)]
+    mtp = [(kind, covers(None, model.layers)) for kind in model.mtp_kinds]
     different: dict[object, Seconds] = {}
     found = []
     for chunks in pipeline:
-        content = tuple((tuple(_kinds(run, chunk)), chunk.mtp, chunk.embedding, chunk.output) for chunk in chunks)
+        kinds = tuple(tuple([decoder[number] for number in chunk.layers] + mtp * chunk.mtp) for chunk in chunks)
+        content = kinds, tuple((chunk.mtp, chunk.embedding, chunk.output) for chunk in chunks)
         if content not in different:
-            different[content] = _stage(run, chunks, layers)
+            different[content] = _stage(run, chunks, kinds, layers)
         found.append(different[content])
     return found
 
 
-def _kinds(run: Workload, chunk: Chunk) -> list[tuple[str, bool]]:
-    """The parts of each layer of a virtual stage and whether it is quantized, MTP layers last."""
-    model, covers = run.model, run.precision.covers
-    decoder = [(model.kinds[number], covers(number, model.layers)) for number in chunk.layers]
-    return decoder + [(kind, covers(None, model.layers)) for kind in model.mtp_kinds] * chunk.mtp
-
-
-def _stage(run: Workload, chunks: Sequence[Chunk], layers: dict[tuple[str, bool], LayerTime]) -> Seconds:
+def _stage(
+    run: Workload,
+    chunks: Sequence[Chunk],
+    kinds_of_chunks: Sequence[Sequence[tuple[str, bool]]],
+    layers: dict[tuple[str, bool], LayerTime],
+) -> Seconds:
     """Seconds of a micro batch on one pipeline rank, forward and backward."""
     total = seconds()
     forward = 0.0
     held: Counter[tuple[str, bool]] = Counter()
     repeated: Counter[tuple[str, bool]] = Counter()
-    for chunk in chunks:
-        kinds = _kinds(run, chunk)
+    for chunk, kinds in zip(chunks, kinds_of_chunks, strict=True):
         held.update(kinds)
         repeated.update(kinds[: _recomputed(run, len(kinds))])
         if chunk.output:
