@@ -191,9 +191,9 @@ def _show(
     show_step_time(planned[0].step)
     if found.misses:
         usable = FILLED * target.gpu.memory_gib
-        eprint(f"does not fit {usable:.1f} GiB ({FILLED:.0%} of {target.gpu.memory_gib:g}), whatever is saved:")
+        eprint(f"does not fit {usable:.2f} GiB ({FILLED:.0%} of {target.gpu.memory_gib:g}), whatever is saved:")
     for miss in found.misses:
-        eprint(f"  {miss.memory.total / 2**30:,.1f} GiB: {miss.sizes}")
+        eprint(f"  {miss.memory.total / 2**30:,.2f} GiB: {miss.sizes}")
     for reason in refused[:3]:
         eprint(f"refused by a rule: {reason}")
     if missing := not_varied(bases[0].args, target):

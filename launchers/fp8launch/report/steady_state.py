@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from fp8launch.logs import Iteration, ParsedLog, Process
+from fp8launch.wording import counted
 
 START_LINES = 2
 SLOW = 1.1
@@ -103,7 +104,7 @@ def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> Steady
             kept.sort(key=attrgetter("number"))
             notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
     if chosen and len(kept) < FEWEST:
-        notes.append(f"{len(kept)} lines left after warm-up: train longer for a reliable number")
+        notes.append(f"{counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
     dropped = {reason: tuple(line.number for line in lines) for reason, lines in left_out.items()}
     if superseded:
         dropped["repeated by a later attempt"] = tuple(sorted(superseded))
