@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,11 @@ settings.load_profile("fp8launch")
 OTHERS = ("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
 for name in [n for n in os.environ if n.startswith(OTHERS)]:
     del os.environ[name]
+
+
+# A shell that runs tests in the background has SIGINT ignored, and every command that they start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

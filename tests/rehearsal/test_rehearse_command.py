@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pty
@@ -102,9 +101,7 @@ def alive(process: int) -> bool:
 def test_workers_end_with_the_command(number: signal.Signals) -> None:
     # One that takes long: on a loaded machine a short one is over before it is interrupted.
     command = [sys.executable, "-m", "fp8launch", "check", "deepseek_v3_tensorwise_h100", "--rehearse"]
-    # Tests that a shell runs in the background have inherited that SIGINT is ignored.
-    default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         found: list[int] = []
         wait_for(lambda: found.extend(workers_below(process.pid)) or found, 120)
         process.send_signal(number)
