@@ -126,17 +126,17 @@ def test_embedding_and_loss_take_the_place_of_a_layer() -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("Et|(tt|)*2,L", ["Et", "tt", "tt", "L"]),
-        ("Et*2|(t*2|)*34,t*3|(t*2|)*3,tL", ["Ett", *["tt"] * 34, "ttt", *["tt"] * 3, "tL"]),
-        ("'Et|(tt|)*30mL'", ["Et", *["tt"] * 30, "mL"]),
-        ("Et|tL|", ["Et", "tL", ""]),
+        ("Et|(tt|)*2,L", ("Et", "tt", "tt", "L")),
+        ("Et*2|(t*2|)*34,t*3|(t*2|)*3,tL", ("Ett", *["tt"] * 34, "ttt", *["tt"] * 3, "tL")),
+        ("'Et|(tt|)*30mL'", ("Et", *["tt"] * 30, "mL")),
+        ("Et|tL|", ("Et", "tL", "")),
         ("Et|x", None),
         ("(t|)*9999" * 99, None),
         ("t*99999", None),
         ("", None),
     ],
 )
-def test_layouts(text: str, pieces: list[str] | None) -> None:
+def test_layouts(text: str, pieces: tuple[str, ...] | None) -> None:
     assert parse_layout(text) == pieces
 
 

@@ -278,4 +278,4 @@ class TestGpus:
         assert gpu("H200").peak("fp8") == 1979
         with pytest.raises(UserError, match="a100, h100") as caught:
             gpu("gb20")
-        assert caught.value.problems[0].fix == "did you mean gb200?"
+        assert caught.value.problems[0].fix == "did you mean 'gb200'?"
