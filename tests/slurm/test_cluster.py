@@ -213,5 +213,7 @@ def _argv(process: Process) -> list[str]:
     return [Path(argv[0]).name, *argv[1:]] if argv else []
 
 
-def _links() -> str:
-    return subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+def _links() -> list[str]:
+    """The names of network devices; one may begin with another: fp8slurm1, fp8slurm186."""
+    lines = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split()[0] for line in lines]
