@@ -28,7 +28,7 @@ from fp8launch.job.prepared import prepare
 from fp8launch.rehearsal.shrink import shrink
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
-# What Bridge builds for recipes of five families (tools/bridge_configuration.py).
+# Configurations that Bridge built for recipes of five families (tools/bridge_configuration.py).
 RECORD = Path(__file__).parents[1] / "engines" / "bridge_configurations.json.xz"
 BUILT: Mapping[str, Any] = json.loads(lzma.decompress(RECORD.read_bytes()))
 FOUND = bridge_release.installed()

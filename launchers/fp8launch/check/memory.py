@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
+from fp8launch.megatron.architecture import division, microbatches
 from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate
-from fp8launch.untyped import as_int
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
@@ -42,18 +42,9 @@ def problems(run: ResolvedRun) -> Iterator[Problem]:
 def run_estimate(run: ResolvedRun, changes: Mapping[str, object] | None = None) -> MemoryEstimate | None:
     """Return the estimate of a run, with some arguments (by Megatron's attribute name) changed."""
     args = {**run.arguments, **(changes or {})}
-    return estimate(args, run.layout.world, _microbatches(run, args), run.gpu)
-
-
-def _microbatches(run: ResolvedRun, args: Mapping[str, object]) -> int:
-    """Return the number of micro batches per step on each pipeline, for these arguments."""
-    ranks = run.layout.world
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        ranks //= max(as_int(args.get(name)) or 1, 1)
-    micro = as_int(args.get("micro_batch_size"))
-    if micro is None:
-        micro = 1
-    return max(run.layout.global_batch // max(micro * ranks, 1), 1)
+    world = run.layout.world
+    number = microbatches(args, division(args, world), run.layout.global_batch)
+    return estimate(args, world, number, run.gpu)
 
 
 def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:

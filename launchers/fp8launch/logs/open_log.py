@@ -15,7 +15,7 @@ from typing import IO, BinaryIO, cast
 
 # The first bytes of a compressed file, and the module of Python that reads it.
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\0", "lzma"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "compression.zstd"))
-# What tells an archive of tar, with its place, and the bytes that are read for that.
+# The mark of a tar archive, its offset, and how many bytes must be read to see it.
 _TAR, _TAR_AT = b"ustar", 257
 _START = _TAR_AT + len(_TAR)
 # Some kilobytes may unpack to terabytes, or ask for gigabytes of memory; `xz -9e` needs 65 MiB.

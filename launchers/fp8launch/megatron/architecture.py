@@ -110,6 +110,11 @@ class Division:
     expert_data: int = 1
     sequence_parallel: bool = False
 
+    @property
+    def replicas(self) -> int:
+        """How many times the model is there, each time for other sequences."""
+        return max(self.data // self.cp, 1)
+
     def own_tokens(self, tokens: float) -> float:
         """Those of `tokens` that one rank holds where sequence parallelism divides them."""
         if self.sequence_parallel:
@@ -239,6 +244,11 @@ def division(args: Arguments, world: int) -> Division:
         # Megatron switches it off where there is nothing to divide.
         sequence_parallel=bool(args.get("sequence_parallel")) and tp > 1,
     )
+
+
+def microbatches(args: Arguments, split: Division, global_batch: int) -> int:
+    """Micro batches of a step on each replica; at least one, also where the batch does not divide."""
+    return max(global_batch // ((whole(args, "micro_batch_size") or 1) * split.replicas), 1)
 
 
 def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple[Chunk, ...], ...] | None:

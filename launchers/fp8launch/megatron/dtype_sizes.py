@@ -211,6 +211,15 @@ def recomputed_modules(args: Arguments) -> frozenset[str]:
     return frozenset(("core_attn",))
 
 
+def recomputed_layers(args: Arguments, layers: int) -> int:
+    """How many of the `layers` of a virtual stage full recompute covers."""
+    if args.get("recompute_granularity") != "full":
+        return 0
+    if args.get("recompute_method") == "block":
+        return min(whole(args, "recompute_num_layers") or 1, layers)
+    return layers
+
+
 def _offloaded_modules(args: Arguments) -> frozenset[str]:
     modules = args.get("offload_modules")
     if not args.get("fine_grained_activation_offloading") or not isinstance(modules, (list, tuple)):

@@ -15,7 +15,7 @@ from typing import Literal
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.activations import FP32, LayerMemory, in_flight, layer_memory
 from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
-from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_modules, saving
+from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_layers, recomputed_modules, saving
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
 
@@ -290,7 +290,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     hidden = _hidden_state(run)
     layers = _layers(run, chunk)
     kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
-    recomputed = _recomputed(run, len(layers))
+    recomputed = recomputed_layers(run.args, len(layers))
     if recomputed:
         size = 1
         if run.args.get("recompute_method") != "block":
@@ -305,15 +305,6 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     if run.args.get("create_attention_mask_in_dataloader", True):
         kept += run.micro_batch * run.model.seq_length**2
     return kept, work
-
-
-def _recomputed(run: _Run, layers: int) -> int:
-    """Layers of a chunk that full recompute covers."""
-    if run.args.get("recompute_granularity") != "full":
-        return 0
-    if run.args.get("recompute_method") == "block":
-        return min(whole(run.args, "recompute_num_layers") or 1, layers)
-    return layers
 
 
 def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:

@@ -97,7 +97,7 @@ def layer_recomputes(args: Arguments) -> list[Change]:
     pp = whole(args, "pipeline_model_parallel_size") or 1
     stages = pp * virtual_stages(args, pp)
     deep = max(-(-(whole(args, "num_layers") or 1) // stages), 1)
-    found = []
+    found, without_graphs = [], no_layer_graphs(args)
     for layers in range(1, deep + 1):
         method = "block" if layers < deep else "uniform"
         changed = {
@@ -106,7 +106,7 @@ def layer_recomputes(args: Arguments) -> list[Change]:
             "recompute_num_layers": layers if layers < deep else 1,
         }
         written = {f"megatron.{name}": str(value) for name, value in changed.items()}
-        found.append(no_layer_graphs(args).then(Change(changed, written)))
+        found.append(without_graphs.then(Change(changed, written)))
     return found
 
 

@@ -14,9 +14,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fp8launch.megatron.architecture import architecture
+from fp8launch.megatron.architecture import architecture, division, microbatches
 from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
-from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
+from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import whole_model
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.divisions import divisions
@@ -155,9 +155,9 @@ class _Finder:
         plain = Change({**plain.args, **choices[0].args}, plain.overrides)
         total, routed = _parameters(base.args)
         split: dict[Hashable, list[Change]] = {}
-        for division in divisions(plain.args, target):
-            change = plain.then(division)
-            if target.allows(division.overrides):
+        for divided in divisions(plain.args, target):
+            change = plain.then(divided)
+            if target.allows(divided.overrides):
                 self.legal += 1
                 if not _is_too_large(change.args, target, total, routed):
                     # Virtual stages decide whether expert communication may be overlapped.
@@ -284,14 +284,14 @@ def _least_ms(step: StepTime, change: Change, target: Target, choices: Sequence[
 
 def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
     """The time of a step whose pipeline is even and has no bubble, without what is done once a step."""
-    stages = whole(change.args, "pipeline_model_parallel_size") or 1
+    split = division(change.args, target.gpus)
     own = others = 0.0
     for term in step.terms:
         if term.name == "pipeline bubble":
-            others = term.ms * virtual_stages(change.args, stages)
+            others = term.ms * split.vp
         elif not term.name.startswith(("DP ", "PP ", "optimizer", "host")):
             own += term.ms
-    return (own + others * _microbatches(change.args, target)) / stages
+    return (own + others * microbatches(change.args, split, target.global_batch)) / split.pp
 
 
 def _host_ms(step: StepTime) -> float:
@@ -302,27 +302,16 @@ def _host_ms(step: StepTime) -> float:
 
 
 def _memory(args: Arguments, target: Target) -> MemoryEstimate | None:
-    return estimate(args, target.gpus, _microbatches(args, target), target.gpu)
-
-
-def _microbatches(args: Arguments, target: Target) -> int:
-    sequences = target.global_batch * _ranks_of_a_replica(args) // target.gpus
-    return max(sequences // (whole(args, "micro_batch_size") or 1), 1)
-
-
-def _ranks_of_a_replica(args: Arguments) -> int:
-    ranks = 1
-    for kind in ("tensor_model", "pipeline_model", "context"):
-        ranks *= whole(args, f"{kind}_parallel_size") or 1
-    return ranks
+    number = microbatches(args, division(args, target.gpus), target.global_batch)
+    return estimate(args, target.gpus, number, target.gpu)
 
 
 def _divides(args: Arguments, target: Target) -> bool:
     """Whether a run's own layout divides the GPUs and the batch."""
-    ranks, micro = _ranks_of_a_replica(args), whole(args, "micro_batch_size") or 1
-    if target.gpus % ranks:
+    split, micro = division(args, target.gpus), whole(args, "micro_batch_size") or 1
+    if split.tp * split.pp * split.cp * split.replicas != target.gpus:
         return False
-    return target.global_batch % (micro * (target.gpus // ranks)) == 0
+    return target.global_batch % (micro * split.replicas) == 0
 
 
 def _parameters(args: Arguments) -> tuple[int, int]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
-from fp8launch.megatron.architecture import Chunk, divided_model
-from fp8launch.megatron.dtype_sizes import precision
+from fp8launch.megatron.architecture import Chunk, divided_model, microbatches
+from fp8launch.megatron.dtype_sizes import precision, recomputed_layers
 from fp8launch.megatron.flops import flops_per_token
-from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.planning.collectives import Group, send
 from fp8launch.planning.layer_terms import HostTime, LayerTime, Seconds, seconds
 from fp8launch.planning.layers import layer_time
@@ -92,16 +92,16 @@ def step_time_at(
     if formats.dtype == FP32:
         return None
     run = Workload(args, model, split, formats, known)
-    microbatches = max(global_batch // (run.micro_batch * max(split.data // split.cp, 1)), 1)
+    number = microbatches(args, split, global_batch)
     layers = _layer_times(run) if shared is None else shared.of(run)
     of_stages = _stages(run, pipeline, layers)
     slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
     terms = seconds()
     for name, part in of_stages[slowest].items():
-        terms[name] = part * microbatches
+        terms[name] = part * number
     if split.pp > 1:
-        _add_pipeline(run, terms, of_stages, slowest, microbatches)
-    add_step_end(run, terms, pipeline[slowest], of_stages[slowest], microbatches)
+        _add_pipeline(run, terms, of_stages, slowest, number)
+    add_step_end(run, terms, pipeline[slowest], of_stages[slowest], number)
     # A search has no use for them.
     notes = _notes(run) if shared is None else {}
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
@@ -216,7 +216,7 @@ def _stage(
     repeated: Counter[tuple[str, bool]] = Counter()
     for chunk, kinds in zip(chunks, kinds_of_chunks, strict=True):
         held.update(kinds)
-        repeated.update(kinds[: _recomputed(run, len(kinds))])
+        repeated.update(kinds[: recomputed_layers(run.args, len(kinds))])
         if chunk.output:
             _add_head(run, total, 1 + chunk.mtp)
         if chunk.mtp:
@@ -235,15 +235,6 @@ def _stage(
     launches = [(layers[kind].host, number, repeated[kind]) for kind, number in held.items()]
     total["host"] += _waits_for_host(launches, forward, sum(total.values()) - forward)
     return total
-
-
-def _recomputed(run: Workload, layers: int) -> int:
-    """How many of a virtual stage's layers run forward twice."""
-    if run.args.get("recompute_granularity") != "full":
-        return 0
-    if run.args.get("recompute_method") == "block":
-        return min(whole(run.args, "recompute_num_layers") or 1, layers)
-    return layers
 
 
 def _waits_for_host(launches: Sequence[tuple[HostTime, int, int]], forward: float, backward: float) -> float:

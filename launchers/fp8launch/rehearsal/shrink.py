@@ -167,7 +167,7 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
 def hybrid_chunks(values: Mapping[str, FlagValue], layout: Layout) -> list[str] | None:
     """The layers of each pipeline chunk of a hybrid; None for other models, and for a hybrid that keeps its layers."""
     layers = hybrid_layers(values)
-    # What is offloaded does not depend on how many layers a hybrid has.
+    # Offloading of activations works with any number of layers in a hybrid.
     stated = any(values.get(flag) for flag in PATTERNED if flag != "fine_grained_activation_offloading")
     if layers is None or stated or any((_whole(values, flag) or 0) > 1 for flag in PARTS):
         return None

@@ -14,7 +14,7 @@ from fp8launch.engines.base import EngineArguments, OwnProgram
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.injob.rank import bridge_release
 
-# What Bridge needs beside the packages of rehearsals.
+# Packages that Bridge imports and a rehearsal of Megatron-LM does not.
 PACKAGES = ("transformers", "omegaconf", "hydra")
 _HUB_MODELS = Path(__file__).with_name("hub_models.json")
 
