@@ -1,12 +1,12 @@
 """Rehearse recipes drawn at random from the pack's parts, of those that `check` passes.
 
     rehearse_random.py RESULTS.jsonl --count 200 [--first 0] [--jobs 2] [--roles 2]
-    rehearse_random.py RESULTS.jsonl --two-gpus --count 200
+    rehearse_random.py RESULTS.jsonl --gpus 2 --count 200
     rehearse_random.py RESULTS.jsonl --report
     rehearse_random.py RESULTS.jsonl --select benchmarks/h200
 
 One JSON object per seed goes to RESULTS.jsonl: the recipe, what `check` said, and how the rehearsal ended; seeds that
-are there already are not repeated. `--two-gpus` draws small runs for two H200, without a network. `--report` counts.
+are there already are not repeated. `--gpus` draws small runs for one or two H200, without a network. `--report` counts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fp8launch.check.memory import run_estimate
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
 from rehearsal_runs import checked, close_servers, one
 
 TOP = Path(__file__).resolve().parents[1]
 MODELS = sorted(path.stem for path in (TOP / "recipes/models").glob("*.yaml") if path.stem != "tiny")
-EXPERTS = ("deepseek_v3", "gpt_oss_120b", "gpt_oss_20b", "mixtral_8x7b", "qwen3_235b_a22b", "qwen3_30b_a3b")
+EXPERTS = ("deepseek_v3", "gpt_oss_120b", "gpt_oss_20b", "kimi_k2", "mixtral_8x7b", "qwen3_235b_a22b", "qwen3_30b_a3b")
+LATENT = ("deepseek_v3", "kimi_k2")
 HOPPER = ("h100", "h200")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 ON_HOPPER = ("bf16", "tensorwise", "delayed", "blockwise")
@@ -40,7 +44,12 @@ ON_BLACKWELL = ("bf16", "tensorwise", "delayed", "mxfp8", "nvfp4")
 ENGINES = {"0.17": ("2.14",), "0.18": ("2.16",), "0.19": ("2.20", "2.20", "2.16")}
 # Models with too many heads for a hidden size of 2048.
 HEADS = {"llama3_1_405b": 32, "nemotron4_340b": 32, "llama3_70b": 32, "nemotron4_15b": 32, "qwen3_14b": 32}
+# Models whose attention FlashAttention 3 does not have: other head sizes, or learned sinks.
+NO_FLASH = (*LATENT, "gpt_oss_120b", "gpt_oss_20b")
 BATCH = 24
+# Estimated GiB of a run; six share an H200. What none of its hosts has.
+MOST_GIB = 20
+NOT_CARRIED = {"DeepEP's kernels", "HybridEP's kernels"}
 # What the parts of models set, to be changed where they do.
 OF_MODEL = (
     "normalization", "attention_dropout", "hidden_dropout", "qk_layernorm", "mtp_num_layers", "window_size",
@@ -51,9 +60,9 @@ OF_MODEL = (
 class Draw:
     """One recipe from one seed."""
 
-    def __init__(self, seed: int, two_gpus: bool) -> None:
+    def __init__(self, seed: int, gpus: int) -> None:
         self.random = random.Random(seed)
-        self.two_gpus = two_gpus
+        self.gpus = gpus
         self.extends: list[str] = []
         self.megatron: dict[str, Any] = {}
         self.recipe: dict[str, Any] = {"name": f"random_{seed}"}
@@ -72,18 +81,20 @@ class Draw:
         self._parts()
         self._layout()
         self._flags()
-        if self.two_gpus:
+        if self.gpus:
             self._small()
+        if self.gpus == 1:
+            self._for_one_gpu()
         self.recipe["extends"] = self.extends
         self.recipe["megatron"] = self.megatron
         return self.recipe
 
     def _hardware(self) -> None:
-        hopper = self.two_gpus or self.chance(0.5)
-        self.gpu = "h200" if self.two_gpus else self.pick(HOPPER if hopper else BLACKWELL)
+        hopper = self.gpus or self.chance(0.5)
+        self.gpu = "h200" if self.gpus else self.pick(HOPPER if hopper else BLACKWELL)
         self.precision = self.pick(ON_HOPPER if hopper else ON_BLACKWELL)
-        version = "0.19" if self.two_gpus else self.pick(("0.17", "0.18", "0.19", "0.19", "0.19"))
-        engine = "2.20" if self.two_gpus else self.pick(ENGINES[version])
+        version = "0.19" if self.gpus else self.pick(("0.17", "0.18", "0.19", "0.19", "0.19"))
+        engine = "2.20" if self.gpus else self.pick(ENGINES[version])
         self.recipe["software"] = {"megatron": version, "transformer_engine": engine}
         self.extends += [
             f"models/{self.model}",
@@ -101,12 +112,12 @@ class Draw:
             self.extends.append("parts/distributed_optimizer")
         gated = not self.model.startswith(("nemotron", "gpt_oss"))
         for part, probability in (("fused_kernels", 0.3 if gated else 0.02), ("pipeline", 0.1),
-                                  ("tensor_overlap", 0.0 if self.two_gpus else 0.06),
+                                  ("tensor_overlap", 0.0 if self.gpus else 0.06),
                                   ("optimizer_step_overlap", 0.03), ("full_iteration_graph", 0.05),
                                   ("mxfp8_output", 0.1 if self.precision == "mxfp8" else 0.0)):  # fmt: skip
             if self.chance(probability):
                 self.extends.append(f"parts/{part}")
-        if not self.two_gpus and self.chance(0.1):
+        if not self.gpus and self.chance(0.1):
             self.extends.append("parts/flash3")
         if self.sharded and self.chance(0.25):
             self.extends.append(f"optimizer/{self.pick(('bf16_moments', 'msamp_o1', 'msamp_o2', 'msamp_o3'))}")
@@ -121,18 +132,18 @@ class Draw:
             self._expert_parts()
 
     def _expert_parts(self) -> None:
-        dispatchers = ("alltoall",) if self.two_gpus else ("alltoall", "alltoall", "hybridep", "hybridep_nvl8", "base")
+        dispatchers = ("alltoall",) if self.gpus else ("alltoall", "alltoall", "hybridep", "hybridep_nvl8", "base")
         self.extends.append(f"moe/{self.pick(dispatchers)}")
         for part, probability in (("expert_overlap", 0.2), ("layer_graphs", 0.2), ("full_iteration_graph", 0.07)):
             if self.chance(probability):
                 self.extends.append(f"moe/{part}")
 
     def _layout(self) -> None:
-        if self.two_gpus:
+        if self.gpus:
             kinds = ["none", "tp", "pp", "cp", "none"] + (["ep", "ep", "ep"] if self.experts else [])
-            kind = self.pick(kinds)
+            kind = self.pick(kinds) if self.gpus > 1 else "none"
             parallel: dict[str, Any] = {} if kind == "none" else {kind: 2}
-            gpus_per_node, nodes, dp = 2, 1, 1
+            gpus_per_node, nodes, dp = self.gpus, 1, 1
             if kind in ("none", "ep"):
                 dp = gpus_per_node
             self.tp, self.pp, self.cp = (2 if kind == name else 1 for name in ("tp", "pp", "cp"))
@@ -167,24 +178,42 @@ class Draw:
         self.recipe["batch"] = {
             "micro": micro, "global": micro * dp * accumulation, "sequence": self.pick((1024, 2048, 4096, 8192)),
         }  # fmt: skip
-        self.recipe["train"] = {"iterations": 3 if self.two_gpus else 50, "lr": 3.0e-4, "min_lr": 3.0e-5, "warmup": 1}
-        if not self.two_gpus and self.chance(0.8):
+        self.recipe["train"] = {"iterations": 3 if self.gpus else 50, "lr": 3.0e-4, "min_lr": 3.0e-5, "warmup": 1}
+        if not self.gpus and self.chance(0.8):
             layers = self.pp * self.vp * self.pick((1, 2, 3, 4))
             self.recipe.setdefault("model", {}).update({"num_layers": layers, **self._fewer(layers)})
 
     def _fewer(self, layers: int) -> dict[str, Any]:
         """What of a model lists its layers."""
         fewer: dict[str, Any] = {}
-        if self.model == "deepseek_v3":
+        if self.model in LATENT:
             dense = min(1, layers - 1)
             fewer["moe_layer_freq"] = f"[0]*{dense}+[1]*{layers - dense}"
         return fewer
+
+    def _for_one_gpu(self) -> None:
+        """What lets six runs share a GPU, and their three iterations reach what they are about."""
+        flags = self.megatron
+        model = self.recipe["model"]
+        if self.experts:
+            model |= {"num_layers": 3, **self._fewer(3), "num_experts": 8, "moe_router_topk": 2}
+            if self.model == "deepseek_v3":
+                model["moe_router_num_groups"] = 2
+                model["moe_router_group_topk"] = 1
+        if flags.get("attention_backend") == "flash":
+            if self.model in NO_FLASH:
+                flags["attention_backend"] = "fused"
+            else:
+                model["kv_channels"] = 128  # the size that benchmarks/h200/flash3 holds
+        # Megatron captures after three iterations otherwise.
+        if "cuda_graph_impl" in flags or any("graph" in part for part in self.extends):
+            flags["cuda_graph_warmup_steps"] = 1
 
     def _flags(self) -> None:
         flags = self.megatron
         if self.chance(0.6):
             flags["attention_backend"] = self.pick(("fused", "fused", "unfused", "auto", "flash"))
-            if self.two_gpus and flags["attention_backend"] == "flash":
+            if self.gpus == 2 and flags["attention_backend"] == "flash":
                 flags["attention_backend"] = "fused"
         self._recompute()
         self._offload()
@@ -212,7 +241,7 @@ class Draw:
             ("normalization", "LayerNorm", 0.05),
             ("num_distributed_optimizer_instances", 2, 0.04),
             ("optimizer", "sgd", 0.04),
-            ("optimizer", "muon", 0.0 if self.two_gpus else 0.02),
+            ("optimizer", "muon", 0.0 if self.gpus else 0.02),
             ("log_max_attention_logit", True, 0.04),
             ("qk_clip", True, 0.04),
             ("first_last_layers_bf16", True, 0.03),
@@ -253,7 +282,7 @@ class Draw:
             modules = ["core_attn", "mlp", "layernorm"]
             if self.experts:
                 modules = ["core_attn", "moe", "moe_act", "layernorm", "shared_experts"]
-            if self.model == "deepseek_v3":
+            if self.model in LATENT:
                 modules += ["mla_up_proj", "mlp"]
             flags["recompute_granularity"] = "selective"
             flags["recompute_modules"] = self.random.sample(modules, self.pick((1, 2)))
@@ -313,23 +342,25 @@ class Draw:
         if self.experts:
             model |= {"num_experts": 16, "moe_ffn_hidden_size": 1024}
             if self.model == "deepseek_v3":
-                model |= {"num_attention_heads": 16, "moe_router_num_groups": 4, "moe_router_group_topk": 2}
+                model |= {"moe_router_num_groups": 4, "moe_router_group_topk": 2}
+            if self.model in LATENT:
+                model["num_attention_heads"] = 16
         self.recipe["model"] = {**self.recipe.get("model", {}), **model}
         batch = self.recipe["batch"]
         batch["sequence"] = min(batch["sequence"], 2048)
 
 
-def drawn(seed: int, two_gpus: bool) -> dict[str, Any]:
-    """The recipe of a seed."""
-    return Draw(seed, two_gpus).made()
+def drawn(seed: int, gpus: int) -> dict[str, Any]:
+    """The recipe of a seed, for one or two GPUs, or for a cluster (0)."""
+    return Draw(seed, gpus).made()
 
 
-def examine(seeds: Sequence[int], two_gpus: bool, roles: int, write: Callable[[dict[str, Any]], None]) -> None:
+def examine(seeds: Sequence[int], gpus: int, roles: int, write: Callable[[dict[str, Any]], None]) -> None:
     """Check these seeds' recipes at once, and rehearse those that pass."""
     answers, runs = [], []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
-            recipe = drawn(seed, two_gpus)
+            recipe = drawn(seed, gpus)
             answer: dict[str, Any] = {"seed": seed, "recipe": recipe, "verdict": "check", "codes": ["recipe"]}
             answers.append(answer)
             path = Path(folder) / f"{seed}.yaml"
@@ -354,6 +385,12 @@ def examine(seeds: Sequence[int], two_gpus: bool, roles: int, write: Callable[[d
         write(answer)
 
 
+def needed_gib(recipe: Path) -> float:
+    """Estimated memory that a run takes of its GPU; without an end where it is not counted."""
+    found = [run_estimate(resolve_run(part, {})) for part in prepare(str(recipe)).parts]
+    return max((each.total / 2**30 if each else float("inf")) for each in found)
+
+
 def report(results: Path) -> None:
     """Print what was found, refusals by sentence."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -370,48 +407,84 @@ def report(results: Path) -> None:
 
 
 def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[str], name: str) -> None:
-    """Write recipes and the list `name` for benchmarks/h200/run.sh: the passed ones that differ most, and one refused
-    for each sentence. `without` are seeds, or parts of sentences that are known.
+    """Write recipes and the list `name` for benchmarks/h200/run.sh: the passed ones that differ most from each other
+    and from those that are there, and refused ones of as many sentences as there are. `without` are seeds, or parts of
+    sentences that are known.
     """
-    rows = [row for row in map(json.loads, results.read_text().splitlines()) if str(row["seed"]) not in without]
-    chosen: list[dict[str, Any]] = []
-    seen: Counter[str] = Counter()
-    waiting = [row for row in rows if row["verdict"] == "passed" and not row.get("not_rehearsed")]
-    while waiting and len(chosen) < counts[0]:
-        best = max(waiting, key=lambda row: sum(1 / (1 + 2 * seen[feature]) for feature in features(row["recipe"])))
-        waiting.remove(best)
-        chosen.append(best)
-        seen.update(features(best["recipe"]))
-    sentences: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        said = row.get("message", "")
-        if row["verdict"] == "refused" and not any(part in said for part in without):
-            sentences.setdefault((said[:40], row["at"]), row)
-    refused = list(sentences.values())[: counts[1]]
     folder = top / "recipes" / "rehearsed"
     archive = folder.with_suffix(".tar.xz")
     if archive.is_file():
         with tarfile.open(archive) as packed:
             packed.extractall(folder.parent, filter="data")
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+    rows = [row for row in map(json.loads, results.read_text().splitlines()) if str(row["seed"]) not in without]
+    there = [yaml.safe_load(path.read_text()) for path in folder.glob("passed_*.yaml")]
+    passed = [row for row in rows if row["verdict"] == "passed" and not NOT_CARRIED & set(row.get("not_rehearsed", ()))]
+    chosen = unlike(passed, there, counts[0], folder)
+    refused = refusals([row for row in rows if row["verdict"] == "refused"], without, counts[1], folder)
     # Of a list that is not run to its end both kinds have run.
     every = max(1, len(chosen) // max(len(refused), 1))
     ordered = [row for at, row in enumerate(chosen) for row in ([row, *refused[at // every : at // every + 1]]
                 if at % every == every - 1 else [row])]  # fmt: skip
-    for row in [*ordered, *(row for row in refused if row not in ordered)]:
-        recipe = {"extends": row["recipe"]["extends"], **row["recipe"], "name": f"{row['verdict']}_{row['seed']}"}
-        said = "trains"
-        if row["verdict"] == "refused":
-            said = f"{row['exception']}: {row['message'][:300]} ({row['at']})"
-        text = yaml.safe_dump(recipe, sort_keys=False, width=110, default_flow_style=None)
-        (folder / f"{recipe['name']}.yaml").write_text(f"# Seed {row['seed']}. Rehearsal: {said}\n{text}")
-        lines.append(f"2 {recipe['name']} rehearsed/{recipe['name']}")
+    ordered += [row for row in refused if row not in ordered]
     head = "# Drawn and chosen by tools/rehearse_random.py, of what a rehearsal let pass and of what it refused."
-    (top / "lists" / f"{name}.txt").write_text("\n".join([head, *lines]) + "\n")
+    (top / "lists" / f"{name}.txt").write_text("\n".join([head, *map(line_of, ordered)]) + "\n")
     with lzma.open(archive, "wb", preset=9 | lzma.PRESET_EXTREME) as out, tarfile.open(fileobj=out, mode="w") as packed:
         packed.add(folder, folder.name)
     print(len(chosen), "passed,", len(refused), "refused")
+
+
+def unlike(rows: Sequence[Any], there: Sequence[Any], most: int, folder: Path) -> list[dict[str, Any]]:
+    """Write those of these rows whose features occur least, also among recipes that are there."""
+    seen = Counter(feature for recipe in there for feature in features(recipe))
+    waiting = list(rows)
+    chosen: list[dict[str, Any]] = []
+    while waiting and len(chosen) < most:
+        best = max(waiting, key=lambda row: sum(1 / (1 + 2 * seen[feature]) for feature in features(row["recipe"])))
+        waiting.remove(best)
+        if written_small(best, folder):
+            chosen.append(best)
+            seen.update(features(best["recipe"]))
+    return chosen
+
+
+def refusals(rows: Sequence[Any], without: Sequence[str], most: int, folder: Path) -> list[dict[str, Any]]:
+    """Write at most so many refused rows, of each sentence and place one before the second of any."""
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        said = row.get("message", "")
+        if not any(part in said for part in without):
+            kinds.setdefault((said[:40], row["at"]), []).append(row)
+    turns = [row for turn in zip_longest(*kinds.values()) for row in turn if row is not None]
+    chosen: list[dict[str, Any]] = []
+    for row in turns:
+        if len(chosen) < most and written_small(row, folder):
+            chosen.append(row)
+    return chosen
+
+
+def written_small(row: Mapping[str, Any], folder: Path) -> bool:
+    """Write the row's recipe; not one that needs so much memory that six of them do not share a GPU."""
+    recipe = {"extends": row["recipe"]["extends"], **row["recipe"], "name": f"{row['verdict']}_{row['seed']}"}
+    said = "trains"
+    if row["verdict"] == "refused":
+        said = f"{row['exception']}: {row['message'][:300]} ({row['at']})"
+    text = yaml.safe_dump(recipe, sort_keys=False, width=110, default_flow_style=None)
+    path = folder / f"{recipe['name']}.yaml"
+    path.write_text(f"# Seed {row['seed']}. Rehearsal: {said}\n{text}")
+    if needed_gib(path) <= MOST_GIB:
+        return True
+    path.unlink()
+    return False
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """The line of a list for run.sh."""
+    name = f"{row['verdict']}_{row['seed']}"
+    backend = row["recipe"]["megatron"].get("attention_backend")
+    # run.sh gives FlashAttention to the lines that name it.
+    option = " --set megatron.attention_backend=flash" if backend == "flash" else ""
+    return f"{row['recipe']['resources']['gpus_per_node']} {name} rehearsed/{name}{option}"
 
 
 def features(recipe: Mapping[str, Any]) -> list[str]:
@@ -429,14 +502,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--roles", type=int, default=2, help="roles of each run, first and last first")
-    parser.add_argument("--two-gpus", action="store_true")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=0, help="draw small runs for so many H200")
     parser.add_argument("--report", action="store_true")
-    parser.add_argument("--select", type=Path, help="write 30 passed and 10 refused recipes here (benchmarks/h200)")
+    parser.add_argument("--select", type=Path, help="write passed and refused recipes here (benchmarks/h200)")
+    parser.add_argument("--counts", type=int, nargs=2, default=(30, 10), metavar=("PASSED", "REFUSED"))
     parser.add_argument("--list", default="rehearsed", help="name of the list that --select writes")
     parser.add_argument("--without", nargs="*", default=[], help="seeds, or parts of sentences, not to select")
     options = parser.parse_args()
     if options.select:
-        select(options.results, options.select, (30, 10), options.without, options.list)
+        select(options.results, options.select, tuple(options.counts), options.without, options.list)
         return
     if options.report:
         report(options.results)
@@ -454,7 +528,7 @@ def main() -> None:
 
         def do(batch: Sequence[int]) -> None:
             try:
-                examine(batch, options.two_gpus, options.roles, write)
+                examine(batch, options.gpus, options.roles, write)
             except Exception as exc:
                 print("error", batch, repr(exc)[:500], flush=True)
 
