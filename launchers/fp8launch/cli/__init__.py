@@ -15,7 +15,7 @@ gc.set_threshold(200_000, 10, 10)
 import click
 
 from fp8launch import __version__
-from fp8launch.diagnostics import MACHINE_LACKS, UserError
+from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, UserError, error
 
 # Verb, module in this package, and what it does, in the groups of `--help`.
 GROUPS = {
@@ -109,15 +109,41 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; return its exit code."""
-    from fp8launch.cli.output import eprint, print_problems
-
+    """Run one command; return its exit code. With `--json` a refusal is a JSON object on stdout too."""
     # Neither run folders nor what their jobs write may be changed by everyone: a job inherits this from sbatch.
     os.umask(os.umask(0o022) | 0o002)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Names may hold what the terminal's encoding, or any, does not.
             stream.reconfigure(errors="backslashreplace")
+    try:
+        refusal = _refusal(arguments)
+        if isinstance(refusal, int):
+            return refusal
+        if _wants_json(arguments):
+            from fp8launch.cli.output import show_json
+
+            show_json({"ok": False, "problems": [problem.as_json() for problem in refusal.problems]})
+        return refusal.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) went away; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError:
+        return MACHINE_LACKS  # stdout takes nothing, as the message on stderr said
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether a command was asked for JSON, even one whose other arguments cannot be parsed."""
+    if "--" in arguments:
+        arguments = arguments[: arguments.index("--")]
+    return "--json" in arguments
+
+
+def _refusal(arguments: list[str]) -> int | UserError:
+    """Run one command; return its exit code, or the error that ended it, whose message has been printed."""
+    from fp8launch.cli.output import eprint, print_problems
+
     try:
         if len(arguments) > 1 and arguments[0] in ("--remote", "--at"):
             from fp8launch.cli.remote import run_remote
@@ -127,23 +153,26 @@ def run(arguments: list[str]) -> int:
         return result if isinstance(result, int) else 0
     except UserError as exc:
         print_problems(exc.problems)
-        return exc.exit_code
+        return exc
     except click.ClickException as exc:
         exc.show()
-        return 2
+        command = "fp8launch"
+        if isinstance(exc, click.UsageError) and exc.ctx is not None:
+            command = exc.ctx.command_path
+        return error("usage", exc.format_message(), command, f"read `{command} --help`")
     except (KeyboardInterrupt, click.Abort):
         eprint("interrupted")
-        return 1
+        return error("interrupted", "interrupted", exit_code=ANSWER_IS_NO)
     except BrokenPipeError:
-        # The reader (head, less) went away; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except OSError as exc:
-        eprint(f"fp8launch: {exc.filename or ''}: {exc.strerror or exc}")
-        return MACHINE_LACKS
+        message = f"{exc.filename or ''}: {exc.strerror or exc}"
+        eprint(f"fp8launch: {message}")
+        return error("machine", message, exit_code=MACHINE_LACKS)
     except Exception as exc:
         if os.environ.get("FP8LAUNCH_TRACEBACK"):
             raise
-        eprint(f"fp8launch: a bug in fp8launch {__version__}: {type(exc).__name__}: {exc}")
-        eprint("Please report it with the output of the same command under FP8LAUNCH_TRACEBACK=1.")
-        return 1
+        message = f"a bug in fp8launch {__version__}: {type(exc).__name__}: {exc}"
+        fix = "Please report it with the output of the same command under FP8LAUNCH_TRACEBACK=1."
+        eprint(f"fp8launch: {message}\n{fix}")
+        return error("bug", message, fix=fix, exit_code=ANSWER_IS_NO)

@@ -15,6 +15,7 @@ from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, with_options
 from fp8launch.cli.slurm_options import time_override
+from fp8launch.cli.submit import dry_script
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
@@ -33,7 +34,6 @@ from fp8launch.submit.conversion import (
     recipe_of,
     unfinished_run,
 )
-from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 
 _TOKEN = "HF_TOKEN"
@@ -149,8 +149,11 @@ def _run(
         prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
         checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
         if dry_run:
-            job = plan_run(prepared, profile, place / new_run_id(prepared.loaded.recipe.name), scheduler, checked.job)
-            echo(scheduler.script(job)[1], nl=False)
+            script = dry_script(prepared, profile, place, scheduler, checked.job)
+            if as_json:
+                _show(wanted, None, "dry run", as_json, script=script)
+            else:
+                echo(script, nl=False)
             return 0
         scheduler.require()
         run = submit_run(prepared, profile, place, scheduler, checked.as_json(), checked.job)
@@ -186,12 +189,12 @@ def _secrets(model: str) -> list[str]:
     return []
 
 
-def _show(wanted: Conversion, run: RunFolder | None, status: str, as_json: bool) -> None:
+def _show(wanted: Conversion, run: RunFolder | None, status: str, as_json: bool, **more: Any) -> None:
     if as_json:
         of_run: dict[str, Any] = {"run": None, "folder": None, "jobs": []}
         if run:
             of_run = {"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)}
-        show_json({"status": status, "direction": wanted.direction, "out": str(wanted.out), **of_run})
+        show_json({"status": status, "direction": wanted.direction, "out": str(wanted.out), **of_run, **more})
     elif status == "finished" or run is None:
         echo(wanted.out)
     else:

@@ -28,6 +28,7 @@ from fp8launch.cli.output import (
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, exit_code
+from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
 from fp8launch.rundir.registry import job_ids, run_root
@@ -124,7 +125,10 @@ def submit(
     checked_with = profile.model_copy(update={"run_root": str(place)})
     ready, left_out = _ready(points, prepare_point, checked_with, scheduler, skip_bad, rehearse)
     if dry_run:
-        _show_dry(ready, profile, scheduler, place, is_study)
+        script = None
+        if not is_study:
+            script = dry_script(ready[0].prepared, profile, place, scheduler, ready[0].job)
+        _show_dry(ready, script, as_json)
         return 0
     scheduler.require()
     if wait:
@@ -284,13 +288,34 @@ def _confirm(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: 
         raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
 
 
-def _show_dry(ready: Sequence[GridPoint], profile: Cluster, scheduler: Scheduler, place: Path, is_study: bool) -> None:
-    if is_study:
+def dry_script(one: Prepared, profile: Cluster, place: Path, scheduler: Scheduler, planned: Job | None) -> str:
+    """Return the script that a submission of this run would give to the scheduler."""
+    job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), scheduler, planned)
+    return scheduler.script(job)[1]
+
+
+def _show_dry(ready: Sequence[GridPoint], script: str | None, as_json: bool) -> None:
+    """Print the script of a run, or the points of a study."""
+    if as_json:
+        show_json({"script": script, "points": [_point_as_json(one) for one in ready]})
+    elif script is None:
         _show_points(ready)
-        return
-    one = ready[0].prepared
-    job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), scheduler, ready[0].job)
-    echo(scheduler.script(job)[1], nl=False)
+    else:
+        echo(script, nl=False)
+
+
+def _point_as_json(one: GridPoint) -> dict[str, Any]:
+    need = one.prepared.loaded.recipe.resources
+    return {
+        "run": one.run_name,
+        "point": one.point.label,
+        "nodes": need.nodes,
+        "gpus_per_node": need.gpus_per_node,
+        "gpu": need.gpu,
+        "global_batch": one.prepared.layout.global_batch,
+        "time": need.time,
+        "gpu_hours": one.prepared.gpu_hours_at_most,
+    }
 
 
 def _show_points(ready: Sequence[GridPoint]) -> None:

@@ -117,7 +117,7 @@ def tune(
     record = replace(record, identity=identity, state=replace(record.state, limits=limits))
     if dry_run:
         eprint(_cost(record, bases, limits, gpus, minutes))
-        show_candidates(record, chosen)
+        show_candidates(record, chosen, as_json)
         return 0
     scheduler.require()
     _confirm(record, bases, limits, gpus, minutes, profile, yes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,24 +31,45 @@ from fp8launch.wording import counted
 _WRITTEN = "written.sha256"
 
 
-def show_candidates(record: Record, chosen: Sequence[Knob]) -> None:
+def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> None:
     """Print what a search would try, the best prediction first, and what the check refuses."""
-    touches = {knob.name: ", ".join(sorted(knob.touches - {"speed"})) for knob in chosen}
+    touches = {knob.name: sorted(knob.touches - {"speed"}) for knob in chosen}
+    starts: list[dict[str, Any]] = []
     for number, start in enumerate(record.state.starts):
-        table = []
-        for one in sorted(start.candidates, key=lambda candidate: -candidate.gain):
-            keys = " ".join(f"{key}={value}" for key, value in record.overrides[number][one.name].items())
-            memory = _formatted("{:+.1f}", one.memory_gib)
-            known = known_gain(one.gain)
-            gain = "" if known is None else percent(known)
-            table.append((one.name, one.knob, gain, memory, touches.get(one.knob, ""), keys))
-        columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
-        title = None
-        if len(record.state.starts) > 1:
-            title = start.name
-        show_table(columns, table, title=title)
-        for refused in record.refused[number]:
-            eprint(f"refused by the check: {refused.name}: {refused.why}")
+        ranked = sorted(start.candidates, key=lambda candidate: -candidate.gain)
+        changes = [
+            {
+                "change": change.name,
+                "knob": change.knob,
+                "predicted": known_gain(change.gain),
+                "memory_gib": change.memory_gib,
+                "touches": touches.get(change.knob, []),
+                "overrides": dict(record.overrides[number][change.name]),
+            }
+            for change in ranked
+        ]
+        refused = [{"change": change.name, "why": change.why} for change in record.refused[number]]
+        starts.append({"recipe": start.name, "changes": changes, "refused": refused})
+    if as_json:
+        show_json(starts)
+        return
+    for one in starts:
+        _show_changes(one, titled=len(starts) > 1)
+
+
+def _show_changes(start: Mapping[str, Any], titled: bool) -> None:
+    table = []
+    for one in start["changes"]:
+        gain = ""
+        if one["predicted"] is not None:
+            gain = percent(one["predicted"])
+        keys = " ".join(f"{key}={value}" for key, value in one["overrides"].items())
+        memory = _formatted("{:+.1f}", one["memory_gib"])
+        table.append((one["change"], one["knob"], gain, memory, ", ".join(one["touches"]), keys))
+    columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
+    show_table(columns, table, title=start["recipe"] if titled else None)
+    for refused in start["refused"]:
+        eprint(f"refused by the check: {refused['change']}: {refused['why']}")
 
 
 @dataclass(frozen=True)

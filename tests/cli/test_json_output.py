@@ -1,0 +1,122 @@
+"""With `--json` every command prints one JSON value on stdout, whether it answers, refuses or is interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from fp8launch import cli
+
+Ask = Callable[..., Any]
+
+
+def with_json(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if any(parameter.name == "as_json" for parameter in command.params):
+            yield (*words, name)
+        if isinstance(command, click.Group):
+            yield from with_json(command, (*words, name))
+
+
+@pytest.fixture
+def ask(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Runs a command; returns the one JSON value on its stdout."""
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object, expect: int = 0) -> Any:
+        capfd.readouterr()
+        code = cli.run([*map(str, words)])
+        out, err = capfd.readouterr()
+        assert code == expect, out + err
+        return json.loads(out)
+
+    return call
+
+
+def refused(answer: Any) -> dict[str, str]:
+    """The only problem of an answer."""
+    assert answer["ok"] is False
+    (problem,) = answer["problems"]
+    assert set(problem) == {"severity", "code", "message", "where", "fix"}
+    return dict(problem)
+
+
+@pytest.mark.parametrize("words", list(with_json(cli.cli)), ids=" ".join)
+def test_every_command_answers_wrong_usage_in_json(ask: Ask, words: tuple[str, ...]) -> None:
+    problem = refused(ask(*words, "--json", "--no-such-option", expect=2))
+    assert problem["code"] == "usage" and "--no-such-option" in problem["message"]
+    assert problem["where"] == " ".join(("fp8launch", *words))
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("submit none.yaml", "recipe-not-found"),
+        ("submit tiny_cpu --dry-run --set resources.nodes=two", "bad-value"),
+        ("estimate none.yaml", "recipe-not-found"),
+        ("diff tiny_cpu none.yaml", "recipe-not-found"),
+        ("render none.yaml", "recipe-not-found"),
+        ("plan nothing_known --gpu h100 --gpus 8", "recipe-not-found"),
+        ("check tiny_cpu --cluster none.yaml", "file-not-found"),
+        ("recipes tiny_cpv", "recipe-not-found"),
+        ("parse none.log", "path-not-found"),
+        ("data inspect none", "data-missing"),
+    ],
+)
+def test_what_is_refused_is_said_in_json(ask: Ask, line: str, code: str) -> None:
+    assert refused(ask(*line.split(), "--json", expect=2))["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (KeyboardInterrupt(), 1, "interrupted"),
+        (PermissionError(13, "Permission denied", "/x"), 3, "machine"),
+        (ValueError("wrong"), 1, "bug"),
+    ],
+)
+def test_what_ends_a_command_is_said_in_json(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int, code: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.delenv("FP8LAUNCH_TRACEBACK", raising=False)
+    monkeypatch.setattr("fp8launch.cli.estimate.prepare", fail)
+    assert refused(ask("estimate", "tiny_cpu", "--json", expect=status))["code"] == code
+
+
+def test_a_dry_run_of_a_run_holds_its_script(ask: Ask, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("submit", "tiny_cpu", "--backend", "sbatch", "--dry-run")
+    found = ask(*words, "--json")
+    assert cli.run([*words]) == 0
+    assert len(found["script"].splitlines()) == len(capfd.readouterr().out.splitlines())
+    assert found["script"].startswith("#!/bin/bash\n") and "#SBATCH --nodes=1" in found["script"]
+    (point,) = found["points"]
+    assert (point["nodes"], point["gpus_per_node"], point["gpu"]) == (1, 1, "cpu")
+
+
+def test_a_dry_run_of_a_study_holds_its_points(ask: Ask) -> None:
+    found = ask("submit", "tiny_cpu", "--sweep", "batch.global=8,16", "--backend", "sbatch", "--dry-run", "--json")
+    assert found["script"] is None
+    assert [point["global_batch"] for point in found["points"]] == [8, 16]
+
+
+def test_a_dry_run_of_a_search_holds_its_changes(ask: Ask) -> None:
+    (start,) = ask("tune", "llama8b_fp8_h200x2", "--numerics", "allow", "--dry-run", "--json")
+    changes = {one["change"]: one for one in start["changes"]}
+    assert changes["delayed scaling"]["overrides"] == {"precision.recipe": "delayed"}
+    gains = [one["predicted"] or 1 for one in start["changes"]]
+    assert gains == sorted(gains, reverse=True) and gains[0] > 1
+    assert any("mxfp8 runs only on" in one["why"] for one in start["refused"])
