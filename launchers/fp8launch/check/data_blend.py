@@ -111,7 +111,7 @@ def _as_words(value: object) -> list[str]:
     if isinstance(value, str):
         return value.split()
     if isinstance(value, list):
-        return [str(item) for item in value]
+        return list(map(str, value))
     raise TypeError(f"{value!r} is not a list")
 
 

@@ -28,12 +28,12 @@ def _triton_kernels(run: ResolvedRun) -> bool:
 
 def _offloads(run: ResolvedRun) -> bool:
     names = ("optimizer_cpu_offload", "cpu_offloading_num_layers", "fine_grained_activation_offloading")
-    return any(run.on(name) for name in names)
+    return any(map(run.on, names))
 
 
 def _packs(run: ResolvedRun) -> bool:
     names = ("sft", "rl_use_sequence_packing", "dataloader_inter_document_masking", "hybrid_context_parallel")
-    return any(run.on(name) for name in names)
+    return any(map(run.on, names))
 
 
 # Features that no rehearsal runs, each with the condition under which a run uses it.

@@ -98,7 +98,7 @@ def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], schedul
 
 def _earlier_runs(root: Path) -> tuple[bool, RunFolder | None]:
     """Whether a run below this root has begun on a node; and the newest one that could not, for it saw no folder."""
-    submitted = [run for run in _newest_runs(root) if _is_of_a_cluster(run)]
+    submitted = list(filter(_is_of_a_cluster, _newest_runs(root)))
     if any(run.attempts() for run in submitted):
         return True, None
     for run in submitted[:1]:

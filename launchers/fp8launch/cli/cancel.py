@@ -33,7 +33,7 @@ def _cancel_study(study: StudyFolder) -> None:
     scheduler = schedulers.of_run(made[0]) if made else None
     if scheduler is not None:
         recover_cut_off(made, scheduler)
-    runs = [run for run in made if job_ids(run)]
+    runs = list(filter(job_ids, made))
     if not runs or scheduler is None:
         eprint(f"{study.study_id} has no jobs: nothing to cancel")
         return

@@ -154,7 +154,7 @@ def _meant(name: str, refused: dict[str, UserError]) -> list[str]:
     """The recipes at the top of a folder; those that a run or a study ran with; else a recipe."""
     folder = Path(name)
     if folder.is_dir() and not is_own_folder(name):
-        return sorted(str(file) for file in folder.glob("*.yaml"))
+        return sorted(map(str, folder.glob("*.yaml")))
     try:
         return recipes_named(name)
     except UserError as exc:

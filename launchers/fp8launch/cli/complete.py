@@ -83,4 +83,4 @@ def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[C
         found = [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
     if files and not found:
         return [CompletionItem(incomplete, type="file")]
-    return [CompletionItem(name) for name in found]
+    return list(map(CompletionItem, found))

@@ -27,7 +27,7 @@ def blend(
     """
     if recipe and tokens:
         raise error("data-blend", "--recipe and --tokens both say how long the run is", "--tokens", "leave one out")
-    wanted = [_dataset(text) for text in datasets]
+    wanted = list(map(_dataset, datasets))
     given = [weight is not None for _, weight in wanted]
     if any(given) and not all(given):
         raise error("data-blend", "some datasets have a weight and others none", "PREFIX", "write =WEIGHT after each")
@@ -39,7 +39,7 @@ def blend(
         [(str(prefix_of(name)), size, weight) for name, size, weight in counted], temperature, asked, share
     )
     if as_json:
-        show_json({"tokens": asked, "train_share": share, "datasets": [asdict(each) for each in shares]})
+        show_json({"tokens": asked, "train_share": share, "datasets": list(map(asdict, shares))})
         return
     _show(shares, asked)
 

@@ -51,7 +51,7 @@ def sample(
     ids, _ = encoder.encode([prompt])
     if len(ids) == 0:
         raise error("data-sample", "the prompt has no tokens", "--prompt", "write a word")
-    request = {"ids": [int(each) for each in ids], "tokens": tokens, "temperature": temperature, "seed": seed}
+    request = {"ids": list(map(int, ids)), "tokens": tokens, "temperature": temperature, "seed": seed}
     text = encoder.decode(_generate(argv, checkpoints, folder.path, request))
     if as_json:
         show_json({"run": folder.run_id, "prompt": prompt, "text": text})

@@ -59,7 +59,7 @@ def estimate(
         eprint(f"`check` refuses this run, so what is estimated need not hold: {refused[0].message}")
     estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
     if as_json:
-        show_json(_all_as_json(prepared, [_as_json(one) for one in estimated]))
+        show_json(_all_as_json(prepared, list(map(_as_json, estimated))))
         return 0
     for i, one in enumerate(estimated):
         if i:

@@ -44,7 +44,7 @@ def export(
     if not runs:
         raise error("nothing-to-export", "no run has iterations to export", exit_code=ANSWER_IS_NO)
     project = project or _study_name(runs) or "fp8launch"
-    places = hand_over([tracked(run) for run in runs], to, project, folder, offline)
+    places = hand_over(list(map(tracked, runs)), to, project, folder, offline)
     if as_json:
         show_json([{"run": run.name, "place": place} for run, place in zip(runs, places, strict=True)])
     else:

@@ -249,7 +249,7 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(row) for row in rows]
+    cells = list(map(list, rows))
     screen = console(err)
     kept, needed = _columns_that_fit(columns, cells, screen.width, unbroken, drop)
     if unbroken:

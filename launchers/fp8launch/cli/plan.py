@@ -109,7 +109,7 @@ def plan(
         raise _nothing(found, bases, target, refused)
     files.write_layouts(parents, planned, load_recipe(source, asked).recipe)
     if as_json:
-        show_json([_as_json(one) for one in planned])
+        show_json(list(map(_as_json, planned)))
     else:
         _show(planned, found, bases, target, refused)
         if own is not None and sort == "speed":

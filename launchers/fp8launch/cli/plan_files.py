@@ -83,7 +83,7 @@ class PlanFiles:
         if "{}" not in self.write.name:
             return [self.write]
         names = [self.write.name.replace("{}", str(number)) for number in range(1, self.top + 1)]
-        return [self.write.with_name(name) for name in names]
+        return list(map(self.write.with_name, names))
 
 
 def _names(base: str, planned: Sequence[Planned]) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _known(option: str, value: str, known: Iterable[str]) -> None:
 
 def _show_parts(parts: Sequence[Part], as_json: bool) -> None:
     if as_json:
-        show_json([asdict(part) for part in parts])
+        show_json(list(map(asdict, parts)))
         return
     show_table(["to extend", "description"], [(part.name, part.description) for part in parts], unbroken=("to extend",))
 
@@ -157,7 +157,7 @@ def _fits(row: Row, gpu: str | None, model: str | None, precision: str | None) -
 
 def _explain(name: str, as_json: bool) -> None:
     loaded = prepare(recipe_named(name)).loaded
-    files = [_short(file) for file in loaded.files]
+    files = list(map(_short, loaded.files))
     if as_json:
         show_json({**loaded.tree.plain(), "places": places(loaded), "files": files})
         return

@@ -92,7 +92,7 @@ def _show_json(prepared: Prepared, job: Job) -> None:
             "engine": engine_record(prepared, job),
             "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
             "arguments": dict(prepared.args.attributes),
-            "phases": [phase_entry(one) for one in prepared.phases],
+            "phases": list(map(phase_entry, prepared.phases)),
             "layout": asdict(prepared.layout),
             "job": job.as_json(),
         }

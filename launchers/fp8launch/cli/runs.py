@@ -53,7 +53,7 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
                 "submit them"
             )
     if as_json:
-        show_json([_json(row) for row in rows])
+        show_json(list(map(_json, rows)))
         return
     if not rows:
         eprint(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
@@ -87,7 +87,7 @@ _ALWAYS = ("run", "state", "detail")
 
 
 def _show(rows: Sequence[_Row]) -> None:
-    table = [_cells(row) for row in rows]
+    table = list(map(_cells, rows))
     columns = [name for name in table[0] if name in _ALWAYS or any(cells[name] for cells in table)]
     show_table(
         columns,

@@ -65,7 +65,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
             if now - asked >= ASK_SECONDS:
                 rows, asked, read = _rows(runs_or_newest(names, last), rows), now, now
             elif now - read >= READ_SECONDS:
-                rows, read = [_again(row) for row in rows], now
+                rows, read = list(map(_again, rows)), now
             size = live.console.size
             log = _log(rows, view)
             live.update(render(view, rows, log, size.width, size.height), refresh=True)

@@ -177,7 +177,7 @@ def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
         facts.append(f"loss {cells['curve']}")
     if cells["why"] and ("why" not in columns or len(cells["why"]) > WIDEST):
         facts.insert(0, f"{row.state.status}: {cells['why']}")
-    return [Text(line) for line in textwrap.wrap(printable("   ".join(facts)), width)[:MORE_LINES]]
+    return list(map(Text, textwrap.wrap(printable("   ".join(facts)), width)[:MORE_LINES]))
 
 
 _NUMBERS = ("ETA", "loss", "tokens/s/GPU", "TFLOP/s/GPU", "memory")
@@ -187,7 +187,7 @@ _DROPPED = ("phase", "memory", "attempts", "TFLOP/s/GPU", "time", "why", "curve"
 
 
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
-    cells = [_cells(row) for row in rows]
+    cells = list(map(_cells, rows))
     columns = []
     longest = {}
     for name in _cell_names():
@@ -246,7 +246,7 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     facts = [f"{name} {cells[name]}" for name in _cell_names()[2:] if cells[name] and name not in ("curve", "time")]
     head = Text(row.run_id, style="bold").append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
     head.append(f"  {cells['time']}")
-    lines = [printable(line) for line in chosen_lines(log, view.search, view.rank)]
+    lines = list(map(printable, chosen_lines(log, view.search, view.rank)))
     room = max(height - FACT_LINES - 1, 1)
     above = min(view.above, max(len(lines) - room, 0))
     end = len(lines) - above

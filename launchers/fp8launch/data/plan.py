@@ -48,7 +48,7 @@ class BuildPlan:
         """Return what two builds must share to make the same dataset: how it is cut into shards does not matter."""
         tokenizer = {key: value for key, value in asdict(self.tokenizer).items() if key not in ("file", "name")}
         return {
-            "sources": [asdict(file) for file in self.files],
+            "sources": list(map(asdict, self.files)),
             "tokenizer": tokenizer,
             "reading": asdict(self.reading),
             "vocab_limit": self.vocab_limit,

@@ -126,7 +126,7 @@ def parse_iterations(line: str) -> list[Iteration]:
 
 def _values(text: str) -> dict[str, float]:
     *closed, rest = text.split("|")
-    pairs = [_label_and_number(segment) for segment in closed]
+    pairs = list(map(_label_and_number, closed))
     label, number = _label_and_number(rest)
     # Without its closing bar a field may be cut in the middle of a number. It is whole if the label follows the
     # number, or if it has the one decimal that these two fields, or all the digits that losses, are printed with.

@@ -144,7 +144,7 @@ def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
 
 def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], list[int], int]:
     """Rows without duplicates, the offset where each process begins, and how many rows were duplicates."""
-    number, rank, offset, time = (table.column(n) for n in ("number", "rank", "offset", "step_time_ms"))
+    number, rank, offset, time = map(table.column, ("number", "rank", "offset", "step_time_ms"))
     rows: list[int] = []
     # Text before the first dump belongs to the first process.
     starts = [0]

@@ -132,7 +132,7 @@ def _float(text: str) -> float:
 
 def _ints(text: str) -> FlagValue:
     try:
-        return [int(part) for part in text.strip("()").split(",")]
+        return list(map(int, text.strip("()").split(",")))
     except ValueError:
         raise InvalidValue(f"needs whole numbers joined by commas, not {text!r}") from None
 

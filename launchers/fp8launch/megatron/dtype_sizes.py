@@ -150,7 +150,7 @@ def _unquantized_dtype(args: Arguments) -> str:
 
 def _gather_buffer(args: Arguments, recipe: QuantizationRecipe) -> float:
     """Bytes per element of a buffer of their own that gathered weights pass through in bf16, unless it is shared."""
-    if all(args.get(flag) for flag in recipe.gather_flags):
+    if all(map(args.get, recipe.gather_flags)):
         return 0.0
     return BF16
 
@@ -185,7 +185,7 @@ def _moments(args: Arguments, aware: bool, gpu: Gpu) -> float:
 
 def _scaled_states(args: Arguments) -> int:
     """How many of master weights and moments are stored under a scale: FP8 and FP16, not bf16."""
-    dtypes = [args.get(name) for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")]
+    dtypes = list(map(args.get, ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")))
     return len([dtype for dtype in dtypes if dtype in ("fp8", "fp16")])
 
 

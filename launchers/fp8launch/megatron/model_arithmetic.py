@@ -263,7 +263,7 @@ def pattern_value(text: str) -> object:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.List):
-            return [value(x) for x in node.elts]
+            return list(map(value, node.elts))
         if not isinstance(node, ast.BinOp):
             return None
         left, right = value(node.left), value(node.right)

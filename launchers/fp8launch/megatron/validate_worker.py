@@ -304,7 +304,7 @@ def _plain(value: Any) -> Json:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (list, tuple)):
-        items = [_plain(item) for item in value]
+        items = list(map(_plain, value))
         return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
     return repr(value) if repr(value).startswith("torch.") else _NOT_PLAIN
 

@@ -112,7 +112,7 @@ def _first_comment(file: Path) -> str:
 
 def study_points(recipe: Recipe) -> int:
     """How many runs the axes and numbers of nodes span."""
-    return math.prod(len(values) for values in recipe.axes.values()) * len(recipe.nodes or [0])
+    return math.prod(map(len, recipe.axes.values())) * len(recipe.nodes or [0])
 
 
 def explained(loaded: LoadedRecipe) -> str:

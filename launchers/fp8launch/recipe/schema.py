@@ -85,7 +85,7 @@ class Recipe(Section):
     def _axes_vary_what_exists(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
         for key, values in axes.items():
             refuse_unknown_axis(key, _section_fields())
-            if len({repr(value) for value in values}) < len(values):
+            if len(set(map(repr, values))) < len(values):
                 raise ValueError(f"axis {key} has the same value twice")
         return axes
 
@@ -137,7 +137,7 @@ class Recipe(Section):
         flags = {name.replace("-", "_"): value for name, value in self.megatron.items()}
         tp = self.parallel.tp or flags.get("tensor_model_parallel_size") or 1
         cp = self.parallel.cp or flags.get("context_parallel_size") or 1
-        many = self.parallel.fsdp not in (None, "none") or any(flags.get(name) for name in NEED_MANY)
+        many = self.parallel.fsdp not in (None, "none") or any(map(flags.get, NEED_MANY))
         return connections(split=tp != 1 or cp != 1, many=many, capability=GPUS[self.resources.gpu].capability)
 
 

@@ -16,7 +16,7 @@ def slurm_seconds(text: str) -> int | None:
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None
-    days, first, second, third = (int(part) for part in match.groups("0"))
+    days, first, second, third = map(int, match.groups("0"))
     if match[1] is not None:
         return ((days * 24 + first) * 60 + second) * 60 + third
     if match[4] is not None:

@@ -42,7 +42,7 @@ def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError
 
 def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Problem:
     place = node.find(path).where
-    dotted = ".".join(str(step) for step in path)
+    dotted = ".".join(map(str, path))
     kind, given, ctx = err["type"], err["input"], err.get("ctx", {})
     if kind == "extra_forbidden":
         known = _fields(_model_at(model, path[:-1]))
@@ -81,7 +81,7 @@ def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[
     fix = _instead(first, kinds[first].get("ctx", {}), given, path)
     if isinstance(given, bool) and "string_type" in kinds:
         fix = "quote it, or write 1 or 0"
-    dotted = ".".join(str(step) for step in path)
+    dotted = ".".join(map(str, path))
     return _mismatch(dotted, demand, given, node.find(path).where, fix)
 
 

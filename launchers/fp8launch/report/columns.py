@@ -368,7 +368,7 @@ def main_table(entries: Sequence[Entry]) -> Table:
     for column in _table_columns(entries):
         if not column.header:
             continue
-        texts = [column.text(entry) for entry in entries]
+        texts = list(map(column.text, entries))
         if cells and all(text == NONE for text in texts):
             continue
         headers.append(column.header.format(modes=modes))

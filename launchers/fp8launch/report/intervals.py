@@ -83,7 +83,7 @@ def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
 
 def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Welch's interval; if one side has a single run, the other side's relative spread is used for both."""
-    a, b = [math.log(x) for x in mine], [math.log(x) for x in theirs]
+    a, b = list(map(math.log, mine)), list(map(math.log, theirs))
     if len(a) > 1 and len(b) > 1:
         low, high, method = _welch(a, b)
         return Interval(math.exp(low), math.exp(high), "runs", method)

@@ -82,7 +82,7 @@ def as_csv(log: Path) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([{"number": "iteration"}.get(name, name.removeprefix("loss:")) for name in names])
-    columns = [table.column(name) for name in names]
+    columns = list(map(table.column, names))
     for row in range(len(table)):
         writer.writerow([_cell(column[row]) for column in columns])
     return text.getvalue()

@@ -79,7 +79,7 @@ def _numbers(digits: Sequence[str]) -> str:
             runs[-1][1:] = [each]
         else:
             runs.append([each])
-    return f"[{','.join('-'.join(run) for run in runs)}]"
+    return f"[{','.join(map('-'.join, runs))}]"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -224,7 +224,7 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
 
 def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float | None:
     """Half the 95 % interval of the mean difference, from the spread of repeats of one variant; None without any."""
-    groups = [group for group in (variant, *base) if group]
+    groups = list(filter(None, (variant, *base)))
     freedom = sum(len(group) - 1 for group in groups)
     if not freedom:
         return None

@@ -84,7 +84,7 @@ def _median(value: Statistic | None) -> str:
 
 def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[ParsedLog]:
     """The logs with only these processes."""
-    wanted = {id(process) for process in processes}
+    wanted = set(map(id, processes))
     found = []
     for log in logs:
         mine = tuple(process for process in log.processes if id(process) in wanted)
@@ -118,7 +118,7 @@ def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[Parse
             arguments = process.head.arguments
             if not arguments or not process.rows:
                 continue
-            key = tuple(arguments.get(name) for name in _PRECISION)
+            key = tuple(map(arguments.get, _PRECISION))
             if groups and groups[-1][0] == key:
                 groups[-1][1].append(process)
             else:

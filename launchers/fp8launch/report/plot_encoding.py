@@ -168,7 +168,7 @@ class Lines:
 
 
 def lines_of(entries: Sequence[Entry], size: Size) -> Lines:
-    values = tuple(sorted({size(entry) for entry in entries}, key=lambda value: value or 0))
+    values = tuple(sorted(set(map(size, entries)), key=lambda value: value or 0))
     if size is world:
         return Lines(size, gpus, values)
     return Lines(size, tokens, values)
@@ -188,7 +188,7 @@ def curve_panels(entries: Sequence[Entry], encoding: Encoding) -> list[tuple[str
     Where a panel would hold one curve only, the numbers of GPUs are dashes of one panel.
     """
     panel, size = encoding.panel, length
-    if len({world(entry) for entry in entries} - {None}) > 1:
+    if len(set(map(world, entries)) - {None}) > 1:
         alone = {encoding.word(entry) + repr(length(entry)) for entry in entries}
         if len(alone) == 1:
             size = world

@@ -274,7 +274,7 @@ def scaling_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Pictu
     unit = f"speed per GPU, % of the fewest GPUs\n({', '.join(sorted(modes))} scaling)"
     efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
     found = []
-    if len({length(entry) for entry in entries}) < 2:
+    if len(set(map(length, entries))) < 2:
         found += _line_picture(entries, encoding, _TOTAL, over)
     return found + _line_picture(entries, encoding, efficiency, over)
 
@@ -296,7 +296,7 @@ def _line_picture(entries: Sequence[Entry], encoding: Encoding, quantity: Quanti
     missing = []
     for same in _lines(entries, encoding, over).values():
         known = [entry for entry in same if quantity.value(entry) and over.size(entry)]
-        if len({over.size(entry) for entry in known}) > 1:
+        if len(set(map(over.size, known))) > 1:
             drawn += known
         else:
             missing += [entry.row.name for entry in same]

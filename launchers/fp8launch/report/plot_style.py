@@ -76,7 +76,7 @@ def left_out(names: Sequence[str], why: str) -> str:
     """Name what a picture does not show."""
     if not names:
         return ""
-    return f"not shown, {why}: {and_more([plain(name) for name in names], 3, '; ')}"
+    return f"not shown, {why}: {and_more(list(map(plain, names)), 3, '; ')}"
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:

@@ -124,7 +124,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _shortened(times: Sequence[float]) -> tuple[float, ...]:
-    finite = [ms for ms in times if math.isfinite(ms)]
+    finite = list(filter(math.isfinite, times))
     if not finite:
         return ()
     longest = 2 * statistics.median(finite)
@@ -202,7 +202,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: tuple[float, ...], width: int) -> str:
     """Return the newest course of a series in `width` characters, each the mean of an equal share."""
-    finite = [value for value in values if math.isfinite(value)]
+    finite = list(filter(math.isfinite, values))
     if not finite or width < 1:
         return ""
     count = min(width, len(finite))

@@ -180,5 +180,5 @@ def _json_value(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(k): _json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_json_value(v) for v in value]
+        return list(map(_json_value, value))
     return str(value)

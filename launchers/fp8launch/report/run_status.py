@@ -82,7 +82,7 @@ def _diverged(lines: Sequence[Line]) -> Failure | None:
     def is_nan(line: Line) -> bool:
         values = line.record().values
         # Megatron leaves a NaN loss out of its line; forks print it.
-        return values.get("nan_iterations", 0) > 0 or any(math.isnan(v) for v in values.values())
+        return values.get("nan_iterations", 0) > 0 or any(map(math.isnan, values.values()))
 
     bad = None
     for line in reversed(lines):

@@ -41,7 +41,7 @@ def peak_memory_mib(logs: Sequence[ParsedLog], kept: Sequence[Line]) -> float | 
     """Megatron's `max allocated` in MiB over all ranks that print it, else the memory in a fork's own lines."""
     peak = max((log.peak_memory.get("max allocated", 0.0) for log in logs), default=0.0)
     if not peak:
-        used = [v for v in values(kept, "memory_used_gib") if math.isfinite(v)]
+        used = list(filter(math.isfinite, values(kept, "memory_used_gib")))
         peak = max(used, default=0.0) * 1024
     return peak or None
 

@@ -74,7 +74,7 @@ def _common_unit(row: ComparisonRow, base: ComparisonRow) -> Unit | None:
 
 
 def _median_of_medians(speeds: Sequence[Sequence[float]]) -> float:
-    return statistics.median(statistics.median(each) for each in speeds)
+    return statistics.median(map(statistics.median, speeds))
 
 
 @dataclass(frozen=True)

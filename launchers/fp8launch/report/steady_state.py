@@ -165,7 +165,7 @@ def values(lines: Sequence[Line], name: str) -> list[float]:
 
 def _lines(attempt: int, log: ParsedLog, process: Process) -> list[Line]:
     table = log.iterations
-    number, time, batch = (table.column(n) for n in ("number", "step_time_ms", "global_batch_size"))
+    number, time, batch = map(table.column, ("number", "step_time_ms", "global_batch_size"))
     return [Line(attempt, log, r, int(number[r]), time[r], batch[r]) for r in process.rows]
 
 

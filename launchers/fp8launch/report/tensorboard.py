@@ -50,7 +50,7 @@ def read_events(files: Sequence[Path]) -> list[ParsedLog]:
     if importlib.util.find_spec("tensorboard") is None:
         fix = "pip install 'fp8launch[tensorboard]', or pass the text log"
         raise error("no-tensorboard", "reading event files needs tensorboard", str(files[0]), fix, MACHINE_LACKS)
-    return [_read(file) for file in files]
+    return list(map(_read, files))
 
 
 def _read(file: Path) -> ParsedLog:

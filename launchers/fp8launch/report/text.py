@@ -34,7 +34,7 @@ def render_text(report: RunReport) -> RenderableType:
         parts.append(_phases(report))
     if timed := list(step_parts(report)):
         parts.append(_step_table(timed))
-    parts += [Text(line) for line in _facts(report)]
+    parts += list(map(Text, _facts(report)))
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     if report.step_time_ms:
         parts.append(Text(RULE_NOTE, style="dim"))

@@ -70,7 +70,7 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     """Without a study, whatever may change the speed and differs between the runs makes a variant."""
     names = list(filter(_makes_variant, differing([run.facts for run in runs])))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
-    per_gpu = {_batch_per_gpu(run) for run in runs}
+    per_gpu = set(map(_batch_per_gpu, runs))
     if len(per_gpu) == 1 and None not in per_gpu and "global_batch_size" in names:
         names.remove("global_batch_size")
     if "gpu" in names and "GPU" in names:

@@ -150,7 +150,7 @@ def judge(
     asked = bool(kind or fp4)
 
     warnings: list[str] = []
-    findings = [_kernels(profile) for profile in profiles]
+    findings = list(map(_kernels, profiles))
     if probes:
         findings.append(_modules(probes, recipe, asked, bool(asked_for.get("fp8_param_gather")), warnings))
     if asked_for:

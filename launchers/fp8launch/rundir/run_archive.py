@@ -25,7 +25,7 @@ def archive_bytes(run: RunFolder, environment: Mapping[str, str]) -> bytes:
     Secrets of this shell are removed by their values, others by their form. The home folder becomes `~`, and the
     user's name in `environment` becomes `USER`.
     """
-    clean = _Cleaner([str(name) for name in run.manifest().get("secrets") or []], environment)
+    clean = _Cleaner(list(map(str, run.manifest().get("secrets") or [])), environment)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(run):

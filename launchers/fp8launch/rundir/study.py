@@ -140,7 +140,7 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
 
 def _place(point: dict[str, Any]) -> str:
     """The position of a point in its grid."""
-    return json.dumps([point.get(name) for name in ("recipe", "nodes", "values", "repeat")], sort_keys=True)
+    return json.dumps(list(map(point.get, ("recipe", "nodes", "values", "repeat"))), sort_keys=True)
 
 
 def _is_study(record: object) -> TypeGuard[dict[str, Any]]:

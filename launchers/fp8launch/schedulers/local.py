@@ -64,7 +64,7 @@ class LocalScheduler(Scheduler):
         return found
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
-        return [_state(run) for run in runs]
+        return list(map(_state, runs))
 
     def cancel(self, runs: Sequence[RunFolder]) -> None:
         for run in runs:

@@ -45,7 +45,7 @@ class PartitionOffer:
     @property
     def typed(self) -> list[str]:
         """The named GPU types of its nodes."""
-        return sorted(kind for kind in self.gpus if kind)
+        return sorted(filter(None, self.gpus))
 
     def gpu_of(self, kind: str | None) -> str | None:
         """Return the GPU, by fp8launch's name, that a GPU type of this partition means; None where it is unclear."""

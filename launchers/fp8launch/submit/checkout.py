@@ -34,7 +34,7 @@ def read_checkout(file: Path) -> Checkout | None:
     if found is None:
         return None
     # -I: neither the working folder nor the environment add modules. The ones of this process are found by its paths.
-    paths = [path for path in sys.path if path]
+    paths = list(filter(None, sys.path))
     code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fp8launch.submit import checkout; "
     words = [json.dumps(paths), *map(str, (*found, _MEMORY_BYTES))]
     command = [sys.executable, "-I", "-c", f"{code}checkout.answer(*sys.argv[2:])", *words]

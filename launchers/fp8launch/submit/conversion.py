@@ -209,4 +209,4 @@ def _mounts(wanted: Conversion) -> list[str]:
     model = Path(wanted.model)
     if model.is_absolute():
         found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]
-    return [str(folder) for folder in dict.fromkeys(found)]
+    return list(map(str, dict.fromkeys(found)))

@@ -79,7 +79,7 @@ def parse_nodes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
         raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
-    return [int(part) for part in parts]
+    return list(map(int, parts))
 
 
 def point_key(point: Point, prepared: Prepared) -> str:

@@ -76,7 +76,7 @@ def _is_refusal(problem: UserError) -> bool:
 
 def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, Any]:
     """The attempt log with which another attempt may begin."""
-    attempts = [dict(attempt) for attempt in before.get("attempts", [])]
+    attempts = list(map(dict, before.get("attempts", [])))
     for attempt in attempts:
         if "ended" not in attempt:
             # It ended without a record, and no attempt has begun since that could have written one.

@@ -176,7 +176,7 @@ def recover_jobs(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool =
     With `settle`, the scheduler is asked again after some seconds about what was submitted just now. Raises UserError
     (exit code 3) when it does not answer: then nobody knows.
     """
-    waiting = [run for run in runs if is_open(run)]
+    waiting = list(filter(is_open, runs))
     recovered = _recover(waiting, scheduler)
     left = [run for run in waiting if run not in recovered]
     if settle and any(_age(run) < RECENT_SECONDS for run in left):

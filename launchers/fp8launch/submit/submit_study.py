@@ -185,7 +185,7 @@ def _record(points: Sequence[GridPoint]) -> dict[str, Any]:
 
 
 def _failed(runs: Sequence[RunFolder], scheduler: Scheduler) -> set[RunFolder]:
-    started = [run for run in runs if job_ids(run)]
+    started = list(filter(job_ids, runs))
     found = set()
     for run, state in zip(started, scheduler.states(started), strict=True):
         if state.status in RETRIED or state.dropped:

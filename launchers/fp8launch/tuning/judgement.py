@@ -106,4 +106,4 @@ def _interval(mine: tuple[tuple[float, ...], ...], theirs: tuple[tuple[float, ..
 
 
 def _median(runs: tuple[tuple[float, ...], ...]) -> float:
-    return statistics.median(statistics.median(speeds) for speeds in runs)
+    return statistics.median(map(statistics.median, runs))

@@ -49,7 +49,7 @@ def captured_preprocessing_knows_its_sizes(run: ResolvedRun) -> Iterator[Finding
     if not _dispatches_by_alltoall(run) or "moe_preprocess" not in _graph_modules(run):
         return
     names = ("moe_router_padding_for_quantization", "moe_expert_capacity_factor")
-    dynamic = [name for name in names if run.on(name)]
+    dynamic = list(filter(run.on, names))
     if dynamic and not run.on("moe_pad_expert_input_to_capacity"):
         message = f"CUDA graphs of moe_preprocess cannot be used with {dynamic[0]}: the number of rows varies"
         yield Finding(
@@ -251,7 +251,7 @@ def fused_rope_has_plain_queries(run: ResolvedRun) -> Iterator[Finding]:
     name = "fused_single_qkv_rope"
     if not (run.loaded.recipe.launch.config.get(name) or run.on(name)) or run.on("multi_latent_attention"):
         return
-    normalized = [norm for norm in ("qk_layernorm", "qk_l2_norm") if run.on(norm)]
+    normalized = list(filter(run.on, ("qk_layernorm", "qk_l2_norm")))
     if normalized:
         message = f"{name} does not support normalized queries and keys ({normalized[0]})"
         if run.engine.covers("megatron_lm"):

@@ -122,7 +122,7 @@ def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
               "pipeline_model_parallel_layout")  # fmt: skip
     accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     stages, layers, pp = run.integer("num_virtual_stages_per_pipeline_rank"), run.integer("num_layers"), run.layout.pp
-    if stages < 2 or pp < 2 or any(run.on(name) for name in (*uneven, *accounted)):
+    if stages < 2 or pp < 2 or any(map(run.on, (*uneven, *accounted))):
         return
     if layers % (pp * stages):
         message = f"{layers} layers cannot be divided into PP {pp} x VP {stages} = {pp * stages} equal stages"

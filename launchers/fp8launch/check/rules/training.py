@@ -39,7 +39,7 @@ def there_is_a_learning_rate(run: ResolvedRun) -> Iterator[Finding]:
 )
 def there_is_an_end(run: ResolvedRun) -> Iterator[Finding]:
     lengths = ("train_iters", "train_samples", "train_tokens", "skip_train")
-    if not any(run.on(name) for name in lengths):
+    if not any(map(run.on, lengths)):
         yield Finding("the number of iterations is not set", run.where(), "set train.iterations")
 
 
@@ -137,6 +137,6 @@ def there_is_a_tokenizer(run: ResolvedRun) -> Iterator[Finding]:
 )
 def data_is_named(run: ResolvedRun) -> Iterator[Finding]:
     sources = ("mock_data", "data_path", "train_data_path", "data_args_path", "per_split_data_args_path")
-    if not any(run.on(name) for name in sources):
+    if not any(map(run.on, sources)):
         message = "no data is set, so Megatron silently trains on mock data"
         yield Finding(message, run.where("split"), "set `data: {kind: mock}`, or a blend of your data")

@@ -116,7 +116,7 @@ def values_lie_in_their_ranges(run: ResolvedRun) -> Iterator[Finding]:
         value = run.given.get(allowed.dest)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if allowed.only_with and not any(run.on(name) for name in allowed.only_with):
+        if allowed.only_with and not any(map(run.on, allowed.only_with)):
             continue
         if not allowed.holds(value):
             message = f"{allowed.dest} is {value:g}, but must be {allowed}: {allowed.outcome}"

@@ -19,7 +19,7 @@ class BridgeCatalog(RecipeCatalog):
         return index.releases()
 
     def select(self, release: str, **filters: str | None) -> list[CatalogRecipe]:
-        return [_shown(one) for one in index.select(release, **filters)]
+        return list(map(_shown, index.select(release, **filters)))
 
     def values_of(self, field: str, release: str) -> list[str]:
         return index.values_of(field, release)

@@ -164,8 +164,8 @@ class Bridge(Engine):
     def compared(self, args: EngineArguments) -> Collection[str]:
         """The fields of Megatron's classes for model, data parallelism and optimizer, and the batch."""
         sections = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap")
-        known = {attribute_of(field) for field in _fields(*sections)}
-        return {name for name in known if name} - DERIVED | {"global_batch_size", "micro_batch_size", "train_iters"}
+        known = set(map(attribute_of, _fields(*sections)))
+        return set(filter(None, known)) - DERIVED | {"global_batch_size", "micro_batch_size", "train_iters"}
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)

@@ -121,7 +121,7 @@ def plain(text: str) -> str:
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
+    return tuple(map(int, release.split(".")))
 
 
 @functools.cache

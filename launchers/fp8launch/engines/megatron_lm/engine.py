@@ -209,7 +209,7 @@ def _data(data: Data) -> Iterator[Setting]:
     if data.kind == "mock":
         yield "mock_data", True, ("data", "kind")
     elif data.blend:
-        yield "data_path", [str(part) for part in data.blend], ("data", "blend")
+        yield "data_path", list(map(str, data.blend)), ("data", "blend")
     if data.tokenizer is not None:
         yield from _fields(data.tokenizer, "data", "tokenizer")
     elif data.kind == "mock":

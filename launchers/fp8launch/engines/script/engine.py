@@ -40,7 +40,7 @@ class Script(MegatronLM):
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
-        words = tuple(str(word) for word in loaded.recipe.launch.arguments)
+        words = tuple(map(str, loaded.recipe.launch.arguments))
         return replace(args, own=_flag_by_flag(words))
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:

@@ -29,7 +29,7 @@ def sharding_of(args: argparse.Namespace, model: Any, optimizer: Any, parameters
         optimizer = optimizer.optimizer
     names.append(type(optimizer).__name__)
     moments = sum(held(state["exp_avg"]) for state in optimizer.state.values() if "exp_avg" in state)
-    weights = sum(held(parameter) for parameter in model.parameters())
+    weights = sum(map(held, model.parameters()))
     counts: list[Any] = [None] * int(os.environ["WORLD_SIZE"])
     if len(counts) > 1:
         torch.distributed.all_gather_object(counts, (moments, weights))

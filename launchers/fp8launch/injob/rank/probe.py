@@ -171,7 +171,7 @@ def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
                     if matrices(operation):
                         yield f"{name}._fused_impl.{position}.{below}", operation, numbers[name], False
         if matrices(module) or type(module).__name__ in _LOCAL:
-            yield name, module, numbers[name], any(name.startswith(prefix) for prefix in replaced)
+            yield name, module, numbers[name], any(map(name.startswith, replaced))
 
 
 def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:

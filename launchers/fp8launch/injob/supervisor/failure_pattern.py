@@ -23,7 +23,7 @@ class Pattern:
 
     def __init__(self, depth: int, code: str, advice: str, *alternatives: str) -> None:
         self.depth, self.code, self.advice = depth, code, advice
-        self.alternatives = [LinePattern(text) for text in alternatives]
+        self.alternatives = list(map(LinePattern, alternatives))
 
     def matches(self, line: str) -> bool:
         """Whether any of the alternatives occurs in the line."""

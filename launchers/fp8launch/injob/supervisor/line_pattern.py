@@ -32,7 +32,7 @@ class LinePattern:
         if self.needle not in line:
             return False
         if not self._parts:
-            self._parts = [re.compile(part) for part in self.expression.split(_ANYTHING)]
+            self._parts = list(map(re.compile, self.expression.split(_ANYTHING)))
         at = 0
         for part in self._parts:
             found = part.search(line, at)

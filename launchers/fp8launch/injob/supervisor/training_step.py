@@ -45,8 +45,8 @@ class LocalProcesses(NamedTuple):
     @property
     def launchers(self) -> set[int]:
         """torchrun's process, without what wraps it (a container's program, a script) and so has the same words."""
-        found = {pid for pid in processes_with(LOCAL_RUN, self.run) if _runs_launcher(pid)}
-        return found - {_parent(pid) for pid in found}
+        found = set(filter(_runs_launcher, processes_with(LOCAL_RUN, self.run)))
+        return found - set(map(_parent, found))
 
     @property
     def all(self) -> set[int]:

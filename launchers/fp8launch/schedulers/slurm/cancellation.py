@@ -43,7 +43,7 @@ def _shortened(ours: set[str], alive: Iterable[str]) -> list[str]:
 
 
 def _order(job: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in job.split("_"))
+    return tuple(map(int, job.split("_")))
 
 
 def scancel(ids: Sequence[str]) -> None:

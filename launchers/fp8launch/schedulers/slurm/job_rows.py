@@ -154,7 +154,7 @@ def is_job_of(row: JobRow, run: RunFolder) -> bool:
     if row.command and not by_nemo_run and not any(_is_below(Path(row.command), place) for place in places):
         return False
     names = (manifest.get("name"), as_mapping(manifest.get("slurm")).get("job-name"))
-    known = [name for name in names if name]
+    known = list(filter(None, names))
     return not row.name or not known or row.name in known
 
 

@@ -125,7 +125,7 @@ def load_together(names: Sequence[str]) -> list[types.ModuleType]:
     """Import modules that use each other: none of them from before a package was replaced."""
     while True:
         before = replaced()
-        modules = [load(name) for name in names]
+        modules = list(map(load, names))
         if replaced() == before:
             return modules
 
