@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launchers"))
 
-from fp8launch.injob.rank import bridge, convert, worker
+from fp8launch.injob.rank import bridge, convert, convert_model, worker
 
 LENGTH = 32
 
@@ -26,12 +26,12 @@ def main() -> None:
     import torch
 
     transformers: Any = importlib.import_module("transformers")
-    source = convert.open_model(model_name, with_weights=False)
-    dtype = convert.dtype_of(source, dtype_name)
+    source = convert_model.open_model(model_name, with_weights=False)
+    dtype = convert_model.dtype_of(source, dtype_name)
     ours = convert.arguments(["megatron-to-hf", "--model", model_name, "--out", "nowhere"])
-    provider = convert.provider_of(source, ours, dtype, load=False)
-    with convert.without_gpu(provider):
-        model = convert.build(provider, "cpu")
+    provider = convert_model.provider_of(source, ours, dtype, load=False)
+    with convert_model.without_gpu(provider):
+        model = convert_model.build(provider, "cpu")
         importlib.import_module(modules[1])._load_model_weights_from_checkpoint(checkpoint, model)
         ids = torch.arange(LENGTH).view(1, -1) * 7 % 512
         future = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import train_jobs
 
-from fp8launch.injob.rank import convert
+from fp8launch.injob.rank import convert, convert_checks
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD
 
 INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
@@ -137,8 +137,8 @@ def test_options(separator: list[str]) -> None:
 
 def test_only_what_both_state_can_differ() -> None:
     model = {"rotary_base": 500000.0, "num_query_groups": 2, "swiglu": True}
-    assert convert.differences(model, {"rotary_base": 500000, "num_query_groups": None}) == []
-    assert convert.differences(model, {"rotary_base": 10000}) == [
+    assert convert_checks.differences(model, {"rotary_base": 500000, "num_query_groups": None}) == []
+    assert convert_checks.differences(model, {"rotary_base": 10000}) == [
         "rotary_base is 10000 in the checkpoint and 500000.0 in the model"
     ]
 

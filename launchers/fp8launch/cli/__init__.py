@@ -145,12 +145,7 @@ def _refusal(arguments: list[str]) -> int | UserError:
     from fp8launch.cli.output import eprint, print_problems
 
     try:
-        if len(arguments) > 1 and arguments[0] in ("--remote", "--at"):
-            from fp8launch.cli.remote import run_remote
-
-            return run_remote(arguments[1], arguments[2:])
-        result = cli.main(arguments, prog_name="fp8launch", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return _run_here_or_remotely(arguments)
     except UserError as exc:
         print_problems(exc.problems)
         return exc
@@ -176,3 +171,14 @@ def _refusal(arguments: list[str]) -> int | UserError:
         fix = "Please report it with the output of the same command under FP8LAUNCH_TRACEBACK=1."
         eprint(f"fp8launch: {message}\n{fix}")
         return error("bug", message, fix=fix, exit_code=ANSWER_IS_NO)
+
+
+def _run_here_or_remotely(arguments: list[str]) -> int:
+    if len(arguments) > 1 and arguments[0] in ("--remote", "--at"):
+        from fp8launch.cli.remote import run_remote
+
+        return run_remote(arguments[1], arguments[2:])
+    status = cli.main(arguments, prog_name="fp8launch", standalone_mode=False)
+    if isinstance(status, int):
+        return status
+    return 0

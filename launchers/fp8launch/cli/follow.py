@@ -105,17 +105,13 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    tail: LogTail | None = None
+    news = _NewIterations(run)
     asked, lost = 0.0, 0.0
     state = JobState("pending")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("submitted", total=total, news="")
         while True:
-            attempts = run.attempts()
-            if attempts and (tail is None or tail.path != attempts[-1].log):
-                tail = LogTail(attempts[-1].log)
-            news = tail.poll() if tail else []
-            for iteration in news:
+            for iteration in news.poll():
                 progress.update(task, completed=iteration.number, total=iteration.planned, news=_news(iteration))
                 if not console.is_terminal and _worth_a_line(iteration):
                     eprint(f"iteration {iteration.number}/{iteration.planned} {_news(iteration)}")
@@ -134,6 +130,23 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
             # One more round after the end: the last lines may have come while the state was asked for.
             if not state.final:
                 time.sleep(0.3)
+
+
+class _NewIterations:
+    """The iterations that the log of a run's newest attempt gains."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._tail: LogTail | None = None
+
+    def poll(self) -> list[Iteration]:
+        attempts = self._run.attempts()
+        if not attempts:
+            return []
+        log = attempts[-1].log
+        if self._tail is None or self._tail.path != log:
+            self._tail = LogTail(log)
+        return self._tail.poll()
 
 
 def _stage(run: RunFolder, manifest: dict[str, Any], state: JobState) -> str:
@@ -160,7 +173,8 @@ def _worth_a_line(iteration: Iteration) -> bool:
 def show_end(run: RunFolder, lines: int = 15) -> None:
     """The last words of a run that did not complete."""
     attempts = run.attempts()
-    for path in [*(a.log for a in attempts[-1:]), *run.batch_output()[-1:]]:
+    logs = [attempt.log for attempt in attempts[-1:]]
+    for path in logs + run.batch_output()[-1:]:
         text = last_lines(path, lines)
         if text:
             eprint(f"--- end of {path}\n{text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -48,13 +49,9 @@ def logs(
 ) -> None:
     """Print the log of a run, or of the newest run of a recipe."""
     given = {"--rank": rank is not None, "--node": node, "--path": show_path, "--metrics": metrics}
-    chosen = [flag for flag, value in given.items() if value]
-    if chosen and follow:
-        raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
-    if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} cannot be combined; `fp8launch watch` follows and filters")
+    _refuse_combinations([flag for flag, value in given.items() if value], follow)
     run = run_named(name)
-    files = run.batch_output() if batch else [attempt.log for attempt in run.attempts()]
+    files = _files(run, batch)
     if attempt is not None and attempt > len(files):
         raise error("no-attempt", f"{run.run_id} has {len(files)} attempts, not {attempt}", "--attempt")
     if follow:
@@ -76,10 +73,29 @@ def logs(
     elif lines is None:
         GrowingFile(path).copy(final=True)
     else:
-        text = last_lines(path, lines)
-        if sys.stdout.isatty():
-            text = for_terminal(text.encode(errors="replace")).decode()
-        sys.stdout.write(f"{text}\n")
+        _print_last(path, lines)
+
+
+def _refuse_combinations(chosen: Sequence[str], follow: bool) -> None:
+    """Refuse several of the options that select lines, and any of them with -f."""
+    if chosen and follow:
+        raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} cannot be combined; `fp8launch watch` follows and filters")
+
+
+def _files(run: RunFolder, batch: bool) -> list[Path]:
+    """The logs of the attempts, or the outputs of the batch script."""
+    if batch:
+        return run.batch_output()
+    return [attempt.log for attempt in run.attempts()]
+
+
+def _print_last(path: Path, count: int) -> None:
+    text = last_lines(path, count)
+    if sys.stdout.isatty():
+        text = for_terminal(text.encode(errors="replace")).decode()
+    sys.stdout.write(f"{text}\n")
 
 
 def _print_some(path: Path, whose: str, found: list[str], last: int | None) -> None:

@@ -107,9 +107,7 @@ def submit(
     if attempts is not None:
         overrides = (*overrides, f"survive.attempts={attempts}")
     overrides = (*overrides, *time_override(slurm))
-    counts: Sequence[int] = ()
-    if nodes:
-        counts = parse_nodes(nodes)
+    counts = parse_nodes(nodes) if nodes else ()
     sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     points = _points(bases, counts, dict(map(parse_axis, (*axes, *axes_over))), repeat)
@@ -162,15 +160,19 @@ def submit(
     status = 0
     if wait:
         status = _followed(name, everything, ended, scheduler, is_study)
-    if not as_json:
+    if as_json:
+        _show_submitted(name, submitted, len(everything) - len(submitted), is_study)
+    else:
         echo(name)
-        return status
+    return status
+
+
+def _show_submitted(name: str, submitted: Sequence[RunFolder], present: int, is_study: bool) -> None:
     runs = [{"run": run.run_id, "folder": str(run.path), "jobs": job_ids(run)} for run in submitted]
     if is_study:
-        show_json({"study": name, "submitted": runs, "present": len(everything) - len(runs)})
+        show_json({"study": name, "submitted": runs, "present": present})
     else:
         show_json(runs)
-    return status
 
 
 def _followed(

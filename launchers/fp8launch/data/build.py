@@ -147,15 +147,7 @@ def build_here(
     Merges as it goes unless it builds only some. Raises UserError; what is finished stays for the next time.
     """
     numbers = range(len(plan.shards)) if only is None else only
-    merge_state = merged_so_far(plan.folder)
-    known: dict[int, ShardResult] = {}
-    for number in numbers:
-        there = finished(plan.folder, number)
-        if there is not None:
-            _refuse_skipped(plan, there, skip)
-            known[number] = there
-        elif number < merge_state.shards:
-            known[number] = ShardResult()
+    known = _built_before(plan, numbers, skip)
     todo = [number for number in numbers if number not in known]
     before = _sum(known.values())
     of_bytes = sum(plan.shards[number].bytes for number in numbers)
@@ -187,9 +179,25 @@ def build_here(
         raise error("data-changed", message, changed, "build again with --restart", ANSWER_IS_NO)
 
 
+def _built_before(plan: BuildPlan, numbers: Iterable[int], skip: bool) -> dict[int, ShardResult]:
+    """The results of the shards that an earlier start finished; empty ones of those that are merged already."""
+    merge_state = merged_so_far(plan.folder)
+    known: dict[int, ShardResult] = {}
+    for number in numbers:
+        there = finished(plan.folder, number)
+        if there is not None:
+            _refuse_skipped(plan, there, skip)
+            known[number] = there
+        elif number < merge_state.shards:
+            known[number] = ShardResult()
+    return known
+
+
 def _refuse_skipped(plan: BuildPlan, result: ShardResult, skip: bool) -> None:
     """Stop where an earlier --on-error skip left documents out that this build may not."""
-    for bad in [] if skip else result.examples:
+    if skip:
+        return
+    for bad in result.examples:
         if bad.reason not in HARMLESS:
             _raise(plan, Failure(bad=bad), 0)
 

@@ -106,10 +106,16 @@ def read_options(words: Sequence[str], where: str) -> tuple[SlurmWords, list[Pro
         elif value and option in _READ:
             problems.append(Problem("warning", "import-resources", f"{option} {value} was not read", where))
     resources |= _counted(counts)
-    if cluster:
-        message = f"{', '.join(dict.fromkeys(cluster))} belong in a cluster profile, not in a recipe"
-        problems.append(Problem("warning", "import-cluster", message, where, "add them to a cluster profile"))
+    problems += _of_clusters(cluster, where)
     return SlurmWords(resources, container, counts.get("--ntasks-per-node", 0)), problems
+
+
+def _of_clusters(options: Sequence[str], where: str) -> list[Problem]:
+    """A warning of options that a cluster profile has, and no recipe."""
+    if not options:
+        return []
+    message = f"{', '.join(dict.fromkeys(options))} belong in a cluster profile, not in a recipe"
+    return [Problem("warning", "import-cluster", message, where, "add them to a cluster profile")]
 
 
 def _counted(counts: Mapping[str, int]) -> dict[str, int]:

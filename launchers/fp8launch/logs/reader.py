@@ -120,10 +120,7 @@ class Scanner:
             if timer:
                 self.scan.timers.append((base + offset, timer))
         if self._throughput_is_elsewhere():
-            for offset, line in _lines_with(data, _BRIDGE, begin, end):
-                step_time = parse_step_time(line)
-                if step_time:
-                    self.scan.step_times.append((base + offset, step_time))
+            self._step_times(data, begin, end, base)
         self.scan.size += end - begin
 
     def _other_dialects(self, data: bytes, begin: int, end: int, base: int) -> None:
@@ -145,6 +142,12 @@ class Scanner:
             # The dump's own title, not a line that quotes it.
             if clean(line).rstrip().endswith(_TITLE):
                 self.scan.dumps.append(base + offset)
+
+    def _step_times(self, data: bytes, begin: int, end: int, base: int) -> None:
+        for offset, line in _lines_with(data, _BRIDGE, begin, end):
+            step_time = parse_step_time(line)
+            if step_time:
+                self.scan.step_times.append((base + offset, step_time))
 
     def _throughput_is_elsewhere(self) -> bool:
         table = self.scan.table

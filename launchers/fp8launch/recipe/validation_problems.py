@@ -179,11 +179,7 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     if kind in _FIXES_OF_LISTS:
         return _FIXES_OF_LISTS[kind]
     if kind == "literal_error":
-        allowed = re.findall(r"'([^']*)'", ctx["expected"])
-        near = nearest(str(given), allowed)
-        if near:
-            return f"write {key}: {near}"
-        return f"write one of {', '.join(allowed) or ctx['expected']}"
+        return _allowed(key, ctx["expected"], given)
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
         return f"write {key}: {round(given)}"
     if kind == "string_type" and isinstance(given, (int, float)):
@@ -197,6 +193,15 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     if kind == "string_pattern_mismatch":
         return _matching(key, PATTERNS_IN_WORDS.get(ctx["pattern"], ""))
     return f"write a value such as {key}: {_EXAMPLES.get(kind, '...')}, or remove it"
+
+
+def _allowed(key: str, expected: str, given: object) -> str:
+    """Return the fix for a word that is not one of those `expected` quotes."""
+    allowed = re.findall(r"'([^']*)'", expected)
+    near = nearest(str(given), allowed)
+    if near:
+        return f"write {key}: {near}"
+    return f"write one of {', '.join(allowed) or expected}"
 
 
 def _matching(key: str, words: str) -> str:

@@ -206,13 +206,25 @@ def _wrong_in(manifest: object) -> str | None:
         for part, shape in parts.items():
             if not isinstance((manifest.get(name) or {}).get(part), (shape, type(None))):
                 return f"'{name}.{part}' is not a {shape.__name__}"
+    return _wrong_entry(manifest)
+
+
+def _wrong_entry(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with an entry of the manifest's lists."""
     for job in manifest.get("jobs", []):
         if not isinstance(job, dict) or not _JOB_ID.fullmatch(str(job.get("id"))):
             return f"{str(job)[:80]!r} is not a job"
     for phase in manifest.get("phases", []):
-        if not isinstance(phase, dict) or [type(phase.get(key)) for key in ("name", "begin", "end")] != [str, int, int]:
+        if not _is_phase(phase):
             return f"{str(phase)[:80]!r} is not a phase"
     return None
+
+
+def _is_phase(phase: object) -> bool:
+    if not isinstance(phase, dict):
+        return False
+    # Not isinstance: a bool is no iteration.
+    return type(phase.get("name")) is str and type(phase.get("begin")) is int and type(phase.get("end")) is int
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:

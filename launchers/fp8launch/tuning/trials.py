@@ -131,35 +131,49 @@ def _ended_by_user(site: Site, run: RunFolder) -> JobState:
 def _follow(site: Site, run: RunFolder, at_most: float, ends: Bound | None) -> tuple[JobState, str]:
     """Wait for the end of a run; return its last state, and why it was ended where this command did that."""
     every = max(site.scheduler.capabilities.poll_seconds, 0.2)
-    looked = lost = failed = 0.0
-    started: float | None = None
+    lost = 0.0
+    reason = _ReasonToEnd(run, at_most, ends)
     while True:
         state = site.scheduler.state(run)
         clock = time.monotonic()
         if state.final:
             return state, ""
-        if state.status == "running" and started is None:
-            started = clock
-            _note_start(run)
         lost = _unknown_since(state, lost, clock)
         if lost and clock - lost > LOST_SECONDS:
             fix = "repeat the command when the scheduler answers: it continues with this run"
             raise error("trial-lost", f"the state of {run.run_id} is not known: {state.detail}", str(run.path), fix, 3)
-        why = ""
-        if ends is not None and clock >= ends.seconds:
-            why = ends.why
-        elif started is not None and clock - started > at_most:
-            why = f"it took more than {at_most:,.0f} s"
-        elif clock - looked >= LOOK_SECONDS:
-            looked = clock
-            if _is_out_of_memory(run):
-                failed = failed or clock
-                if clock - failed >= GRACE_SECONDS:
-                    why = "out of memory"
+        why = reason.at(clock, state)
         if why:
             site.scheduler.cancel([run])
             return _settled(site, run), why
         time.sleep(min(every, 1.0))
+
+
+class _ReasonToEnd:
+    """Why this command ends a run: its own bound, the run's longest time, or a log that ends out of memory."""
+
+    def __init__(self, run: RunFolder, at_most: float, ends: Bound | None) -> None:
+        self._run, self._at_most, self._ends = run, at_most, ends
+        self._started: float | None = None
+        self._looked = self._failed = 0.0
+
+    def at(self, clock: float, state: JobState) -> str:
+        """The reason at this time; empty where the run may go on."""
+        if state.status == "running" and self._started is None:
+            self._started = clock
+            _note_start(self._run)
+        if self._ends is not None and clock >= self._ends.seconds:
+            return self._ends.why
+        if self._started is not None and clock - self._started > self._at_most:
+            return f"it took more than {self._at_most:,.0f} s"
+        if clock - self._looked < LOOK_SECONDS:
+            return ""
+        self._looked = clock
+        if _is_out_of_memory(self._run):
+            self._failed = self._failed or clock
+            if clock - self._failed >= GRACE_SECONDS:
+                return "out of memory"
+        return ""
 
 
 def _unknown_since(state: JobState, since: float, clock: float) -> float:

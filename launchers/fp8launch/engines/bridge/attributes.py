@@ -72,12 +72,7 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
     `folder` has the configuration that is read in place of the hub's; one that cannot be read from here counts as the
     model that the recipe names.
     """
-    found: dict[str, Any] = {}
-    for hub in recipe.hub:
-        if hub in PARTS:
-            found |= {**_model(PARTS[hub], MEGATRON[recipe.release]), **_OF_BRIDGE.get(PARTS[hub], {})}
-        else:
-            found |= _shapes().get(hub, {})
+    found = _of_hub_models(recipe)
     if found and folder is not None:
         found |= _sizes(Path(folder))
     hybrid = [HYBRIDS[hub] for hub in recipe.hub if hub in HYBRIDS]
@@ -96,6 +91,17 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
     for operands, defaults in _PRECISION_DEFAULTS.items():
         if found.get(operands):
             found = {**defaults, **found}
+    return found
+
+
+def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
+    """The shape of the models that the recipe names on the hub, as far as the pack has them."""
+    found: dict[str, Any] = {}
+    for hub in recipe.hub:
+        if hub in PARTS:
+            found |= {**_model(PARTS[hub], MEGATRON[recipe.release]), **_OF_BRIDGE.get(PARTS[hub], {})}
+        else:
+            found |= _shapes().get(hub, {})
     return found
 
 

@@ -114,12 +114,7 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
     if recipe.sections.get("comm_overlap") and found.get("use_distributed_optimizer") and layout.dp * layout.cp > 1:
         found = {"overlap_grad_reduce": True, "overlap_param_gather": True, **found}
     if found.get("use_megatron_fsdp"):
-        found = {"ckpt_format": "fsdp_dtensor", **found, "use_distributed_optimizer": True}
-        found["reuse_grad_buf_for_mxfp8_param_ag"] = False
-        if found.get("nccl_ub"):
-            found["fsdp_manual_registration"] = True
-        if not found.get("disable_symmetric_registration"):
-            found["ddp_average_in_collective"] = False
+        found = _with_fsdp(found)
     fused = found.pop("bias_activation_fusion", None)
     if fused is not None:
         name = "bias_gelu_fusion"
@@ -131,6 +126,16 @@ def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> 
         found["num_virtual_stages_per_pipeline_rank"] = None
     if isinstance(stages, list):
         found["pipeline_model_parallel_layout"] = pipeline_text(stages)
+    return found
+
+
+def _with_fsdp(stated: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"ckpt_format": "fsdp_dtensor", **stated, "use_distributed_optimizer": True}
+    found["reuse_grad_buf_for_mxfp8_param_ag"] = False
+    if found.get("nccl_ub"):
+        found["fsdp_manual_registration"] = True
+    if not found.get("disable_symmetric_registration"):
+        found["ddp_average_in_collective"] = False
     return found
 
 
