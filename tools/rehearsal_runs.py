@@ -22,6 +22,7 @@ from fp8launch.rehearsal.rehearse import Plan, request_of
 from fp8launch.rehearsal.roles import Role, roles_of
 from fp8launch.rehearsal.server import Server
 from fp8launch.rehearsal.shrink import Shrunk, shrink
+from fp8launch.rehearsal.workers import Request
 
 SERVERS = 3
 POLL_SECONDS = 0.05
@@ -51,16 +52,29 @@ def close_servers() -> None:
             _servers.popitem()[1].close()
 
 
-def rehearse_role(plan: Plan, role: Role, small: Shrunk, cpu_seconds: int) -> dict[str, Any]:
-    asked = request_of(plan, role, small)
+def _setup(asked: Request) -> tuple[str, dict[str, Any]]:
+    """What of a request is imported, also as one text."""
     setup = {name: value for name, value in asked.content.items() if name not in VARYING}
     # Transformer Engine reads some of its variables while it is imported.
     setup["env"] = {name: value for name, value in asked.content["env"].items() if name.startswith("NVTE_")}
+    return json.dumps([setup, list(asked.python_path)], sort_keys=True), setup
+
+
+def imports(run: Prepared) -> str:
+    """What runs share that need one import; empty if the run cannot be rehearsed."""
+    try:
+        plan = plan_of(run.parts[0], resolve_run(run.parts[0], {}), Cluster())
+        return _setup(request_of(plan, roles_of(plan.layout)[0], shrink(plan.args.values, plan.layout)))[0]
+    except (UserError, NotRehearsable):
+        return ""
+
+
+def rehearse_role(plan: Plan, role: Role, small: Shrunk, cpu_seconds: int) -> dict[str, Any]:
+    asked = request_of(plan, role, small)
+    key, setup = _setup(asked)
     varying = {name: asked.content[name] for name in VARYING}
-    paths = list(asked.python_path)
-    key = json.dumps([setup, paths], sort_keys=True)
     with _lock:
-        server = _server(key, setup, paths)
+        server = _server(key, setup, list(asked.python_path))
         number = server.submit({**varying, "cpu_seconds": cpu_seconds})
         _busy[key] += 1
     while True:
