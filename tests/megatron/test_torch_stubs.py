@@ -23,6 +23,7 @@ QUESTIONS = {
     "torch.device": ["device('cuda') == device('cuda')", "device('cuda') == device('cpu')", "device('cuda', 1).index",
                      "device('cuda:3').index", "device('cpu').type", "str(device('cuda:1'))", "str(device('cpu'))"],
     "torch.is_grad_enabled": ["is_grad_enabled()", "not is_grad_enabled()"],
+    "torch.use_deterministic_algorithms": ["use_deterministic_algorithms(False)"],
 }  # fmt: skip
 
 

@@ -57,6 +57,10 @@ GOOD = {
     "8 x H100": Case({}),
     "4 x H200": Case({}, {"world_size": 4}),
     "bf16": Case(BF16),
+    "deterministic": Case(
+        {"deterministic_mode": True, "cross_entropy_loss_fusion": None},
+        {"env": {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}},
+    ),
     "delayed": Case({"fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}),
     "blockwise": Case({"fp8_recipe": "blockwise", "fp8_param_gather": None}),
     "mxfp8 on B200": Case({"fp8_recipe": "mxfp8", "fp8_format": "e4m3"}, {"compute_capability": (10, 0)}),
