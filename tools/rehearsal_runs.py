@@ -133,5 +133,5 @@ def one(run: Prepared, roles: int = 9) -> dict[str, Any]:
     if left_out:
         answer["not_rehearsed"] = left_out
     if verdict != "passed":
-        answer |= {key: worst.get(key) for key in ("role", "exception", "message", "at", "traceback")}
+        answer |= {key: worst.get(key) for key in ("role", "exception", "message", "at", "reasons", "traceback")}
     return answer

@@ -304,6 +304,25 @@ BUILDING = {
         {"context_parallel_size": 2, "attention_backend": "unfused"}, "unfused-context-parallel"
     ),
     "contexts divided in fp32": Set({**FP32, "context_parallel_size": 2}, "unfused-context-parallel"),
+    "flash attention with sinks": Set(
+        {"attention_backend": "flash", "softmax_type": "learnable"}, "flash-attention-kernel"
+    ),
+    "flash attention with clipped logits": Set(
+        {"attention_backend": "flash", "qk_clip": True}, "flash-attention-kernel"
+    ),
+    "sinks over a ring": Set({"context_parallel_size": 2, "softmax_type": "off-by-one"}, "sinks-context-parallel"),
+    "wide heads on Blackwell": Set({"kv_channels": 192, "attention_backend": "fused"}, "fused-head-width", gpu="b200"),
+    "local graphs in a pipeline": Set(
+        {**BF16, "pipeline_model_parallel_size": 2, "cuda_graph_impl": "local", "te_rng_tracker": True},
+        "local-graph-pipeline",
+    ),
+    "averages summed in fp32": Set(
+        {"ddp_reduce_scatter_with_fp32_accumulation": True, "ddp_average_in_collective": True},
+        "fp32-accumulation-average",
+    ),
+    "residuals in fp32": Set({"fp32_residual_connection": True}, "fp32-residual-te"),
+    "rerun mode by its old name": Set({"rerun_mode": "report_stats"}, "rerun-mode-name"),
+    "SGD in FSDP": Set({**FSDP, "optimizer": "sgd"}, "distributed-optimizer-kind", env=OPEN),
     "muon in fp16": Set({**FP16, "optimizer": "muon"}, "fp16-optimizer"),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
     "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),

@@ -188,6 +188,12 @@ def test_other_sizes_divide_alike() -> None:
         assert first % unit == second % unit == real % unit
 
 
+def test_a_decay_at_the_end_keeps_its_length() -> None:
+    run = prepare("llama8b_fp8")
+    values = {**run.args.values, "lr_decay_style": "WSD", "lr_wsd_decay_iters": 10}
+    assert shrink(values, run.layout).values["lr_wsd_decay_iters"] == 1
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "layers"),
     [

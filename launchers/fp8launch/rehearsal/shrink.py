@@ -105,6 +105,8 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
         # The second iteration captures, the third replays.
         put("train_iters", ITERATIONS + 1)
         small["cuda_graph_warmup_steps"] = 1
+    if values.get("lr_decay_style") == "WSD":
+        small["lr_wsd_decay_iters"] = 1
     if _whole(values, "num_experts"):
         # Few tokens of a model that has not learned may all choose the same experts, and leave none for a rank.
         small["moe_router_force_load_balancing"] = True

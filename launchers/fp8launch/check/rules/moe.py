@@ -11,6 +11,29 @@ from fp8launch.megatron.model_arithmetic import MOST_LAYERS, expert_frequency, e
 
 _MOE = "megatron/core/transformer/moe"
 
+DISPATCHER = "megatron/core/transformer/moe/token_dispatcher.py"
+
+
+def dispatches_by_alltoall(run: ResolvedRun) -> bool:
+    """Whether tokens are sent to experts by plain all-to-all, whose counts the host waits for."""
+    return run.on("num_experts") and run.value("moe_token_dispatcher_type") == "alltoall"
+
+
+@rule("router-padding-fusion", "error", source=f"{DISPATCHER}:648 and transformer_engine/pytorch/router.py:190, H200")
+def padding_leaves_the_fused_router_alone(run: ResolvedRun) -> Iterator[Finding]:
+    if not (dispatches_by_alltoall(run) and run.uses_te):
+        return
+    if not (run.on("moe_router_padding_for_quantization") and run.on("moe_router_fusion")):
+        return
+    if run.on("enable_experimental") and run.on("moe_permute_fusion"):
+        return
+    message = (
+        "moe_router_padding_for_quantization changes in place what the fused router saved for its backward pass: the "
+        "first backward pass fails"
+    )
+    fix = "remove moe_router_fusion or moe_router_padding_for_quantization"
+    yield Finding(message, run.where("moe_router_padding_for_quantization", "moe_router_fusion"), fix)
+
 
 @rule("moe-needs-sequence-parallel", "error", source=f"{_MOE}/moe_layer.py:629, first forward pass")
 def tensor_parallel_experts_split_sequences(run: ResolvedRun) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.megatron.model_arithmetic import (
     expert_tensor_size,
-    head_width,
     layer_kinds,
     query_groups,
     virtual_stages,
@@ -190,16 +189,6 @@ def all_to_all_divides_heads(run: ResolvedRun) -> Iterator[Finding]:
             f"cp_comm_type a2a divides heads over CP {layout.cp}, but a rank has {n} query and {groups} key/value heads"
         )
         yield Finding(message, run.where("cp_comm_type"), "use cp_comm_type p2p, or a smaller CP or TP")
-
-
-@rule("attention-head-width", "warning", source="cuDNN fused attention trains head widths up to 128; outcome not run")
-def fused_attention_fits(run: ResolvedRun) -> Iterator[Finding]:
-    width = head_width(run.arguments)
-    if run.value("attention_backend") == "fused" and width > 128 and not run.on("multi_latent_attention"):
-        message = (
-            f"attention_backend is fused and heads are {width} wide, but cuDNN may support training only up to 128"
-        )
-        yield Finding(message, run.where("attention_backend", "kv_channels"), "use attention_backend auto")
 
 
 @rule("per-token-loss-average", "error", source="megatron/core/distributed/distributed_data_parallel.py:179")

@@ -1,0 +1,118 @@
+"""CUDA graphs that Megatron does not capture, or not beside what else a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.check.rule import Finding, rule
+from fp8launch.check.rules.moe import DISPATCHER, dispatches_by_alltoall
+
+
+def _graph_modules(run: ResolvedRun) -> set[str]:
+    modules: Any = run.value("cuda_graph_modules") or run.value("cuda_graph_scope") or ()
+    return {str(getattr(module, "name", module)) for module in ([modules] if isinstance(modules, str) else modules)}
+
+
+def _whole_step_graph(run: ResolvedRun) -> bool:
+    return run.value("cuda_graph_impl") == "full_iteration" or "full_iteration" in _graph_modules(run)
+
+
+@rule("graph-dispatch-sync", "error", source=f"{DISPATCHER}:612, H200")
+def captured_preprocessing_knows_its_sizes(run: ResolvedRun) -> Iterator[Finding]:
+    if not dispatches_by_alltoall(run) or "moe_preprocess" not in _graph_modules(run):
+        return
+    names = ("moe_router_padding_for_quantization", "moe_expert_capacity_factor")
+    dynamic = list(filter(run.on, names))
+    if dynamic and not run.on("moe_pad_expert_input_to_capacity"):
+        message = f"CUDA graphs of moe_preprocess cannot be used with {dynamic[0]}: the number of rows varies"
+        yield Finding(
+            message,
+            run.where("cuda_graph_modules", dynamic[0]),
+            f"remove moe_preprocess from cuda_graph_modules, or {dynamic[0]}",
+        )
+
+
+@rule("full-graph-dispatch", "error", source=f"{DISPATCHER}:950: the host waits for the experts' token counts")
+def whole_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
+    if run.value("cuda_graph_impl") != "full_iteration" or not dispatches_by_alltoall(run):
+        return
+    if not run.on("moe_pad_expert_input_to_capacity"):
+        message = (
+            "a CUDA graph of the full iteration cannot contain the alltoall dispatcher, which waits for token counts"
+        )
+        fix = "use moe/hybridep with moe/full_iteration_graph, or cuda_graph_impl transformer_engine"
+        yield Finding(message, run.where("cuda_graph_impl", "moe_token_dispatcher_type"), fix)
+
+
+@rule(
+    "local-graph-mlp", "error", source="megatron/core/transformer/transformer_layer.py:566: is_moe_layer is set later"
+)
+def local_graphs_of_mlp_need_attention(run: ResolvedRun) -> Iterator[Finding]:
+    modules = _graph_modules(run)
+    if (
+        run.megatron >= (0, 19)
+        and run.value("cuda_graph_impl") == "local"
+        and "mlp" in modules
+        and "attn" not in modules
+    ):
+        message = "Megatron 0.19 cannot build local CUDA graphs of mlp alone"
+        fix = "add attn to cuda_graph_modules, or use cuda_graph_impl transformer_engine"
+        yield Finding(message, run.where("cuda_graph_modules", "cuda_graph_impl"), fix)
+
+
+@rule(
+    "full-graph-pipeline",
+    "error",
+    source="megatron/core/pipeline_parallel/p2p_communication.py:416 waits for the GPU, which no capture may contain",
+)
+def whole_graphs_have_overlapped_messages(run: ResolvedRun) -> Iterator[Finding]:
+    if not _whole_step_graph(run) or run.layout.pp == 1 or run.layout.vp > 1:
+        return
+    if run.loaded.recipe.launch.config.get("batch_p2p_sync", True) is False:
+        return
+    message = (
+        f"a CUDA graph of the full iteration cannot contain the messages of PP {run.layout.pp} without virtual stages: "
+        "Megatron waits for the GPU after each of them"
+    )
+    fix = "set parallel.vp to 2 or more, or use cuda_graph_impl transformer_engine"
+    yield Finding(message, run.where("cuda_graph_impl", "pipeline_model_parallel_size"), fix)
+
+
+@rule(
+    "fsdp-local-graphs",
+    "error",
+    source="megatron/core/pipeline_parallel/schedules.py:862 captures after megatron_fsdp.py:1370 took the parameters",
+)
+def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("use_megatron_fsdp") or run.value("cuda_graph_impl") != "local":
+        return
+    whole_step = "full_iteration" in _graph_modules(run)
+    if run.value("data_parallel_sharding_strategy") == "optim_grads_params" and not whole_step:
+        message = (
+            "Megatron captures local CUDA graphs at the end of a step, when FSDP has replaced the layers' parameters: "
+            "the first capture ends in a KeyError"
+        )
+        fix = "remove cuda_graph_impl, or parallel.fsdp"
+        yield Finding(message, run.where("cuda_graph_impl", "use_megatron_fsdp"), fix)
+
+
+@rule(
+    "local-graph-pipeline",
+    "error",
+    source="megatron/core/transformer/cuda_graphs.py:734 (541 in 0.17, 566 in 0.18) and Megatron-LM pull request 6168",
+)
+def local_graphs_have_one_stage(run: ResolvedRun) -> Iterator[Finding]:
+    modules = _graph_modules(run)
+    if run.value("cuda_graph_impl") != "local" or run.layout.pp == 1 or _whole_step_graph(run):
+        return
+    if run.loaded.recipe.launch.config.get("deallocate_pipeline_outputs") is False:
+        return
+    if not modules or ("attn" in modules and not run.on("num_experts")):
+        message = (
+            f"local CUDA graphs of layers do not work with PP {run.layout.pp}: a stage's output is then a view, which "
+            "Megatron refuses to free"
+        )
+        fix = "use cuda_graph_impl transformer_engine, or set `launch: {config: {deallocate_pipeline_outputs: false}}`"
+        yield Finding(message, run.where("cuda_graph_impl", "pipeline_model_parallel_size"), fix)
