@@ -577,6 +577,7 @@ TRIED: dict[str, Set] = {
         {"pipeline_model_parallel_size": 2, "context_parallel_size": 2, "use_tp_pp_dp_mapping": True},
         "expert-data-parallel",
     ),
+    "a negative width": Set({**BF16, "hidden_size": -4096, "kv_channels": 128}, "model-size"),
     "odd heads with rotary embeddings": Set({**BF16, "kv_channels": 127}, "rotary-odd-width"),
     "Mamba heads over TP": Set({**HYBRID, **TP2, "mamba_num_heads": 3}, "mamba-heads", more=SCRIPT),
     "Mamba groups over TP": Set({**HYBRID, **TP2, "mamba_num_groups": 1}, "mamba-heads", more=SCRIPT),

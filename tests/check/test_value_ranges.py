@@ -8,7 +8,7 @@ import pytest
 from sets import MOE, RULES, Set
 
 from fp8launch.check.checker import CheckResult, check_all
-from fp8launch.check.rules.value_ranges import RANGES, ValueRange
+from fp8launch.check.rules.value_ranges import _SIZES, _SIZES_OR_NONE, RANGES, ValueRange
 from fp8launch.megatron.schema import load_schema
 
 # What a flag needs before its value matters.
@@ -73,6 +73,15 @@ def test_a_value_outside_is_the_one_error(name: str, results: dict[str, CheckRes
 @pytest.mark.parametrize("name", cases(1))
 def test_a_value_inside_is_no_error(name: str, results: dict[str, CheckResult]) -> None:
     assert "value-range" not in [p.code for p in results[name].problems]
+
+
+@pytest.mark.parametrize("name", [*_SIZES, *_SIZES_OR_NONE])
+def test_a_size_below_its_least_is_refused(name: str, tmp_path: Path) -> None:
+    assert load_schema("0.19").setting(name), name
+    for value, wrong in ((-16, True), (0, name in _SIZES), (16, False)):
+        recipe = Set({**NEEDS.get(name, {}), name: value})
+        found = check_all([recipe.prepare(tmp_path, "r")], layers=RULES)[0].problems
+        assert ("model-size" in [problem.code for problem in found]) == wrong, value
 
 
 def test_every_range_is_of_a_flag_and_has_a_bound() -> None:

@@ -184,6 +184,37 @@ def test_files_of_a_foreign_checkpoint_neither_hang_nor_crash(
     assert "converted-weights" not in {each.code for each in check(prepare(recipe), layers=("machine",)).problems}
 
 
+@pytest.mark.parametrize(
+    ("own", "option", "ranks", "says", "fix"),
+    [
+        ({}, "pp", 2, None, ""),
+        ({}, "pp", 3, "32 layers are not a multiple of 3", "use 1, 2, 4, 8, 16, 32"),
+        ({}, "tp", 8, None, ""),
+        ({"num_attention_heads": 36}, "tp", 3, "8 groups of keys and values", "use 1, 2, 4"),
+        ({"vocab_size": 32001}, "tp", 2, "32001 tokens of the vocabulary", "use 1"),
+        ({"intermediate_size": 11007}, "tp", 2, "11007 channels of intermediate_size", "use 1"),
+        ({}, "ep", 2, "it has no experts", "use 1"),
+        ({"num_experts": 8}, "ep", 8, None, ""),
+        ({"num_experts": 8}, "ep", 3, "8 experts are not a multiple of 3", "use 1, 2, 4, 8"),
+        ({"num_experts": 8, "intermediate_size": 11007}, "tp", 2, None, ""),
+        ({"num_hidden_layers": 1, "text_config": {"num_hidden_layers": 6}}, "pp", 4, "6 layers", "use 1, 2, 3, 6"),
+        ({"architectures": ["SarvamMoEForCausalLM"]}, "pp", 3, None, ""),
+    ],
+)
+def test_a_model_must_divide_as_asked(
+    ask: Ask, model: Path, own: dict[str, Any], option: str, ranks: int, says: str | None, fix: str
+) -> None:
+    """Bridge's own assertions came after the job's wait in the queue."""
+    sizes = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
+    (model / "config.json").write_text(json.dumps({**CONFIG, **sizes, "intermediate_size": 11008, **own}))
+    words = ("hf-to-megatron", model, "out", f"--{option}", ranks, "--dry-run", *LOCAL)
+    out, err = ask(*words, expect=0 if says is None else 1)
+    if says is None:
+        assert f"--{option}={ranks}" in out
+    else:
+        assert f"--{option} {ranks} does not divide" in err and says in err and f"fix: {fix}\n" in err
+
+
 @pytest.mark.skipif(INSTALLED, reason="Megatron-Bridge is installed")
 def test_a_job_without_bridge_fails_and_leaves_no_output(ask: Ask, model: Path, tmp_path: Path) -> None:
     shown, err = ask("hf-to-megatron", model, tmp_path / "out", "--wait", "--json", *LOCAL, expect=1)
@@ -220,7 +251,7 @@ def test_no_run_starts_from_weights_of_another_model(
         ('{"architectures": "LlamaForCausalLM"}', (), "states no list `architectures`"),
         (json.dumps({**CONFIG, "hidden_size": "abc"}), (), "'hidden_size' of"),
         (json.dumps({**CONFIG, "num_hidden_layers": -1}), (), "must be a whole number above 0, not -1"),
-        (json.dumps({**CONFIG, "num_attention_heads": 4}), ("--tp", "3"), "--tp 3 does not divide the 4 attention"),
+        (json.dumps({**CONFIG, "num_attention_heads": 4}), ("--tp", "3"), "4 attention heads are not a multiple of 3"),
     ],
 )
 def test_a_config_that_no_model_can_be_built_from_is_refused(

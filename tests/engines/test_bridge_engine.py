@@ -190,6 +190,14 @@ def test_bridges_own_runner_has_a_default_for_bf16() -> None:
         (OLDER, ["ddp.overlap_grad_reduce=maybe"], "bridge-value", "true or false"),
         (LLAMA, ["bridge.overrides.+model.num_layers=4.5"], "bridge-value", "a whole number or null, not 4.5"),
         (LLAMA, ["model.recompute_granularity=ful"], "bridge-value", "full or selective or null"),
+        (LLAMA, ["model.pipeline_model_parallel_layout=[[1,2],[3]]"], "bridge-value", "words from embedding, decoder"),
+        (
+            LLAMA,
+            ["dataset.blend=[/d]"],
+            "bridge-value",
+            "or [[PATH, ...], [WEIGHT, ...]], one positive weight per path",
+        ),
+        (LLAMA, ["dataset.blend=[[/d],[0.5,0.5]]"], "bridge-value", "one positive weight per path"),
         (LLAMA, ["precision.recipe=bf16"], "key-of-other-engine", "mixed_precision"),
         (LLAMA, ["megatron.lr=1"], "key-of-other-engine", "SECTION.FIELD"),
         (LLAMA, ["parallel.fsdp=megatron"], "key-of-other-engine", "ddp"),
@@ -239,6 +247,59 @@ def test_the_check_says_what_is_read_from_the_hub(sets: list[str], warned: bool)
     if warned:
         assert "meta-llama/Meta-Llama-3-8B" in found["hub-model"].message
         assert found["hub-model"].severity == "warning"
+
+
+def test_files_that_bridge_reads_must_exist(tmp_path: Path) -> None:
+    """They ended the job after its wait in the queue, as those of Megatron-LM's flags would."""
+    folder, prefix = str(tmp_path), f"{tmp_path}/docs"
+    (tmp_path / "config.json").write_text("{}")
+    for end in ("bin", "idx"):
+        Path(f"{prefix}.{end}").write_bytes(b"")
+
+    def codes(*sets: str) -> list[str]:
+        found = check(prepare(LLAMA, sets), layers=("machine",)).problems
+        return [problem.code for problem in found if problem.severity == "error"]
+
+    for key, right, wrong, code in (
+        ("bridge.model={}", folder, "/no/model", "file-missing"),
+        ("checkpoint.load={}", folder, "/no/checkpoint", "checkpoint-missing"),
+        ("checkpoint.pretrained_checkpoint={}", folder, "/no/checkpoint", "checkpoint-missing"),
+        ("dataset.blend=[[{}],null]", prefix, "/no/docs", "data-missing"),
+        ("dataset.blend=[[{}],[1.0]]", prefix, "/no/docs", "data-missing"),
+    ):
+        assert codes(key.format(right)) == [], key
+        assert set(codes(key.format(wrong))) == {code}, key
+        assert set(codes(key.format("here"))) == {"path-relative"}, key
+        assert set(codes(key.format("~/there"))) == {"path-not-expanded"}, key
+    assert codes("checkpoint.load=s3://bucket/run") == []
+    new = f"{folder}/new"
+    saved = codes(f"checkpoint.load={new}", f"checkpoint.dir={new}", "checkpoint.interval=9")
+    assert "checkpoint-missing" not in saved
+    assert codes("checkpoint.dir=~/new", "checkpoint.interval=9") == ["path-not-expanded"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "code"),
+    [
+        (["model.pipeline_model_parallel_layout=Et*16|t*16L"], []),
+        (["model.pipeline_model_parallel_layout=Et*16|t*15L"], ["pipeline-layout"]),
+        (["model.pipeline_model_parallel_layout=t*16|t*16L"], ["pipeline-layout"]),
+        (["model.pipeline_model_parallel_layout=Et*16|t*8|t*8L"], ["pipeline-layout"]),
+        (["model.pipeline_model_parallel_layout=[[embedding,decoder],[decoder,loss]]"], ["pipeline-layout"]),
+        (["model.pipeline_model_parallel_layout=stages"], ["pipeline-layout"]),
+        (["model.num_layers=31"], ["pipeline-split"]),
+    ],
+)
+def test_stages_without_a_validator_of_megatron(sets: list[str], code: list[str]) -> None:
+    """Megatron-LM's validators refuse these in a recipe for its command line."""
+    found = check(prepare(LLAMA, ["parallel.pp=2", *sets]), layers=("rules",)).problems
+    assert [problem.code for problem in found if problem.severity == "error"] == code
+
+
+def test_sizes_of_bridge_are_checked() -> None:
+    for key in ("model.num_layers", "model.hidden_size", "model.ffn_hidden_size", "model.vocab_size"):
+        found = check(prepare(LLAMA, [f"{key}=-16"]), layers=("rules",)).problems
+        assert [problem.code for problem in found if problem.severity == "error"] == ["model-size"], key
 
 
 def test_a_gpu_without_the_precision_is_refused() -> None:

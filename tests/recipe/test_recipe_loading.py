@@ -97,6 +97,12 @@ def test_every_missing_parent_is_told_at_once(write: Write) -> None:
     assert "nowhere" in problems[0].message
 
 
+def test_a_recipe_of_an_engine_is_named_by_keys_instead(write: Callable[[str, str], str]) -> None:
+    problem = only(refused(load_recipe, write("r.yaml", "extends: [bridge:llama3_8b]\n")))
+    assert "only files can be extended" in problem.message
+    assert "write `engine: bridge` and `bridge: {recipe: llama3_8b}`" in (problem.fix or "")
+
+
 @pytest.mark.parametrize("value", ["7", "{a: b}", "[[x]]", "[1]", "true", "[null]"])
 def test_extends_takes_names_only(write: Write, value: str) -> None:
     file = write("r.yaml", f"name: r\nextends: {value}\n")

@@ -23,7 +23,7 @@ from fp8launch.engines.base import StepArguments
 from fp8launch.engines.bridge.attributes import PARTS, _shapes, _sizes, of_recipe
 from fp8launch.engines.bridge.index import recipes_of
 from fp8launch.engines.bridge.own_program import PACKAGES, hub_models
-from fp8launch.injob.rank import bridge_release
+from fp8launch.injob.rank import bridge, bridge_release
 from fp8launch.job.prepared import prepare
 from fp8launch.rehearsal.shrink import shrink
 
@@ -109,7 +109,9 @@ def test_another_release_is_not_taken_for_the_recipes(
     assert found.program is None and found.without[0].endswith(why)
 
 
-def test_the_package_states_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_states_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A later patch of the recipe's release is its own code; packages that it needs are named."""
     package = tmp_path / "megatron" / "bridge"
     package.mkdir(parents=True)
@@ -118,6 +120,11 @@ def test_the_package_states_its_release(tmp_path: Path, monkeypatch: pytest.Monk
     megatron = pytest.importorskip("megatron")
     monkeypatch.setattr(megatron, "__path__", [str(package.parent)])
     assert bridge_release.installed() == (package, "0.6.7")
+    monkeypatch.setenv("RANK", "0")
+    bridge.check_bridge("0.6.0")
+    assert capsys.readouterr().err == ""
+    bridge.check_bridge("0.5.0")
+    assert "the recipe is of Megatron-Bridge 0.5.0, this is 0.6.7" in capsys.readouterr().err
     missing = [name for name in PACKAGES if find_spec(name) is None]
     found = step(LLAMA)
     if missing:

@@ -6,6 +6,7 @@ Megatron's validators do not look at files, so these mistakes end or silently sp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fp8launch.check.checkpoints import load_problems
@@ -60,8 +61,12 @@ def problems(
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
     if not prepared.engine.description.covers("megatron_lm"):
+        if prepared.engine.description.covers("megatron_core"):
+            named = replace(args, values=args.attributes, places=args.attribute_places)
+            yield from _unexpanded(named, *WRITTEN_FOLDERS)
+            yield from _written(named, paths)
         return
-    yield from _unexpanded(args)
+    yield from _unexpanded(args, *PATH_FLAGS)
     yield from _named_files(args, paths)
     yield from blend_problems(prepared, paths)
     yield from tokenizer_problems(prepared, cluster, paths, environment)
@@ -78,25 +83,17 @@ def _texts(args: EngineArguments, *flags: str) -> Iterator[tuple[str, str]]:
             yield flag, value
 
 
-def _unexpanded(args: EngineArguments) -> Iterator[Problem]:
-    blends = tuple(path_flags("read", "prefix"))
-    texts = [*_texts(args, *(flag for flag in PATH_FLAGS if flag not in blends))]
-    for flag in blends:
+def _unexpanded(args: EngineArguments, *flags: str) -> Iterator[Problem]:
+    for flag in flags:
         value = args.values.get(flag)
-        if value is None:
-            continue
-        if not isinstance(value, list):
-            value = [value]
-        texts += [(flag, str(item)) for item in value]
-    for flag, text in texts:
-        if unexpanded(text):
-            yield Problem(
-                "error",
-                "path-not-expanded",
-                f"{flag} is '{text}', but no shell expands '~' or '$' in Megatron's arguments",
-                args.places.get(flag),
-                "write an absolute path",
-            )
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and unexpanded(text):
+                yield _not_expanded(flag, text, args.places.get(flag))
+
+
+def _not_expanded(name: str, text: str, where: str | None) -> Problem:
+    message = f"{name} is '{text}', but no shell expands '~' or '$' in the arguments of a run"
+    return Problem("error", "path-not-expanded", message, where, "write an absolute path")
 
 
 def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
@@ -157,14 +154,18 @@ def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:
 
 
 def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
-    """Check the script and the interpreter inside a container; without a container, planning the job checks them."""
-    if paths.mounts is None:
-        return
+    """Check what the engine needs; without a container, planning the job checks the script and the interpreter."""
     loaded = prepared.loaded
     for file in prepared.engine.files(loaded.recipe):
-        where = loaded.where(*file.key)
-        if problem := missing_path(".".join(file.key), file.path, where, paths, code=file.code):
+        if is_remote(file.path) or (file.planned and paths.mounts is None):
+            continue
+        where, name = loaded.where(*file.key), ".".join(file.key)
+        if unexpanded(file.path):
+            yield _not_expanded(name, file.path, where)
+        elif problem := missing_path(name, file.path, where, paths, file.kind, file.code):
             yield problem
+    if paths.mounts is None:
+        return
     python = loaded.recipe.launch.python
     brought = ("/usr/", "/bin/", "/opt/")  # where images keep their own
     if python is not None and python.startswith("/") and not python.startswith(brought) and not paths.visible(python):

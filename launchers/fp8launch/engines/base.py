@@ -148,11 +148,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class NeededFile:
-    """A file that the processes read beside what the arguments name: the recipe key that names it, and its path."""
+    """A file that the processes read beside what the arguments name: the recipe key that names it, and its path.
+
+    `planned` says that `Engine.entry` looks for it, where the run has no container.
+    """
 
     key: tuple[str, ...]
     path: str
     code: str = "file-missing"
+    kind: Literal["file", "folder"] = "file"
+    planned: bool = False
 
 
 class NotRehearsable(Exception):

@@ -254,12 +254,14 @@ def _find_parent(parent: Node, child: Path) -> Path:
                     fix = f"write its path, such as {os.path.relpath(candidate, beside[0])}, to use this file"
                     _refuse_foreign(candidate, child, parent.where, fix)
                 return candidate
-    raise error(
-        "missing-parent",
-        f"extends '{name}', which was not found in {', '.join(dict.fromkeys(map(str, folders)))}",
-        parent.where,
-        "write a path relative to this file, or a part of the pack such as models/llama3_8b",
-    )
+    fix = "write a path relative to this file, or a part of the pack such as models/llama3_8b"
+    if is_of_engine(name):
+        engine, _, own = name.partition(":")
+        message = f"extends '{name}', but only files can be extended"
+        fix = f"write `engine: {engine}` and `{engine}: {{recipe: {own}}}` instead; other keys change what it sets"
+        raise error("missing-parent", message, parent.where, fix)
+    message = f"extends '{name}', which was not found in {', '.join(dict.fromkeys(map(str, folders)))}"
+    raise error("missing-parent", message, parent.where, fix)
 
 
 def _apply(tree: Node, override: str) -> Node:

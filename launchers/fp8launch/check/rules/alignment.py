@@ -23,7 +23,7 @@ def features_are_aligned(run: ResolvedRun) -> Iterator[Finding]:
     if step is None:
         return
     for width in widths(run):
-        if width.size is not None and width.size % step:
+        if width.size is not None and width.size > 0 and width.size % step:
             yield _misaligned(run, width, step)
 
 

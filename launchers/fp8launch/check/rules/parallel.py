@@ -10,6 +10,7 @@ from fp8launch.check.rule import Finding, rule
 from fp8launch.megatron.model_arithmetic import (
     expert_tensor_size,
     layer_kinds,
+    parse_layout,
     query_groups,
     virtual_stages,
 )
@@ -116,17 +117,43 @@ def optimizer_instances_divide(run: ResolvedRun) -> Iterator[Finding]:
 
 @rule("pipeline-split", "error", source="megatron/core/transformer/transformer_block.py get_num_layers_to_build")
 def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
-    """Megatron's validators check all other ways to set stages, but not `num_virtual_stages_per_pipeline_rank`."""
+    """Of `num_virtual_stages_per_pipeline_rank` in any run; of other ways to set stages where no validator of Megatron
+    checks them."""
     uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern",
               "pipeline_model_parallel_layout")  # fmt: skip
     accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     stages, layers, pp = run.integer("num_virtual_stages_per_pipeline_rank"), run.integer("num_layers"), run.layout.pp
-    if stages < 2 or pp < 2 or any(map(run.on, (*uneven, *accounted))):
+    least = 2
+    if run.engine.validators == "none":
+        stages, least = max(stages, 1), 1
+    if stages < least or pp < 2 or any(map(run.on, (*uneven, *accounted))):
         return
     if layers % (pp * stages):
         message = f"{layers} layers cannot be divided into PP {pp} x VP {stages} = {pp * stages} equal stages"
+        if stages == 1:
+            message = f"{layers} layers cannot be divided into PP {pp} equal stages"
         fix = "use another VP, pipeline_model_parallel_layout, or account_for_embedding/loss_in_pipeline_split"
         yield Finding(message, run.where("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size"), fix)
+
+
+@rule("pipeline-layout", "error", source="megatron/core/transformer/pipeline_parallel_layer_layout.py:40-106")
+def pipeline_layout_has_every_layer(run: ResolvedRun) -> Iterator[Finding]:
+    """Where no validator of Megatron reads the layout."""
+    text, wanted = run.value("pipeline_model_parallel_layout"), run.integer("num_layers")
+    if run.engine.validators != "none" or not isinstance(text, str) or not wanted:
+        return
+    pieces, where = parse_layout(text), run.where("pipeline_model_parallel_layout")
+    if pieces is None:
+        message = f"pipeline_model_parallel_layout '{text[:60]}' is not a layout of a pipeline"
+        yield Finding(message, where, "write stages of E, t, m and L, such as `Ettt|tttL`")
+        return
+    layers = "".join(pieces)
+    if len(pieces) % run.layout.pp:
+        message = f"the layout has {len(pieces)} stages, which are not a multiple of PP {run.layout.pp}"
+        yield Finding(message, where, "write as many stages for each pipeline rank")
+    elif layers.count("t") != wanted or not (layers[0] == "E" and layers.count("L") == 1):
+        message = f"the layout has {layers.count('t')} layers t, and the model {wanted}"
+        yield Finding(message, where, "write one E first, a t for each layer, and one L")
 
 
 @rule("virtual-pipeline-batches", "error", source="megatron/core/pipeline_parallel/schedules.py:1133-1156; run")

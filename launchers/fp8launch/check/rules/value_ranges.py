@@ -104,6 +104,35 @@ RANGES: tuple[ValueRange, ...] = (
 )
 
 
+# Sizes of a model, at least 1 each. Megatron's classes are built of a negative one until a tensor is, or run without
+# a message: `num_query_groups` below 1 divides the heads by what is left.
+_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+    "vocab_size", "padded_vocab_size", "seq_length", "max_position_embeddings", "moe_ffn_hidden_size", "kv_lora_rank",
+    "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups",
+    "mamba_num_heads",
+)  # fmt: skip
+# Sizes that are 0 where a model does not have the part.
+_SIZES_OR_NONE = (
+    "num_experts", "mtp_num_layers", "moe_shared_expert_intermediate_size", "q_lora_rank",
+)  # fmt: skip
+
+
+@rule(
+    "model-size",
+    "error",
+    source="torch.nn.Parameter and the divisions of megatron/core/transformer/transformer_config.py, __post_init__",
+    says=r"(division|modulo) by zero|negative dimension",
+)
+def sizes_are_positive(run: ResolvedRun) -> Iterator[Finding]:
+    for least, dests in ((1, _SIZES), (0, _SIZES_OR_NONE)):
+        for dest in dests:
+            size = run.given.get(dest)
+            if isinstance(size, int) and size < least:
+                message = f"{dest} is {size}, but must be at least {least}"
+                yield Finding(message, run.where(dest), "correct it, or remove it")
+
+
 @rule(
     "value-range",
     "error",

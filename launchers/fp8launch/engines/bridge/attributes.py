@@ -83,7 +83,7 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
     for field, value in _fields(recipe):
         name = attribute_of(field)
         if name is not None:
-            found[name] = attribute_value(value)
+            found[name] = attribute_value(name, value)
     if recipe.sections.get("comm_overlap"):
         found.setdefault("ddp_bucket_size", _BUCKET)
     # Megatron-LM states the gradients' type the other way round.
@@ -111,7 +111,7 @@ def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> 
     for field, setting in settings.items():
         name = attribute_of(field)
         if name is not None:
-            result[name] = attribute_value(setting.value)
+            result[name] = attribute_value(name, setting.value)
     if (result.get("tensor_model_parallel_size") or 1) < 2:
         result["tp_comm_overlap"] = False  # as Bridge does when it sets a run up
     return {name: value for name, value in result.items() if value is not None}

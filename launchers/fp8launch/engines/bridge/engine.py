@@ -20,7 +20,15 @@ from fp8launch.engines.base import (
     StepArguments,
 )
 from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.fields import AXES, DERIVED, attribute_of, fields_of, hydra
+from fp8launch.engines.bridge.fields import (
+    AXES,
+    DERIVED,
+    attribute_of,
+    blend_prefixes,
+    fields_of,
+    flat,
+    hydra,
+)
 from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings, size
 from fp8launch.engines.bridge.spelling import spelled
@@ -174,9 +182,22 @@ class Bridge(Engine):
         return Entry(program="bridge.py", title=f"Megatron-Bridge {_recipe(loaded).release}")
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
-        if recipe.bridge.model is None:
-            return ()
-        return [NeededFile(("bridge", "model"), str(PurePath(recipe.bridge.model, "config.json")))]
+        found: list[NeededFile] = []
+        if recipe.bridge.model is not None:
+            found.append(NeededFile(("bridge", "model"), str(PurePath(recipe.bridge.model, "config.json"))))
+        named: dict[tuple[str, ...], Any] = {("checkpoint", "load"): recipe.checkpoint.load}
+        for field, path, value in flat(recipe.bridge.overrides):
+            key = ("bridge", "overrides", *path)
+            if field == "checkpoint.pretrained_checkpoint":
+                named[key] = value
+            if field == "dataset.blend" and value is not None:
+                files = [f"{prefix}.{end}" for prefix in blend_prefixes(value) for end in ("bin", "idx")]
+                found += [NeededFile(key, file, "data-missing") for file in files]
+        for key, folder in named.items():
+            # What is saved where it is loaded from is there from the second start on.
+            if isinstance(folder, str) and folder != recipe.checkpoint.dir:
+                found.append(NeededFile(key, folder, "checkpoint-missing", "folder"))
+        return found
 
     def rehearsal(self, args: EngineArguments, layout: Layout, loaded: LoadedRecipe) -> StepArguments:
         from fp8launch.engines.bridge.rehearsal import step_arguments

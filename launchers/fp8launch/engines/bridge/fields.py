@@ -79,7 +79,7 @@ _KINDS = {"b": "true or false", "i": "a whole number", "f": "a number", "s": "a 
 _LETTERS = {bool: "b", int: "i", float: "f", str: "s", list: "l", type(None): "n"}
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 # Layers of a pipeline's layout, and the letters for them on Megatron-LM's command line.
-_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+PIPELINE_LAYERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 # What Hydra reads as another value than the text.
 _NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
@@ -120,20 +120,25 @@ def attribute_of(field: str) -> str | None:
     return name
 
 
-def attribute_value(value: Any) -> Any:
-    """Return a value as Megatron's arguments hold it: data types and the layout of a pipeline as short text."""
-    if isinstance(value, list) and value and all(isinstance(stage, list) for stage in value):
+def attribute_value(name: str, value: Any) -> Any:
+    """Return an attribute's value as Megatron's arguments hold it: data types and a pipeline's layout as short text."""
+    if name == "pipeline_model_parallel_layout" and isinstance(value, list):
         return pipeline_text(value)
     if isinstance(value, str):
         return _DTYPES.get(value, value)
     return value
 
 
+def are_stages(value: Sequence[Any]) -> bool:
+    """Return whether a value is the layers of each pipeline stage, by Megatron's names of them."""
+    return all(isinstance(stage, list) and set(map(str, stage)) <= PIPELINE_LAYERS.keys() for stage in value)
+
+
 def pipeline_text(stages: Sequence[Sequence[str]]) -> str:
     """Return the layers of each pipeline stage as Megatron-LM's command line has them, such as `Ettt|tttL`."""
     texts = []
     for stage in stages:
-        texts.append("".join(_LAYERS.get(layer, layer) for layer in stage))
+        texts.append("".join(PIPELINE_LAYERS.get(layer, layer) for layer in stage))
     return "|".join(texts)
 
 
@@ -146,6 +151,24 @@ def flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
                 yield below, (key, *path), found
         else:
             yield field, (key,), value
+
+
+def blend_prefixes(blend: Any) -> list[str]:
+    """Return the paths of a blend as Bridge has it, `[[PATH, ...], [WEIGHT, ...]]` or `[[PATH, ...], null]`.
+
+    Without an ending, and empty for anything else.
+    """
+    if not isinstance(blend, list) or len(blend) != 2 or not isinstance(blend[0], list):
+        return []
+    paths: list[Any] = blend[0]
+    weights = blend[1]
+    if not all(isinstance(path, str) for path in paths):
+        return []
+    if weights is not None:
+        numbers = isinstance(weights, list) and all(type(weight) in (int, float) for weight in weights)
+        if not numbers or len(weights) != len(paths) or min(weights, default=0) < 0 or sum(weights) <= 0:
+            return []
+    return paths
 
 
 def hydra(field: str, value: Any) -> str:

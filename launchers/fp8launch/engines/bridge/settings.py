@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import Problem, UserError, nearest
-from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS, fields_of, flat, refused_value
+from fp8launch.engines.bridge.fields import (
+    OWN_KEYS,
+    PIPELINE_LAYERS,
+    SECTIONS,
+    are_stages,
+    blend_prefixes,
+    fields_of,
+    flat,
+    refused_value,
+)
 from fp8launch.engines.bridge.index import BridgeRecipe
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.untyped import as_int
@@ -96,6 +105,10 @@ def _not_of_bridge(field: str, value: Any, recipe: BridgeRecipe, where: str) -> 
         yield Problem("error", "unknown-bridge-field", message, where, fix)
         return
     taken = refused_value(known.get(name, ""), {below: value} if below else value)
+    if taken is None and field == "dataset.blend" and value is not None and not blend_prefixes(value):
+        taken = "[[PATH, ...], null] or [[PATH, ...], [WEIGHT, ...]], one positive weight per path"
+    if field == "model.pipeline_model_parallel_layout" and isinstance(value, list) and not are_stages(value):
+        taken = f"a text, or a list for each stage of words from {', '.join(PIPELINE_LAYERS)}"
     if taken is not None:
         shown = f"a field '{below}'" if below else json.dumps(value)
         message = f"'{section}.{name}' of Megatron-Bridge {release} takes {taken}, not {shown}"

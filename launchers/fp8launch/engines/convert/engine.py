@@ -23,6 +23,11 @@ from fp8launch.recipe import engine_sections
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
+# Keys of Hugging Face for the number of experts of a layer.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# Architectures that Bridge divides into stages by a layout or a layer pattern of their own.
+_OWN_STAGES = ("Sarvam", "NemotronH", "FalconH1", "DeepseekV4")
+
 
 class Convert(Engine):
     """Weights from a Hugging Face model to a checkpoint of Megatron, or back."""
@@ -116,10 +121,57 @@ def _refuse_sizes(path: Path, config: Mapping[str, object], loaded: LoadedRecipe
         if isinstance(size, str | float | bool) or (isinstance(size, int) and size < 1):
             message = f"'{name}' of {path} must be a whole number above 0, not {json.dumps(size)}"
             raise error("convert-model", message, where, "name a whole model")
-    heads, tp = config.get("num_attention_heads"), loaded.recipe.parallel.tp or 1
-    if isinstance(heads, int) and heads % tp:
-        message = f"--tp {tp} does not divide the {heads} attention heads of {path}"
-        raise error("convert-division", message, loaded.where("parallel", "tp"), f"use a divisor of {heads}")
+    sizes = loaded.recipe.parallel
+    for option, size in (("tp", sizes.tp), ("pp", sizes.pp), ("ep", sizes.ep)):
+        asked = size or 1
+        if why := undivided(config, option, asked):
+            allowed = [str(each) for each in range(1, max(asked, 64) + 1) if undivided(config, option, each) is None]
+            message = f"--{option} {asked} does not divide {path}: {why}"
+            raise error("convert-division", message, loaded.where("parallel", option), f"use {', '.join(allowed)}")
+
+
+def undivided(config: Mapping[str, object], option: str, ranks: int) -> str | None:
+    """Return why a model cannot be divided among so many ranks of --tp, --pp or --ep; None where nothing says so.
+
+    All of these were seen to end a conversion by Bridge 0.6.0 with Megatron-Core 0.19.2 in an assertion. `config` is
+    that of Hugging Face.
+    """
+    parts = config
+    if isinstance(nested := config.get("text_config"), Mapping):
+        parts = {**config, **nested}
+
+    def size(*names: str) -> int:
+        """The first of these that is stated as a number; 0 divides among any ranks."""
+        return next((found for name in names if type(found := parts.get(name)) is int), 0)
+
+    experts = size(*_EXPERTS)
+    has_experts = any("expert" in name and value for name, value in parts.items())
+    if option == "ep":
+        if ranks > 1 and not has_experts:
+            return "it has no experts"
+        return _remainder(experts, ranks, "experts")
+    if option == "pp":
+        named = config.get("architectures")
+        if isinstance(named, list) and str(named[0]).startswith(_OWN_STAGES):
+            return None
+        return _remainder(size("num_hidden_layers"), ranks, "layers")
+    heads = _remainder(size("num_attention_heads"), ranks, "attention heads")
+    groups = size("num_key_value_heads")
+    if heads is None and groups and groups % ranks and ranks % groups:
+        return f"{groups} groups of keys and values are neither a multiple nor a divisor of {ranks}"
+    # Experts are not divided by --tp.
+    width = 0 if has_experts else size("intermediate_size")
+    return (
+        heads
+        or _remainder(size("vocab_size"), ranks, "tokens of the vocabulary")
+        or _remainder(width, ranks, "channels of intermediate_size")
+    )
+
+
+def _remainder(size: int, ranks: int, what: str) -> str | None:
+    if size % ranks == 0:
+        return None
+    return f"{size} {what} are not a multiple of {ranks}"
 
 
 @functools.cache

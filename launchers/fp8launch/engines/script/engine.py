@@ -56,7 +56,7 @@ class Script(MegatronLM):
         return Entry(options=("--script", script), script=script, title=title)
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
-        return [NeededFile(("launch", "script"), recipe.launch.script or "", "script-missing")]
+        return [NeededFile(("launch", "script"), recipe.launch.script or "", "script-missing", planned=True)]
 
     def traits(self, recipe: Recipe) -> EntryTraits:
         # Megatron-LM's pretrain_gpt.py hands Megatron this default.

@@ -70,15 +70,16 @@ def _arguments(text: str) -> dict[str, str]:
 
 
 def check_bridge(release: str) -> None:
-    """Stop where Bridge is not installed; warn where it is another release than the recipe's."""
+    """Stop where Bridge is not installed; warn where it is another minor release than the recipe's."""
     found = bridge_release.installed()
     if found is None:
         worker.stop(
             worker.MACHINE_LACKS,
             f"Megatron-Bridge is not installed for {sys.executable}; run in an image of NeMo, or set PYTHONPATH",
         )
-    if release and found[1] != release and os.environ["RANK"] == "0":
-        print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {found[1]}", file=sys.stderr)
+    there = found[1] or "of an unknown release"
+    if release and there.split(".")[:2] != release.split(".")[:2] and os.environ["RANK"] == "0":
+        print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {there}", file=sys.stderr)
 
 
 def import_bridge(ours: argparse.Namespace) -> None:
