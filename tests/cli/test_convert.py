@@ -18,8 +18,10 @@ import pytest
 
 from fp8launch import cli
 from fp8launch.check.checker import check
+from fp8launch.injob.rank.convert_checks import _SETTINGS
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
 from fp8launch.job.prepared import prepare
+from fp8launch.megatron.schema import load_schema
 from fp8launch.submit.conversion import conversion
 
 Ask = Callable[..., Any]
@@ -228,7 +230,7 @@ def test_no_run_starts_from_weights_of_another_model(
 ) -> None:
     weights = tmp_path / "weights"
     checkpoint(weights)
-    settings = {"rotary_base": 500000.0, "num_layers": 2, "norm_epsilon": 1e-5}
+    settings = {"rotary_base": 500000.0, "num_layers": 2, "layernorm_epsilon": 1e-5}
     (weights / CONVERSION_RECORD).write_text(json.dumps({"settings": settings}))
     recipe = write("r.yaml", f"extends: tiny_cpu\nmodel: {{rotary_base: 10000}}\ncheckpoint: {{load: {weights}}}\n")
 
@@ -239,7 +241,16 @@ def test_no_run_starts_from_weights_of_another_model(
     assert any("without an optimizer's state" in message for message in found())
     told = found("megatron.finetune=true")
     assert len(told) == 1 and "rotary_base is 10000, but 500000.0" in told[0]
-    assert found("megatron.finetune=true", "model.rotary_base=500000") == []
+    same = ("megatron.finetune=true", "model.rotary_base=500000")
+    assert found(*same) == []
+    (told,) = found(*same, "model.norm_epsilon=0.001")
+    assert "layernorm_epsilon is 0.001, but 1e-05" in told
+
+
+def test_settings_are_compared_by_names_that_megatrons_arguments_have() -> None:
+    """Under another name a setting of the run is never found, and never differs."""
+    for name in _SETTINGS.values():
+        assert load_schema("0.19").setting(name), name
 
 
 @pytest.mark.parametrize(

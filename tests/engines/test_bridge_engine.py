@@ -16,13 +16,14 @@ from fp8launch.check.memory import TIGHT
 from fp8launch.cli import run
 from fp8launch.engines.bridge.attributes import PARTS, of_recipe, with_settings
 from fp8launch.engines.bridge.engine import TASKS, TRAINED_RELEASES
-from fp8launch.engines.bridge.fields import fields_of, flat, hydra, refused_value
+from fp8launch.engines.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
 from fp8launch.engines.bridge.index import recipes_of
 from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.memory import estimate
+from fp8launch.megatron.schema import load_schema
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 OLDER = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_v1_config"
@@ -288,6 +289,7 @@ def test_files_that_bridge_reads_must_exist(tmp_path: Path) -> None:
         (["model.pipeline_model_parallel_layout=[[embedding,decoder],[decoder,loss]]"], ["pipeline-layout"]),
         (["model.pipeline_model_parallel_layout=stages"], ["pipeline-layout"]),
         (["model.num_layers=31"], ["pipeline-split"]),
+        (["model.num_layers=31", "model.num_layers_in_first_pipeline_stage=15"], []),
     ],
 )
 def test_stages_without_a_validator_of_megatron(sets: list[str], code: list[str]) -> None:
@@ -410,6 +412,13 @@ def test_hydra_reads_the_values_back() -> None:
 def test_overrides_are_flat_however_they_are_nested() -> None:
     found = {field: value for field, _, value in flat({"a": {"b": 1, "c": {"d": 2}}, "e.f": 3, "g": {}})}
     assert found == {"a.b": 1, "a.c.d": 2, "e.f": 3, "g": {}}
+
+
+def test_attributes_of_other_names_are_those_of_megatrons_arguments() -> None:
+    known = {flag.dest for flag in load_schema("0.19").flags()}
+    assert set(ATTRIBUTES.values()) <= known
+    one = prepare(LLAMA, ["model.layernorm_epsilon=0.01"])
+    assert one.args.attributes["layernorm_epsilon"] == 0.01 and "norm_epsilon" not in one.args.attributes
 
 
 def test_the_fields_of_the_release_are_known() -> None:

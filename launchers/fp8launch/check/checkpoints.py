@@ -19,6 +19,8 @@ from fp8launch.recipe.sections import Survive
 from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.untyped import as_int
 
+# Flags that set an attribute of another name.
+_FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}
 
 
@@ -76,7 +78,8 @@ def _converted(
         mine = of_run.get(name)
         if mine is not None and mine != value:
             message = f"{name} is {mine}, but {value} in the model that {text} was converted from"
-            fix = f"set model.{name}: {json.dumps(value)}"
+            key = _FLAGS.get(name, name)
+            fix = f"set model.{key}: {json.dumps(value)}"
             yield Problem("error", "converted-weights", message, args.attribute_places.get(name, where), fix)
 
 

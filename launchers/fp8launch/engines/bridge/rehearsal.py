@@ -30,13 +30,6 @@ _NOT_BUILT = {
     "wan_": "diffusion models",
     "deepseek_v4_": "models with DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,",
 }
-# Megatron-LM's attribute for one of Bridge's, where it has another name.
-_NAMES = {
-    "use_te_rng_tracker": "te_rng_tracker",
-    "norm_epsilon": "layernorm_epsilon",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-}
 # Megatron-LM computes them from other arguments, or they say where Bridge reads a model from.
 _COMPUTED = frozenset(
     (
@@ -77,7 +70,7 @@ def step_arguments(
         if name in _COMPUTED:
             continue
         flag_is_refused = name in _PAST_THE_COMMAND_LINE and not run.get(_PAST_THE_COMMAND_LINE[name] or "")
-        found = _flag(_NAMES.get(name, name), value, schema)
+        found = _flag(name, value, schema)
         if found is None or flag_is_refused:
             config[name] = value
         elif found[1] is not None:

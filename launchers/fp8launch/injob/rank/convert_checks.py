@@ -12,7 +12,8 @@ from fp8launch.injob.rank import worker
 from fp8launch.injob.rank.convert_output import of_all_ranks
 
 LOAD = "megatron.bridge.training.checkpointing"
-# Sizes and settings that must be the same on both sides: by TransformerConfig's name, and by Megatron-LM's argument.
+# Sizes and settings that must be the same on both sides: by TransformerConfig's name, and by the attribute of
+# Megatron-LM's arguments.
 _SETTINGS = {
     "num_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -21,7 +22,7 @@ _SETTINGS = {
     "num_query_groups": "num_query_groups",
     "kv_channels": "kv_channels",
     "normalization": "normalization",
-    "layernorm_epsilon": "norm_epsilon",
+    "layernorm_epsilon": "layernorm_epsilon",
     "qk_layernorm": "qk_layernorm",
     "gated_linear_unit": "swiglu",
     "position_embedding_type": "position_embedding_type",
