@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import Made, of, write_run
 
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import (
@@ -93,3 +97,22 @@ def test_a_gpu_as_an_axis_has_the_drivers_name_for_it_too() -> None:
 )  # fmt: skip
 def test_kinds(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+def test_a_field_is_compared_in_effect_however_it_was_set(tmp_path: Path) -> None:
+    """Two facts of one field contradicted each other, and experts' settings of a dense model were said to differ."""
+    arguments = {"num_experts": None, "cross_entropy_fusion_impl": "native", "moe_token_dispatcher_type": "allgather"}
+    ours = write_run(
+        tmp_path / "ours",
+        Made(arguments=arguments),
+        environment={
+            "FP8LAUNCH_CONFIG": json.dumps({"cross_entropy_fusion_impl": "te", "fused_single_qkv_rope": True})
+        },
+    )
+    other = {**arguments, "cross_entropy_fusion_impl": "te", "moe_token_dispatcher_type": "alltoall"}
+    theirs = write_run(tmp_path / "theirs", Made(arguments=other))
+    found = {one.name: one.values for one in of(ours, theirs).differences}
+    assert "cross_entropy_fusion_impl" not in found
+    assert "config cross_entropy_fusion_impl" not in found
+    assert "moe_token_dispatcher_type" not in found
+    assert set(found["config fused_single_qkv_rope"].values()) == {True, "unset"}

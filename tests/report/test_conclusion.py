@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_study
+from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
 
 from fp8launch.report.conclusion import conclusion
 
@@ -26,6 +26,17 @@ def test_of_learning_rates_it_is_about_the_loss(tmp_path: Path) -> None:
     assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001, below lr 0.0003 (")
     assert learning(tmp_path / "b", 0.0, 3).startswith("No difference in loss seen between lr ")
     assert learning(tmp_path / "c", 0.1, 1).endswith("single runs, so the noise between runs is not known.")
+
+
+def test_of_two_programs_it_is_about_the_speed(tmp_path: Path) -> None:
+    """Beside a peer that learns otherwise, the loss of three repeats each was called the result."""
+    folders = []
+    for program, lr, ms in (("Megatron-Bridge 0.6.0", 3e-4, 750), ("Hugging Face Accelerate", 3e-5, 1000)):
+        for repeat in (1, 2, 3):
+            made = Made(ms=lambda i, ms=ms: ms + 7 * i % 11, iterations=40, arguments={"lr": lr})
+            folders.append(write_run(tmp_path / f"{program}{repeat}", made, engine={"entry": program}))
+    found = conclusion(of(*folders, gpu=None))
+    assert found.startswith("Megatron-Bridge 0.6 was fastest: Hugging Face Accelerate reached 0.75× of it (")
 
 
 def pair(root: Path, ms: float, spread: float) -> str:

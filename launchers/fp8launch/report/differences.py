@@ -212,7 +212,7 @@ def facts_of_axis(key: str) -> set[str]:
     if section == "env":
         return {f"env {name}"}
     if section == "launch.config":
-        return {f"config {name}"}
+        return {f"config {name}", name}
     if key == "resources.gpu":
         return {"gpu", "GPU"}
     if key == "container.image":

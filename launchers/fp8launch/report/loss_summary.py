@@ -83,12 +83,12 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
 
 
 def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
-    """Return whether rows of one precision and one amount of work differ in how they learn (learning rate, seed,
+    """Return whether rows of one program, precision and amount of work differ in how they learn (learning rate, seed,
     optimizer): then the loss is the result."""
     alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for runs in filter(None, rows):
         facts = runs[0].facts
-        work = _texts(facts, ("precision", *sorted(UNLIKE)))
+        work = _texts(facts, ("precision", "script", *sorted(UNLIKE)))
         alike.setdefault(work, set()).add(_texts(facts, LEARNING))
     return any(len(different) > 1 for different in alike.values())
 

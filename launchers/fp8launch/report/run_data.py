@@ -234,7 +234,23 @@ def _run_data(
     if precision:
         facts["precision"] = precision
     facts |= more or {}
+    facts = _in_effect(facts)
     return RunData(name, report, {fact: _without_secret(fact, value) for fact, value in facts.items()}, **rest)
+
+
+def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
+    """What holds in the run: a field of `launch.config` in place of its argument; nothing of experts without any."""
+    found = {}
+    overlay = {}
+    for name, value in facts.items():
+        if name.startswith("moe_") and not facts.get("num_experts"):
+            continue
+        kind, _, field = name.partition(" ")
+        if kind == "config" and field in facts:
+            overlay[field] = value
+        else:
+            found[name] = value
+    return found | overlay
 
 
 def _without_secret(name: str, value: object) -> object:

@@ -31,6 +31,7 @@ _SHORT = {
     "expert_model_parallel_size": "EP",
     "use_megatron_fsdp": "FSDP",
     "use_torch_fsdp2": "FSDP2",
+    "sharding": "",
     "micro_batch_size": "MBS",
     "global_batch_size": "GBS",
     "recompute_granularity": "recompute",

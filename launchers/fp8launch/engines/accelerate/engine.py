@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
-from fp8launch.engines.base import EngineArguments, EngineDescription, Entry, EntryTraits, Setting
+from fp8launch.engines.base import EngineArguments, EngineDescription, Entry, EntryTraits
 from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
@@ -50,23 +50,6 @@ ALWAYS: Mapping[str, object] = {
     "log_interval": 1,
     "split": None,
 }
-# Megatron's nearest settings, for comparisons.
-_ZERO3: Mapping[str, str | bool] = {
-    "use_distributed_optimizer": True,
-    "use_megatron_fsdp": True,
-    "data_parallel_sharding_strategy": "optim_grads_params",
-}
-_IN_MEGATRON: Mapping[str, Mapping[str, str | bool]] = {
-    "ddp": {},
-    "zero1": {"use_distributed_optimizer": True},
-    "zero2": {
-        "use_distributed_optimizer": True,
-        "use_megatron_fsdp": True,
-        "data_parallel_sharding_strategy": "optim_grads",
-    },
-    "zero3": _ZERO3,
-    "fsdp2": _ZERO3,
-}
 # The libraries of FP8, and the recipes that Accelerate's integration offers of each.
 RECIPES = {"torchao": ("tensorwise",), "transformer_engine": ("delayed", "mxfp8")}
 _NOT_HERE = {
@@ -99,11 +82,6 @@ class Accelerate(MegatronLM):
                 message = f"`{section}.{key}` has no meaning for `engine: accelerate`"
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
         yield from _precision_problems(loaded)
-
-    def settings(self, recipe: Recipe) -> Iterator[Setting]:
-        yield from super().settings(recipe)
-        for flag, value in _IN_MEGATRON[recipe.accelerate.sharding or "ddp"].items():
-            yield flag, value, ("accelerate", "sharding")
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
@@ -190,7 +168,7 @@ def _library_with(recipe: str) -> str | None:
 
 def _is_done(flag: str, value: object) -> bool:
     """Whether Accelerate's program reads a flag, or does always what the flag asks for."""
-    if flag in READ or flag in _ZERO3:
+    if flag in READ:
         return True
     return flag in ALWAYS and ALWAYS[flag] in (None, value)
 
