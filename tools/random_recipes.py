@@ -13,8 +13,9 @@ TOP = Path(__file__).resolve().parents[1]
 MODELS = sorted(path.stem for path in (TOP / "recipes/models").glob("*.yaml") if path.stem != "tiny")
 EXPERTS = ("deepseek_v3", "gpt_oss_120b", "gpt_oss_20b", "kimi_k2", "mixtral_8x7b", "qwen3_235b_a22b", "qwen3_30b_a3b")
 LATENT = ("deepseek_v3", "kimi_k2")
-HOPPER = ("h100", "h200")
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
+# Mostly one GPU of each kind: a rehearsal imports its software anew for another.
+HOPPER = ("h100", "h100", "h100", "h100", "h200")
+BLACKWELL = ("b200", "b200", "b200", "gb300", "gb300", "gb300", "b300", "gb200")
 ON_HOPPER = ("bf16", "tensorwise", "delayed", "blockwise")
 ON_BLACKWELL = ("bf16", "tensorwise", "delayed", "mxfp8", "nvfp4")
 # Releases of Transformer Engine beside each Megatron.
@@ -217,7 +218,7 @@ class Draw:
             self.tp, self.pp, self.cp = (2 if kind == name else 1 for name in ("tp", "pp", "cp"))
         else:
             self.tp = self.pick((1, 1, 2, 4, 8))
-            self.pp = self.pick((1, 1, 2, 4, 8)) if not self.fsdp else 1
+            self.pp = self.pick((1, 1, 1, 2, 2, 4)) if not self.fsdp else 1
             self.cp = self.pick((1, 1, 1, 2, 4))
             if self.experts and self.chance(0.6):
                 self.tp = 1
@@ -241,14 +242,14 @@ class Draw:
             parallel["vp"] = self.vp
         self.recipe["parallel"] = parallel
         self.recipe["resources"] = {"nodes": nodes, "gpus_per_node": gpus_per_node, "time": "00:30:00"}
-        micro = self.pick((1, 1, 2, 4))
+        micro = self.pick((1, 1, 2, 4) if self.gpus else (1, 1, 2))
         accumulation = self.pick((1, 2, 4) if self.pp < 4 else (1, 2)) * self.pp
         self.recipe["batch"] = {
             "micro": micro, "global": micro * dp * accumulation, "sequence": self.pick((1024, 2048, 4096, 8192)),
         }  # fmt: skip
         self.recipe["train"] = {"iterations": 3 if self.gpus else 50, "lr": 3.0e-4, "min_lr": 3.0e-5, "warmup": 1}
         if not self.gpus and (self.chance(0.95) or self.pp > 1):
-            layers = self.pp * self.vp * self.pick((1, 2) if self.pp > 2 else (1, 2, 3, 4))
+            layers = self.pp * self.vp * self.pick((1, 1, 2) if self.pp > 1 else (1, 2, 3))
             self.recipe.setdefault("model", {}).update({"num_layers": layers, **self._fewer(layers)})
 
     def _fewer(self, layers: int) -> dict[str, Any]:

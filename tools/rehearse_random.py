@@ -33,7 +33,7 @@ from fp8launch.job.prepared import prepare
 from random_recipes import drawn
 from rehearsal_runs import checked, close_servers, imports, one
 
-BATCH = 240
+BATCH = 720
 # Every so manyth recipe is rehearsed in as many roles as asked for, the others in the first.
 ALL_ROLES = 4
 # Estimated GiB of a run; six share an H200. What none of its hosts has.

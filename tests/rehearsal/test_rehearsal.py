@@ -194,10 +194,24 @@ def test_a_decay_at_the_end_keeps_its_length() -> None:
     assert shrink(values, run.layout).values["lr_wsd_decay_iters"] == 1
 
 
+def test_an_experts_capacity_is_no_more_than_all_tokens() -> None:
+    run = prepare("qwen3_30b_a3b_tensorwise_h100")
+    chosen = run.args.values["moe_router_topk"]
+    assert isinstance(chosen, int)
+    small = shrink({**run.args.values, "moe_expert_capacity_factor": 1.25}, run.layout).values
+    assert isinstance(small["num_experts"], int)
+    assert small["num_experts"] >= 1.25 * chosen
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "layers"),
     [
         ("llama8b_fp8", {"recompute_num_layers": 8}, {"num_layers": (32, 2), "recompute_num_layers": (8, 1)}),
+        (
+            "llama8b_fp8",
+            {"cpu_offloading_num_layers": 1, "account_for_loss_in_pipeline_split": True, "recompute_num_layers": None},
+            {"num_layers": (32, 3)},
+        ),
         ("llama8b_fp8", {"recompute_num_layers": 32}, {"num_layers": (32, 2), "recompute_num_layers": (32, 2)}),
         ("llama70b_tensorwise_gb200", {}, {"num_layers": (80, 2), "cpu_offloading_num_layers": (46, 1)}),
         (

@@ -7,6 +7,7 @@ them by: a size that does not divide still does not, and one that does still doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -160,7 +161,8 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
         for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     )
     whole = chunks * chunk
-    put("num_layers", min(layers, whole - counted if whole > counted else 2 * whole - counted))
+    offloaded = min(_whole(values, "cpu_offloading_num_layers") or 0, max(chunk - 1, 1))  # of more layers than these
+    put("num_layers", min(layers, whole - counted if whole - counted > offloaded else 2 * whole - counted))
     for flag in some:
         part = _whole(values, flag) or 0
         put(flag, chunk if part >= usual else min(part, chunk - 1))
@@ -230,7 +232,10 @@ def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
         return
     chosen = _whole(values, "moe_router_topk") or 2
     local = experts // layout.ep
-    needed = -(-chosen // layout.ep)
+    # An expert's capacity is no more than all tokens, as it is among all experts.
+    factor = values.get("moe_expert_capacity_factor")
+    room = chosen * max(factor, 1) if isinstance(factor, (int, float)) else chosen
+    needed = math.ceil(room / layout.ep)
     put("num_experts", layout.ep * min(local, max(needed, 2)))
 
 
