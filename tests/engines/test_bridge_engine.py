@@ -334,6 +334,14 @@ def test_every_run_that_nvidia_publishes_fits_by_the_estimate() -> None:
     assert sum(part > TIGHT for part in parts.values()) == 12
 
 
+def test_a_release_may_read_less_of_a_model() -> None:
+    """`aux_loss_alpha` of DeepSeek-V3's configuration is read since 0.6 (deepseek_v3_bridge.py)."""
+    name = "bridge:deepseek_v3_pretrain_256gpu_b200_bf16_v2_config"
+    assert prepare(name, ["bridge.release=0.4.0"]).args.attributes["moe_aux_loss_coeff"] == 1e-4
+    newer = "bridge:deepseek_v3_pretrain_256gpu_gb200_fp8mx_config"
+    assert prepare(newer, ["bridge.release=0.6.0"]).args.attributes["moe_aux_loss_coeff"] == 1e-3
+
+
 def test_a_pipeline_layout_of_lists_is_megatrons_text() -> None:
     """Without it the memory of DeepSeek-V3 in many stages was not estimated."""
     one = prepare("bridge:deepseek_v3_pretrain_256gpu_gb200_fp8mx_config")

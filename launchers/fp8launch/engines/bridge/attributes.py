@@ -44,6 +44,8 @@ _OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
     "qwen3_30b_a3b": _QWEN3,
     "qwen3_235b_a22b": _QWEN3,
 }
+# The same up to 0.5, where the bridge did not read `aux_loss_alpha` of the model.
+_UP_TO_0_5: Mapping[str, Mapping[str, Any]] = {"deepseek_v3": {"moe_aux_loss_coeff": 1e-4}}
 # Bridge overlaps the data parallel traffic of more than one replica in buckets of so many elements (comm_overlap.py).
 _BUCKET = 128 * 1024 * 1024
 # Megatron's attribute for a key of a Hugging Face configuration: the sizes that a model of the same kind may change.
@@ -99,7 +101,10 @@ def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for hub in recipe.hub:
         if hub in PARTS:
-            found |= {**_model(PARTS[hub], MEGATRON[recipe.release]), **_OF_BRIDGE.get(PARTS[hub], {})}
+            part = PARTS[hub]
+            found |= {**_model(part, MEGATRON[recipe.release]), **_OF_BRIDGE.get(part, {})}
+            if recipe.release < "0.6":
+                found |= _UP_TO_0_5.get(part, {})
         else:
             found |= _shapes().get(hub, {})
     return found
