@@ -97,6 +97,11 @@ def test_what_ends_a_command_is_said_in_json(
     assert refused(ask("estimate", "tiny_cpu", "--json", expect=status))["code"] == code
 
 
+@pytest.mark.parametrize(("form", "key", "begin"), [("sbatch", "script", "#!/bin/bash"), ("yaml", "yaml", "name: ")])
+def test_a_rendered_text_is_a_value(ask: Ask, form: str, key: str, begin: str) -> None:
+    assert ask("render", "tiny_cpu", "--as", form, "--json")[key].startswith(begin)
+
+
 def test_a_dry_run_of_a_run_holds_its_script(ask: Ask, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("submit", "tiny_cpu", "--backend", "sbatch", "--dry-run")
     found = ask(*words, "--json")
