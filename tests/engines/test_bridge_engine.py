@@ -12,7 +12,6 @@ import pytest
 from support import only, refused
 
 from fp8launch.check.checker import check
-from fp8launch.check.memory import TIGHT
 from fp8launch.cli import run
 from fp8launch.engines.bridge.attributes import PARTS, of_recipe, with_settings
 from fp8launch.engines.bridge.engine import TASKS, TRAINED_RELEASES
@@ -22,7 +21,7 @@ from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
-from fp8launch.megatron.memory import estimate
+from fp8launch.megatron.memory import TIGHT, estimate
 from fp8launch.megatron.schema import load_schema
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"

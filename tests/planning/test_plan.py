@@ -20,8 +20,9 @@ from fp8launch.engines.bridge.index import find, recipes_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
 from fp8launch.planning.change import Target
-from fp8launch.planning.divisions import divisions, stage_layout
-from fp8launch.planning.layouts import fits
+from fp8launch.planning.divisions import divisions
+from fp8launch.planning.fitting import fits
+from fp8launch.planning.pipelines import stage_layout
 from fp8launch.planning.savings import layer_recomputes, module_recomputes
 from fp8launch.planning.search import search
 from fp8launch.planning.speeds import speeds

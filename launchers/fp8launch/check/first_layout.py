@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fp8launch.check.memory import TIGHT, run_estimate
+from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun
-from fp8launch.megatron.memory import MIB
+from fp8launch.megatron.memory import MIB, TIGHT
 
 # Share of a step that each doubling of a parallelism is assumed to cost, and recomputation of a part of the layers.
 DOUBLING = {"tp": 0.08, "pp": 0.06, "ep": 0.03}

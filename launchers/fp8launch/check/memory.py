@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.megatron.architecture import division, microbatches
-from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate
+from fp8launch.megatron.memory import MIB, TIGHT, MemoryEstimate, Term, estimate
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
-# Closer than this to what the GPU has, an allocator under pressure slows the run or ends it: measured, a run at 97 %
-# ran 12 % slower for a while and then out of memory.
-TIGHT = 0.94
 # What the estimate promises for software and models that were not measured. An error stops a submission, so it takes
 # a run that would not fit even if the estimate were that much too high: NVIDIA ships its 8B FP8 example for 8 x H100,
 # and by this estimate it needs 3 % more than they have.

@@ -20,9 +20,11 @@ from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.hardware.gpus import GPUS
+from fp8launch.megatron.memory import TIGHT
 from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
-from fp8launch.planning.layouts import FILLED, Search, fits
+from fp8launch.planning.fitting import fits
+from fp8launch.planning.layouts import Search
 from fp8launch.planning.search import not_varied, search
 from fp8launch.planning.term_groups import difference
 from fp8launch.recipe.load import load_recipe
@@ -114,7 +116,7 @@ def plan(
         _show(planned, found, bases, target, refused)
         if own is not None and sort == "speed":
             echo()
-            echo(_of_own(own, planned[0], target))
+            echo(_of_own(own, planned[0], found, target))
     files.print_next_step(cluster)
     return 0
 
@@ -131,7 +133,7 @@ def _nothing(found: Search, bases: Sequence[Change], target: Target, refused: Se
         least = found.misses[0]
         message = (
             f"the model does not fit {on}: the smallest layout found ({least.short}) needs "
-            f"{least.memory.total / 2**30:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}"
+            f"{least.memory.total / 2**30:,.0f} GiB, more than {TIGHT:.0%} of {target.gpu.memory_gib:g}"
         )
         return error("does-not-fit", message, "--gpus", "use more GPUs, or GPUs with more memory", ANSWER_IS_NO)
     if not found.legal:
@@ -190,8 +192,8 @@ def _show(
     echo()
     show_step_time(planned[0].step)
     if found.misses:
-        usable = FILLED * target.gpu.memory_gib
-        eprint(f"does not fit {usable:.2f} GiB ({FILLED:.0%} of {target.gpu.memory_gib:g}), whatever is saved:")
+        usable = TIGHT * target.gpu.memory_gib
+        eprint(f"does not fit {usable:.2f} GiB ({TIGHT:.0%} of {target.gpu.memory_gib:g}), whatever is saved:")
     for miss in found.misses:
         eprint(f"  {miss.memory.total / 2**30:,.2f} GiB: {miss.sizes}")
     for reason in refused[:3]:
@@ -218,10 +220,15 @@ def _indivisible(target: Target) -> str:
     )
 
 
-def _of_own(own: Planned, best: Planned, target: Target) -> str:
+def _of_own(own: Planned, best: Planned, found: Search, target: Target) -> str:
     """How the recipe's own layout compares with the best one."""
     text = f"the recipe's own layout ({own.layout.short}) "
     if not fits(own.layout.memory, target):
         need = own.layout.memory.total / 2**30
-        text += f"needs {need:,.0f} GiB, more than {FILLED:.0%} of {target.gpu.memory_gib:g}; it "
-    return text + f"is predicted to be {difference(own.step, best.step)}"
+        text += f"needs {need:,.0f} GiB, more than {TIGHT:.0%} of {target.gpu.memory_gib:g}; it "
+    text += f"is predicted to be {difference(own.step, best.step)}"
+    alike = next((layout for layout in found.layouts if layout.family == own.layout.family), None)
+    if alike is None or alike.step.ms > 0.99 * own.step.ms or alike.step.ms <= best.step.ms:
+        return text
+    behind = alike.step.ms / best.step.ms - 1
+    return f"{text}; the best layout of these sizes ({alike.short}) is {behind:.1%} slower"

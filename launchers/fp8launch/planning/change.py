@@ -21,6 +21,12 @@ class Change:
         return Change({**self.args, **other.args}, {**self.overrides, **other.overrides})
 
 
+def switched_off(args: Mapping[str, Any], *flags: str) -> Change:
+    """What takes flags away that a run has."""
+    on = [flag for flag in flags if args.get(flag)]
+    return Change(dict.fromkeys(on, False), {f"megatron.{flag}": "null" for flag in on})
+
+
 def _everything(overrides: Mapping[str, str]) -> bool:
     return True
 

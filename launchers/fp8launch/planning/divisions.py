@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.model_arithmetic import (
     Arguments,
     hybrid_layers,
-    layer_count,
     layer_kinds,
     mamba_mixer,
     query_groups,
     virtual_stages,
     whole,
 )
-from fp8launch.planning.change import Change, Target
+from fp8launch.planning.change import Change, Target, switched_off
 from fp8launch.planning.execution import dispatcher
+from fp8launch.planning.pipelines import pipelines
 
 MICRO_BATCHES = (1, 2, 4, 8)
 MOST_STAGES = 64
-MOST_VIRTUAL = 20
-# How much more layers the largest stage may have than an even split gives it.
-UNEVEN = 1.06
 
 
 def divisions(args: Arguments, target: Target) -> Iterator[Change]:
@@ -61,20 +57,15 @@ def _divided(
         },
     )
     if tp == 1:
-        change = change.then(_switched_off(args, "tp_comm_overlap"))
-    pipelines = list(_pipelines(args, pp, microbatches))
+        change = change.then(switched_off(args, "tp_comm_overlap"))
+    splits = list(pipelines(args, pp, microbatches))
     for experts in _experts(args, target, tp, pp):
-        for pipeline in pipelines:
+        for pipeline in splits:
             divided = change.then(experts).then(pipeline).then(_no_fsdp(args))
             yield divided.then(_no_expert_overlap(args, divided.args, pp))
         plain = not whole(args, "num_experts") and hybrid_layers(args) is None
         if pp == 1 and tp == 1 and plain and target.gpus // cp > 1:
-            yield change.then(experts).then(pipelines[0]).then(_fsdp())
-
-
-def _switched_off(args: Arguments, *flags: str) -> Change:
-    on = [flag for flag in flags if args.get(flag)]
-    return Change(dict.fromkeys(on, False), {f"megatron.{flag}": "null" for flag in on})
+            yield change.then(experts).then(splits[0]).then(_fsdp())
 
 
 def _no_expert_overlap(args: Arguments, divided: Arguments, pp: int) -> Change:
@@ -82,7 +73,7 @@ def _no_expert_overlap(args: Arguments, divided: Arguments, pp: int) -> Change:
     and in pipelines without virtual stages (megatron/core/transformer/transformer_config.py)."""
     if whole(divided, "expert_model_parallel_size") != 1 and (pp == 1 or virtual_stages(divided, pp) > 1):
         return Change()
-    return _switched_off(args, "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
+    return switched_off(args, "overlap_moe_expert_parallel_comm", "delay_wgrad_compute")
 
 
 def _no_fsdp(args: Arguments) -> Change:
@@ -150,77 +141,6 @@ def _experts(args: Arguments, target: Target, tp: int, pp: int) -> Iterator[Chan
                 {"expert_model_parallel_size": ep, "expert_tensor_parallel_size": 1},
                 {"parallel.ep": str(ep), "parallel.etp": "1"},
             ).then(dispatcher(args, target, ep))
-
-
-_OF_ONE_PIPELINE = (
-    "pipeline_model_parallel_layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "num_layers_per_virtual_pipeline_stage",
-)
-
-
-def _pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
-    """The split of the layers over `pp` stages, plain and with virtual stages."""
-    layers, mtp = layer_count(args) or 0, whole(args, "mtp_num_layers") or 0
-    # What the recipe says of its own pipeline does not hold for another.
-    cleared = Change(
-        dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
-    )
-    cleared = cleared.then(
-        _switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    )
-    size = Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)})
-    if hybrid := hybrid_layers(args):
-        # The pattern alone says where stages begin; where it does not, they are even and not virtual.
-        pieces = len(hybrid.segments)
-        legal = pieces <= pp or (pp > 1 and microbatches % pp == 0)
-        if (pieces if pieces > 1 else layers) % pp == 0 and legal:
-            none = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
-            yield cleared.then(size).then(none)
-        return
-    for vp in range(1, MOST_VIRTUAL + 1 if pp > 1 and microbatches % pp == 0 else 2):
-        pieces = pp * vp
-        if pieces > layers + 2:
-            return
-        # Embedding and loss may take the place of a layer each; more uneven stages wait for the largest.
-        if -(-layers // pieces) * pieces > UNEVEN * (layers + 2):
-            continue
-        change = cleared.then(size)
-        if layers % pieces == 0 and not mtp:
-            stages = Change(
-                {"num_virtual_stages_per_pipeline_rank": vp if vp > 1 else None},
-                {"parallel.vp": str(vp) if vp > 1 else "null"},
-            )
-        elif pp > 1:
-            text = stage_layout(layers, mtp, pieces)
-            stages = Change(
-                {"pipeline_model_parallel_layout": text, "num_virtual_stages_per_pipeline_rank": None},
-                {"megatron.pipeline_model_parallel_layout": text, "parallel.vp": "null"},
-            )
-        else:
-            stages = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
-        yield change.then(stages)
-
-
-def stage_layout(layers: int, mtp: int, pieces: int) -> str:
-    """Megatron's text of a pipeline layout, as even as there is; the last and the first pieces are smaller."""
-    smaller = -layers % pieces
-    order = [pieces - 1, 0, *range(pieces - 2, 0, -1)]
-    counts = [-(-layers // pieces)] * pieces
-    for i in range(smaller):
-        counts[order[i % pieces]] -= 1
-    words = [_letters(count) for count in counts]
-    words[0] = "E" + words[0]
-    text = ""
-    for word, alike in itertools.groupby(words[:-1]):
-        times = len(list(alike))
-        text += f"({word}|)*{times}," if times > 1 else f"{word}|"
-    return text + words[-1] + "m" * mtp + "L"
-
-
-def _letters(layers: int) -> str:
-    return f"t*{layers}" if layers > 1 else "t" * layers
 
 
 def _powers(most: int) -> list[int]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from statistics import NormalDist
 
-from fp8launch.megatron.architecture import ATTENTION, MAMBA, MLP, Experts
+from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Experts
 from fp8launch.megatron.dtype_sizes import recomputed_modules
 from fp8launch.planning.host import host_time
 from fp8launch.planning.layer_communication import add_communication
@@ -32,9 +32,16 @@ ATTENTION_BACKWARD = 2.5
 
 def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
     """One layer of the parts `kind`."""
+    time = _passes(run, kind, quantized)
+    time.recompute = _recompute(run, time, kind, quantized)
+    time.host = host_time(run, kind, quantized, time.routed)
+    return time
+
+
+def _passes(run: Workload, kind: str, quantized: bool) -> LayerTime:
+    """Both passes of the parts `kind`, without what is recomputed."""
     time = LayerTime()
     recipe = run.recipe if quantized else "bf16"
-    experts = run.model.experts_of(kind)
     for linear in linears(run, kind):
         _add_product(run, time, linear, recipe if linear.quantized else "bf16")
     if ATTENTION in kind:
@@ -42,10 +49,8 @@ def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
     if MAMBA in kind and run.model.mamba:
         add_scan(run, time.forward, time.backward, run.model.mamba)
     _add_elementwise(run, time, kind, recipe)
-    _add_imbalance(run, time, experts)
+    _add_imbalance(run, time, run.model.experts_of(kind))
     add_communication(run, time, kind, recipe)
-    _add_recompute(run, time, kind)
-    time.host = host_time(run, kind, quantized, time.routed)
     return time
 
 
@@ -193,28 +198,41 @@ def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> N
 
 # --- recompute --------------------------------------------------------------------------------------------------------
 
-_MODULES: Mapping[str, tuple[str, ...]] = {
-    "core_attn": ("attention",),
-    "mlp": ("GEMM fc1", "GEMM fc2"),
-    "moe": ("GEMM experts fc1", "GEMM experts fc2", "GEMM shared fc1", "GEMM shared fc2", "expert permutation"),
-    "shared_experts": ("GEMM shared fc1", "GEMM shared fc2"),
-    "mla_up_proj": ("GEMM query up", "GEMM key-value up"),
+# Modules that are a whole part of a layer, and how many of its passes over the hidden state are not theirs: norm and
+# residual addition. A dense MLP's norm belongs to its first linear layer.
+_PARTS: Mapping[str, tuple[str, int]] = {"mlp": (MLP, 3), "moe": (EXPERTS, 5)}
+# Modules of linear layers, by the names of their products.
+_LINEARS: Mapping[str, tuple[str, ...]] = {
+    "shared_experts": ("shared fc1", "shared fc2"),
+    "mla_up_proj": ("query up", "key-value up"),
 }
 
 
-def _add_recompute(run: Workload, time: LayerTime, kind: str) -> None:
-    """Forward work that selective recompute repeats."""
-    experts = run.model.experts_of(kind)
-    modules = recomputed_modules(run.args)
-    again = sum(time.forward[term] for module in modules for term in _MODULES.get(module, ()))
-    if experts and "moe" in modules:
-        again += sum(part for term, part in time.forward.items() if term.startswith("EP"))
+def _recompute(run: Workload, time: LayerTime, kind: str, quantized: bool) -> float:
+    """Seconds of forward work that selective recompute repeats: all that a module does, also its communication."""
+    experts, modules = run.model.experts_of(kind), recomputed_modules(run.args)
     hidden = run.own_tokens * run.model.hidden * BF16 / run.speeds.memory
+    again = time.forward["attention"] if "core_attn" in modules else 0.0
     if "layernorm" in modules:
         again += 2 * len(kind) * hidden
+    for module, (part, outside) in _PARTS.items():
+        if module in modules and part in kind:
+            again += sum(_passes(run, part, quantized).forward.values()) - outside * hidden
+    if "moe" in modules:
+        modules -= {"moe_act", "shared_experts"}  # parts of it
+    repeated = [name for module in modules for name in _LINEARS.get(module, ())]
+    for linear in linears(run, kind):
+        if linear.name in repeated:
+            alone = LayerTime()
+            _add_product(run, alone, linear, run.recipe if quantized else "bf16")
+            again += sum(alone.forward.values())
+    if experts and experts.shared and "shared_experts" in modules:
+        again += 3 * run.tokens * experts.shared / run.split.tp * BF16 / run.speeds.memory
+        # As much as around attention.
+        again += sum(part for term, part in time.forward.items() if term.startswith("TP ")) / 2
     if experts and "moe_act" in modules:
         rows = run.own_tokens * run.split.etp * experts.top_k
         again += 3 * rows * experts.ffn / run.split.etp * BF16 / run.speeds.memory
         # Without the bias of the output, which is added behind it: 11 of 18 passes (benchmarks/plan/passes.py).
         again += 11 / 18 * time.forward["expert activation"]
-    time.recompute = again
+    return again

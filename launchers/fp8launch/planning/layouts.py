@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from fp8launch.megatron.memory import MIB, MemoryEstimate
-from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
-from fp8launch.planning.change import Change, Target
+from fp8launch.megatron.memory import MemoryEstimate
+from fp8launch.megatron.model_arithmetic import Arguments, layer_count, parse_layout, virtual_stages, whole
+from fp8launch.planning.change import Change
 from fp8launch.planning.execution import LAYER_GRAPHS
 from fp8launch.planning.step_time import StepTime
 
-# Closer to what the GPU has, an allocator under pressure slows a run or ends it (check/memory.py warns from there).
-FILLED = 0.94
 _SHORT = {
     ("precision.param_gather", "true"): "param gather",
     ("precision.param_gather", "false"): "no param gather",
@@ -70,6 +68,7 @@ class Layout:
         if args.get("use_megatron_fsdp"):
             words.append("FSDP")
         words.append(f"micro batch {whole(args, 'micro_batch_size')}")
+        words += filter(None, [_lighter_end(args, pp)])
         return ", ".join(words)
 
     @property
@@ -95,11 +94,19 @@ def _recomputed_layers(args: Arguments) -> str:
     if args.get("recompute_method") != "block":
         return "recompute all"
     layers = args["recompute_num_layers"]
-    each = "layer" if layers == 1 else "layers"
     if (whole(args, "pipeline_model_parallel_size") or 1) == 1:
-        return f"recompute {layers} {each}"
+        return f"recompute {layers} of {layer_count(args)} layers"
     # Megatron counts them in each virtual stage.
-    return f"recompute {layers} {each} a stage"
+    return f"recompute {layers} {'layer' if layers == 1 else 'layers'} a stage"
+
+
+def _lighter_end(args: Arguments, pp: int) -> str:
+    """How many layers the last stage holds, where a layout string gives it fewer than the others; else nothing."""
+    pieces = parse_layout(str(args.get("pipeline_model_parallel_layout") or "")) or ()
+    stages = [sum(piece.count("t") for piece in pieces[rank::pp]) for rank in range(pp)]
+    if not pieces or stages[-1] >= max(stages):
+        return ""
+    return f"last stage {stages[-1]} {'layer' if stages[-1] == 1 else 'layers'}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,3 @@ class Search:
     layouts: tuple[Layout, ...]
     misses: tuple[Layout, ...]
     legal: int
-
-
-def fits(memory: MemoryEstimate, target: Target) -> bool:
-    return memory.total <= target.gpu.memory_gib * 1024 * MIB * FILLED

@@ -11,19 +11,19 @@ import bisect
 import heapq
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from fp8launch.megatron.architecture import architecture, division, microbatches
-from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
-from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.megatron.parameters import whole_model
+from fp8launch.megatron.architecture import division, microbatches
+from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.divisions import divisions
 from fp8launch.planning.execution import layer_graphs
-from fp8launch.planning.layouts import Layout, Search, family_of, fits
+from fp8launch.planning.fitting import divides, fits, is_too_large, memory_of, parameters_of
+from fp8launch.planning.layouts import Layout, Search, family_of
+from fp8launch.planning.pipelines import lighter_last_stage
 from fp8launch.planning.savings import gathers, layer_recomputes, module_recomputes, no_recompute, smaller_types
-from fp8launch.planning.step_time import LayerTimes, StepTime, step_time_at
+from fp8launch.planning.step_time import LayerTimes, StepTime, stage_times, step_time_at
 
 MISSES = 3
 # A recipe key of each thing that is varied and that recipes of another engine may have no field for.
@@ -33,8 +33,6 @@ _OPTIONAL = {
     "CUDA graphs of layers": "megatron.cuda_graph_impl",
     "bf16 moments": "optimizer.exp_avg",
 }
-# Bytes of a parameter that no saving takes away without FSDP: weight and gradient.
-LEAST_BYTES = 3
 
 
 def search(
@@ -94,11 +92,16 @@ class _Splits:
 
 @dataclass(frozen=True)
 class _Division:
-    """A division without savings. `gathers` are those of parameters to choose from."""
+    """A division with the gathers of parameters to choose from.
+
+    `saves` says whether its layouts without savings were tried, so that it fits at best with something that saves
+    memory.
+    """
 
     key: Hashable
     change: Change
     gathers: Sequence[Change]
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,6 @@ class _Timed:
 
 
 @dataclass(frozen=True)
-class _Savings:
-    """A division that fits at best with something that saves memory."""
-
-    key: Hashable
-    change: Change
-    gathers: Sequence[Change]
-
-
-@dataclass(frozen=True)
 class _Layers:
     """Recompute of as few layers as memory allows, still to be counted."""
 
@@ -128,7 +122,7 @@ class _Layers:
     recomputes: Sequence[Change]
 
 
-_Queued: TypeAlias = _Splits | _Division | _Timed | _Savings | _Layers
+_Queued: TypeAlias = _Splits | _Division | _Timed | _Layers
 
 
 class _Finder:
@@ -144,7 +138,7 @@ class _Finder:
 
     def add_own(self, base: Change) -> None:
         """Queue the layout of `base` as it is."""
-        if _divides(base.args, self._target):
+        if divides(base.args, self._target):
             self._push_timed(base, self._key(base), graphs=False)
 
     def add_divisions(self, base: Change) -> None:
@@ -153,13 +147,13 @@ class _Finder:
         choices = [one for one in gathers(base.args, target.fixed) if target.writable(one.overrides)]
         plain = base.then(no_recompute(base.args))
         plain = Change({**plain.args, **choices[0].args}, plain.overrides)
-        total, routed = _parameters(base.args)
+        total, routed = parameters_of(base.args)
         split: dict[Hashable, list[Change]] = {}
         for divided in divisions(plain.args, target):
             change = plain.then(divided)
             if target.allows(divided.overrides):
                 self.legal += 1
-                if not _is_too_large(change.args, target, total, routed):
+                if not is_too_large(change.args, target, total, routed):
                     # Virtual stages decide whether expert communication may be overlapped.
                     alike = family_of(change), change.args.get("overlap_moe_expert_parallel_comm")
                     split.setdefault(alike, []).append(change)
@@ -168,14 +162,30 @@ class _Finder:
 
     def _push_splits(self, splits: Sequence[Change], choices: Sequence[Change]) -> None:
         """Queue divisions that differ in the split of their pipeline, by the least time that any of them can have."""
-        step = self._step(splits[0])
-        if step is None:
+        first = splits[0]
+        if (whole(first.args, "pipeline_model_parallel_size") or 1) == 1:
+            self._push_division(first, choices)
             return
-        if len(splits) == 1:
-            ms = _least_ms(step, splits[0], self._target, choices)
-            self._push(ms, _Division(self._key(splits[0]), splits[0], choices))
-        else:
-            self._push(_mean_stage_ms(step, splits[0], self._target), _Splits(self._key(splits[0]), splits, choices))
+        step = self._step(first)
+        if step is not None:
+            self._push(_mean_stage_ms(step, first, self._target), _Splits(self._key(first), splits, choices))
+
+    def _push_division(self, change: Change, choices: Sequence[Change]) -> None:
+        step = self._step(change)
+        if step is not None:
+            ms = _least_ms(step, change, self._target, choices)
+            self._push(ms, _Division(self._key(change), change, choices))
+
+    def _lighter(self, change: Change) -> Change | None:
+        """The same division with a lighter last stage, where that makes the heaviest stage lighter."""
+        target = self._target
+        if hybrid_layers(change.args):
+            return None  # its pattern alone says where stages begin
+        stages = stage_times(change.args, target.gpus, target.speeds, self._shared)
+        lighter = lighter_last_stage(*stages) if stages else None
+        if lighter is None or not target.allows(lighter.overrides):
+            return None
+        return change.then(lighter)
 
     def run(self, top: int | None) -> None:
         """Take the fastest from the queue until `top` layouts are found, or all."""
@@ -185,25 +195,28 @@ class _Finder:
                 continue
             match item:
                 case _Timed():
-                    memory = _memory(item.change.args, self._target)
+                    memory = memory_of(item.change.args, self._target)
                     if memory is not None and fits(memory, self._target):
                         self.found[item.key] = Layout(item.change, item.step, memory)
                 case _Splits():
                     for change in item.splits:
-                        self._push_splits([change], item.gathers)
+                        self._push_division(change, item.gathers)
+                        lighter = self._lighter(change)
+                        if lighter is not None:
+                            self._push_division(lighter, item.gathers)
+                case _Division(saves=True):
+                    self._save(item, ms)
                 case _Division() if self._can_fit(item):
                     times = [self._push_timed(item.change.then(gather), item.key) for gather in item.gathers]
                     # No recompute is faster than none.
-                    self._push(min(times), _Savings(item.key, item.change, item.gathers))
-                case _Savings():
-                    self._save(item, ms)
+                    self._push(min(times), replace(item, saves=True))
                 case _Layers():
                     self._push_timed(self._fewest(item), item.key)
 
     def _can_fit(self, item: _Division) -> bool:
         """Whether everything that saves memory together makes a division fit; else it is a miss."""
         smallest = _deepest(item).then(self._types(item)[-1])
-        memory = _memory(smallest.args, self._target)
+        memory = memory_of(smallest.args, self._target)
         if memory is None or fits(memory, self._target):
             return memory is not None
         step = self._step(smallest)
@@ -211,10 +224,10 @@ class _Finder:
             self.misses.append(Layout(smallest, step, memory))
         return False
 
-    def _types(self, item: _Division | _Savings) -> list[Change]:
+    def _types(self, item: _Division) -> list[Change]:
         return [one for one in smaller_types(item.change.args) if self._target.writable(one.overrides)]
 
-    def _save(self, item: _Savings, ms: float) -> None:
+    def _save(self, item: _Division, ms: float) -> None:
         """Queue the ways to save memory of a division, with smaller types only where nothing else makes it fit."""
         args, deepest = item.change.args, _deepest(item)
         types = next(one for one in self._types(item) if self._fits(deepest.then(one)))
@@ -232,7 +245,7 @@ class _Finder:
         return changes[bisect.bisect_left(changes, True, hi=len(changes) - 1, key=self._fits)]
 
     def _fits(self, change: Change) -> bool:
-        memory = _memory(change.args, self._target)
+        memory = memory_of(change.args, self._target)
         return memory is not None and fits(memory, self._target)
 
     def _key(self, change: Change) -> Hashable:
@@ -262,7 +275,7 @@ class _Finder:
         return step_time_at(change.args, target.gpus, target.global_batch, target.speeds, self._shared)
 
 
-def _deepest(item: _Division | _Savings) -> Change:
+def _deepest(item: _Division) -> Change:
     """A division with the savings that leave numerics alone."""
     args = item.change.args
     recomputes = layer_recomputes(args) or module_recomputes(args) or [Change()]
@@ -296,40 +309,3 @@ def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
 
 def _host_ms(step: StepTime) -> float:
     return sum(term.ms for term in step.terms if term.name == "host")
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-def _memory(args: Arguments, target: Target) -> MemoryEstimate | None:
-    number = microbatches(args, division(args, target.gpus), target.global_batch)
-    return estimate(args, target.gpus, number, target.gpu)
-
-
-def _divides(args: Arguments, target: Target) -> bool:
-    """Whether a run's own layout divides the GPUs and the batch."""
-    split, micro = division(args, target.gpus), whole(args, "micro_batch_size") or 1
-    if split.tp * split.pp * split.cp * split.replicas != target.gpus:
-        return False
-    return target.global_batch % (micro * split.replicas) == 0
-
-
-def _parameters(args: Arguments) -> tuple[int, int]:
-    """All parameters of a model, and those of its routed experts."""
-    model = architecture(args)
-    if model is None:
-        return 0, 0
-    total, active = whole_model(model)
-    if model.experts is None:
-        return total, 0
-    return total, round((total - active) / (1 - model.experts.top_k / model.experts.count))
-
-
-def _is_too_large(args: Arguments, target: Target, total: int, routed: int) -> bool:
-    """Whether weights and gradients alone exceed the GPU, so that nothing else need be computed."""
-    if args.get("use_megatron_fsdp"):
-        return False
-    pp = whole(args, "pipeline_model_parallel_size") or 1
-    dense = (total - routed) / (whole(args, "tensor_model_parallel_size") or 1)
-    experts = routed / (whole(args, "expert_model_parallel_size") or 1)
-    return (dense + experts) / pp * LEAST_BYTES > target.gpu.memory_gib * 1024 * MIB

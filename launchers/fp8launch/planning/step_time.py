@@ -82,19 +82,12 @@ def step_time_at(
     args: Arguments, world: int, global_batch: int, known: Speeds, shared: LayerTimes | None = None
 ) -> StepTime | None:
     """The same, at given speeds. `shared` keeps the layers of predictions at these speeds for others."""
-    args = dict(args)
-    divided = divided_model(args, world)
-    if divided is None:
+    staged = _staged(args, world, known, shared)
+    if staged is None:
         return None
-    model, split, pipeline = divided
-    formats = precision(args, known.gpu)
-    # No run in fp32 was ever compared; fp16 has the speed of bf16.
-    if formats.dtype == FP32:
-        return None
-    run = Workload(args, model, split, formats, known)
+    run, pipeline, of_stages = staged
+    args, model, split = run.args, run.model, run.split
     number = microbatches(args, split, global_batch)
-    layers = _layer_times(run) if shared is None else shared.of(run)
-    of_stages = _stages(run, pipeline, layers)
     slowest = max(range(split.pp), key=lambda rank: sum(of_stages[rank].values()))
     terms = seconds()
     for name, part in of_stages[slowest].items():
@@ -111,6 +104,34 @@ def step_time_at(
     elif model.experts:
         uncertainty = UNCERTAINTY_EXPERTS
     return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
+
+
+def stage_times(
+    args: Arguments, world: int, known: Speeds, shared: LayerTimes
+) -> tuple[Sequence[Sequence[Chunk]], list[float]] | None:
+    """What each pipeline stage holds, and its seconds for a micro batch."""
+    staged = _staged(args, world, known, shared)
+    if staged is None:
+        return None
+    return staged[1], [sum(stage.values()) for stage in staged[2]]
+
+
+def _staged(
+    args: Arguments, world: int, known: Speeds, shared: LayerTimes | None
+) -> tuple[Workload, Sequence[Sequence[Chunk]], list[Seconds]] | None:
+    """A run, what each of its pipeline stages holds, and their seconds for a micro batch."""
+    args = dict(args)
+    divided = divided_model(args, world)
+    if divided is None:
+        return None
+    model, split, pipeline = divided
+    formats = precision(args, known.gpu)
+    # No run in fp32 was ever compared; fp16 has the speed of bf16.
+    if formats.dtype == FP32:
+        return None
+    run = Workload(args, model, split, formats, known)
+    layers = _layer_times(run) if shared is None else shared.of(run)
+    return run, pipeline, _stages(run, pipeline, layers)
 
 
 def _notes(run: Workload) -> dict[str, str]:

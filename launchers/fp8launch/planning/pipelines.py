@@ -1,0 +1,127 @@
+"""Splits of a model's layers over pipeline stages, even and with a lighter last stage."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from fp8launch.megatron.architecture import Chunk
+from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, layer_count, whole
+from fp8launch.planning.change import Change, switched_off
+
+MOST_VIRTUAL = 20
+# How much more layers the largest stage may have than an even split gives it.
+UNEVEN = 1.06
+# The least share of a stage's time for which a split is worth a layout of its own.
+WORTH = 0.005
+
+_OF_ONE_PIPELINE = (
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "num_layers_per_virtual_pipeline_stage",
+)
+
+
+def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
+    """The split of the layers over `pp` stages, plain and with virtual stages."""
+    layers, mtp = layer_count(args) or 0, whole(args, "mtp_num_layers") or 0
+    # What the recipe says of its own pipeline does not hold for another.
+    cleared = Change(
+        dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
+    )
+    cleared = cleared.then(
+        switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    )
+    size = Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)})
+    if hybrid := hybrid_layers(args):
+        # The pattern alone says where stages begin; where it does not, they are even and not virtual.
+        pieces = len(hybrid.segments)
+        legal = pieces <= pp or (pp > 1 and microbatches % pp == 0)
+        if (pieces if pieces > 1 else layers) % pp == 0 and legal:
+            none = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
+            yield cleared.then(size).then(none)
+        return
+    for vp in range(1, MOST_VIRTUAL + 1 if pp > 1 and microbatches % pp == 0 else 2):
+        pieces = pp * vp
+        if pieces > layers + 2:
+            return
+        # Embedding and loss may take the place of a layer each; more uneven stages wait for the largest.
+        if -(-layers // pieces) * pieces > UNEVEN * (layers + 2):
+            continue
+        change = cleared.then(size)
+        if layers % pieces == 0 and not mtp:
+            stages = Change(
+                {"num_virtual_stages_per_pipeline_rank": vp if vp > 1 else None},
+                {"parallel.vp": str(vp) if vp > 1 else "null"},
+            )
+        elif pp > 1:
+            stages = _of_layout(stage_layout(layers, mtp, pieces))
+        else:
+            stages = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
+        yield change.then(stages)
+
+
+def stage_layout(layers: int, mtp: int, pieces: int) -> str:
+    """Megatron's text of a pipeline layout, as even as there is; the last and the first pieces are smaller."""
+    smaller = -layers % pieces
+    order = [pieces - 1, 0, *range(pieces - 2, 0, -1)]
+    counts = [-(-layers // pieces)] * pieces
+    for i in range(smaller):
+        counts[order[i % pieces]] -= 1
+    return _layout(counts, mtp)
+
+
+def _layout(counts: Sequence[int], mtp: int) -> str:
+    """Megatron's text of a pipeline layout with so many layers in each piece."""
+    words = [_letters(count) for count in counts]
+    words[0] = "E" + words[0]
+    text = ""
+    for word, alike in itertools.groupby(words[:-1]):
+        times = len(list(alike))
+        text += f"({word}|)*{times}," if times > 1 else f"{word}|"
+    return text + words[-1] + "m" * mtp + "L"
+
+
+def _letters(layers: int) -> str:
+    return f"t*{layers}" if layers > 1 else "t" * layers
+
+
+def _of_layout(text: str) -> Change:
+    return Change(
+        {"pipeline_model_parallel_layout": text, "num_virtual_stages_per_pipeline_rank": None},
+        {"megatron.pipeline_model_parallel_layout": text, "parallel.vp": "null"},
+    )
+
+
+def lighter_last_stage(pipeline: Sequence[Sequence[Chunk]], seconds: Sequence[float]) -> Change | None:
+    """The split with as many layers fewer on the last stage as its output layer, loss and MTP layers weigh.
+
+    `seconds` are the times of the stages of `pipeline`. None where the stages are as even as layers allow.
+    """
+    held = [sum(len(chunk.layers) for chunk in chunks) for chunks in pipeline]
+    layers, others, virtual = sum(held), len(held) - 1, len(pipeline[0])
+    if not others or not all(held):
+        return None
+    # A stage between the ends has nothing but layers.
+    layer = seconds[others // 2] / held[others // 2]
+    rest = seconds[-1] - layer * held[-1]
+    fastest, counts = max(seconds) * (1 - WORTH), None
+    even = layers // (virtual * len(held))
+    for each in {even, even + 1} if virtual > 1 else {0}:
+        # All but the last pieces of the stages are alike: with the interleaved schedule, stages wait for one another
+        # in every turn, so whatever is uneven costs least beside the output layer.
+        before = each * (virtual - 1)
+        for last in range(held[-1] - before + 1):
+            spread = layers - before * len(held) - last
+            if spread < others:
+                break  # every piece but the last has a layer
+            slowest = max((before - (-spread // others)) * layer, (before + last) * layer + rest)
+            if slowest < fastest:
+                # The first stages keep the activations of most micro batches, so the others take what is left.
+                fill, more = divmod(spread, others)
+                end = [fill] * (others - more) + [fill + 1] * more + [last]
+                fastest, counts = slowest, [each] * (len(held) * (virtual - 1)) + end
+    if counts is None:
+        return None
+    return _of_layout(_layout(counts, pipeline[-1][-1].mtp))
