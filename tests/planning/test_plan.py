@@ -18,6 +18,7 @@ from fp8launch.cli.planned import accepted, own_layout
 from fp8launch.engines.bridge.attributes import of_recipe
 from fp8launch.engines.bridge.index import find, recipes_of
 from fp8launch.hardware.gpus import gpu
+from fp8launch.megatron.dtype_sizes import offloaded_layers
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
 from fp8launch.planning.change import Target
 from fp8launch.planning.divisions import divisions
@@ -26,7 +27,7 @@ from fp8launch.planning.pipelines import stage_layout
 from fp8launch.planning.savings import layer_recomputes, module_recomputes
 from fp8launch.planning.search import search
 from fp8launch.planning.speeds import speeds
-from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, LayerTimes, step_time_at
+from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, UNCERTAINTY_OFFLOADED, LayerTimes, step_time_at
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 
@@ -407,3 +408,47 @@ def test_graphs_of_layers_where_the_host_is_slower(ask: Ask) -> None:
     assert any("layer graphs" in one["layout"] for one in ask(*words))
     stated = ask(*words, "--set", "megatron.cuda_graph_impl=none")
     assert not any("layer graphs" in one["layout"] for one in stated)
+
+
+# --- what memory needs ------------------------------------------------------------------------------------------------
+
+
+def test_activations_are_offloaded_as_far_as_memory_needs(ask: Ask) -> None:
+    """NVIDIA's own runs keep those of 40 of 80 layers in Grace's memory, with a loss that takes less."""
+    recipe, key = "llama70b_tensorwise_gb200", "megatron.cpu_offloading_num_layers"
+    best = ask("plan", recipe, "--top", "1")[0]
+    layers = int(_words(best)[key])
+    assert 40 <= layers <= 50 and "offloading" in {term["name"] for term in best["terms"]}
+    less = ask("estimate", recipe, "--set", f"{key}={layers - 1}")
+    assert sum(term["bytes"] for term in less["memory"]["terms"]) > 0.94 * 185 * 2**30
+
+
+def test_bridges_switch_of_offloading_is_set_and_read(ask: Ask) -> None:
+    best = _words(ask("plan", "bridge:llama3_70b_pretrain_64gpu_gb200_fp8cs_config", "--top", "1")[0])
+    assert best["model.cpu_offloading"] == "true" and int(best["model.cpu_offloading_num_layers"]) > 30
+    # 95 layers, of which the switch offloads none.
+    attributes = of_recipe(find("gpt_oss_20b_pretrain_8gpu_b300_fp8mx_config"))
+    assert attributes["cpu_offloading_num_layers"] == 95 and not offloaded_layers(attributes)
+
+
+def test_offloading_takes_what_the_link_to_the_host_needs(ask: Ask) -> None:
+    words = ("llama8b_fp8", "--set", "megatron.recompute_granularity=null", "--set", "megatron.recompute_method=null",
+             "--set", "megatron.recompute_num_layers=null")  # fmt: skip
+    plain = ask("estimate", *words)["predicted"]
+    over = [ask("estimate", *words, "--set", f"megatron.cpu_offloading_num_layers={n}") for n in (4, 24)]
+    terms = [{term["name"]: term["ms"] for term in one["terms"]} for one in over]
+    # A few layers hide behind the others' passes; most of them do not fit through PCIe in that time.
+    assert 0 < terms[0]["offloading"] < 0.02 * plain["step_time_ms"]
+    assert terms[1]["offloading"] > 0.1 * plain["step_time_ms"]
+    assert over[1]["predicted"]["peak_memory_gib"] < over[0]["predicted"]["peak_memory_gib"] < plain["peak_memory_gib"]
+    assert over[0]["predicted"]["uncertainty"] == UNCERTAINTY_OFFLOADED
+
+
+def test_the_recipes_sizes_with_a_lighter_last_stage_are_named(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = "llama70b_tensorwise_h100"
+    found = [_words(one) for one in ask("plan", recipe)]
+    assert any("megatron.pipeline_model_parallel_layout" in one for one in found)
+    assert run(["plan", recipe]) == 0
+    own = capsys.readouterr().out.splitlines()[-1]
+    assert "the recipe's own layout (TP 4, PP 8, VP 5, micro batch 1)" in own
+    assert "the best layout of these sizes (TP 4, PP 8, VP 5, micro batch 1, last stage 8 layers" in own

@@ -220,6 +220,13 @@ def recomputed_layers(args: Arguments, layers: int) -> int:
     return layers
 
 
+def offloaded_layers(args: Arguments) -> int:
+    """How many of the first layers keep their activations in the host's memory."""
+    if args.get("cpu_offloading") is False:
+        return 0  # Bridge's switch; Megatron-LM's is the number
+    return whole(args, "cpu_offloading_num_layers") or 0
+
+
 def _offloaded_modules(args: Arguments) -> frozenset[str]:
     modules = args.get("offload_modules")
     if not args.get("fine_grained_activation_offloading") or not isinstance(modules, (list, tuple)):

@@ -15,7 +15,14 @@ from typing import Literal
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.activations import FP32, LayerMemory, in_flight, layer_memory
 from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
-from fp8launch.megatron.dtype_sizes import PrecisionSizes, precision, recomputed_layers, recomputed_modules, saving
+from fp8launch.megatron.dtype_sizes import (
+    PrecisionSizes,
+    offloaded_layers,
+    precision,
+    recomputed_layers,
+    recomputed_modules,
+    saving,
+)
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
 
@@ -105,6 +112,14 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
         if content not in found:
             found[content] = MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, own))
     return max(found.values(), key=lambda estimate: estimate.total)
+
+
+def offloaded_bytes(
+    args: Arguments, model: Architecture, split: Division, formats: PrecisionSizes, chunks: Sequence[Chunk]
+) -> float:
+    """Bytes of a micro batch's activations that wait in the host's memory."""
+    run, number = _Run(args, model, split, 1, formats), offloaded_layers(args)
+    return sum(layer.kept for chunk in chunks for layer in _layers(run, chunk)[:number])
 
 
 def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
@@ -300,8 +315,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
             size = whole(run.args, "recompute_num_layers") or 1
         kept += -(-recomputed // size) * hidden
         work += size * max(layer.kept for layer in layers)
-    offloaded = whole(run.args, "cpu_offloading_num_layers") or 0
-    kept += sum(layer.kept for layer in layers[max(recomputed, offloaded) :])
+    kept += sum(layer.kept for layer in layers[max(recomputed, offloaded_layers(run.args)) :])
     if chunk.mtp:
         # Norms of embedding and hidden state, and their concatenation.
         kept += chunk.mtp * 4 * hidden

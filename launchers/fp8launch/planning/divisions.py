@@ -65,7 +65,7 @@ def _divided(
             yield divided.then(_no_expert_overlap(args, divided.args, pp))
         plain = not whole(args, "num_experts") and hybrid_layers(args) is None
         if pp == 1 and tp == 1 and plain and target.gpus // cp > 1:
-            yield change.then(experts).then(splits[0]).then(_fsdp())
+            yield change.then(experts).then(splits[0]).then(_fsdp(args))
 
 
 def _no_expert_overlap(args: Arguments, divided: Arguments, pp: int) -> Change:
@@ -82,7 +82,9 @@ def _no_fsdp(args: Arguments) -> Change:
     return Change({"use_megatron_fsdp": False, "use_torch_fsdp2": False}, {"parallel.fsdp": "none"})
 
 
-def _fsdp() -> Change:
+def _fsdp(args: Arguments) -> Change:
+    if args.get("use_megatron_fsdp") and args.get("data_parallel_sharding_strategy") in (None, "optim_grads_params"):
+        return Change()
     return Change(
         {
             "use_megatron_fsdp": True,

@@ -6,7 +6,7 @@ validators have the last word.
 
 from __future__ import annotations
 
-from fp8launch.megatron.dtype_sizes import recomputed_modules
+from fp8launch.megatron.dtype_sizes import offloaded_layers, recomputed_modules
 from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, whole
 from fp8launch.planning.change import Change, Target
 
@@ -52,7 +52,12 @@ def layer_graphs(args: Arguments, target: Target) -> Change | None:
         return None
     if "megatron.cuda_graph_impl" in target.fixed or args.get("transformer_impl") == "local":
         return None
-    if args.get("recompute_granularity") == "full" or args.get("use_megatron_fsdp") or args.get("use_torch_fsdp2"):
+    if (
+        offloaded_layers(args)
+        or args.get("recompute_granularity") == "full"
+        or args.get("use_megatron_fsdp")
+        or args.get("use_torch_fsdp2")
+    ):
         return None
     modules = ["attn", "mlp"]
     if whole(args, "num_experts"):

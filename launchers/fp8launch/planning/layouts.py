@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from fp8launch.megatron.dtype_sizes import offloaded_layers
 from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.megatron.model_arithmetic import Arguments, layer_count, parse_layout, virtual_stages, whole
 from fp8launch.planning.change import Change
@@ -80,6 +81,8 @@ class Layout:
             words.append(f"recompute {'+'.join(args['recompute_modules'])}")
         elif args.get("recompute_granularity") == "full":
             words.append(_recomputed_layers(args))
+        if offloaded := offloaded_layers(args):
+            words.append(f"offload {offloaded} of {layer_count(args)} layers")
         if keys.get("megatron.moe_flex_dispatcher_backend") == "hybridep":
             words.append("HybridEP")
         if "megatron.cuda_graph_impl" in keys:

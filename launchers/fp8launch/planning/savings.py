@@ -1,4 +1,4 @@
-"""Ways to save memory: recompute of modules or of layers, gathers of quantized parameters, smaller types."""
+"""Ways to save memory: recompute of modules or layers, offloading, gathers of quantized parameters, smaller types."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from itertools import combinations
 
 from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.architecture import MLP, architecture
-from fp8launch.megatron.model_arithmetic import Arguments, virtual_stages, whole
+from fp8launch.megatron.dtype_sizes import offloaded_layers
+from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, virtual_stages, whole
 from fp8launch.planning.change import Change
 from fp8launch.planning.execution import LAYER_GRAPHS, no_layer_graphs
 
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+_OFFLOAD = "cpu_offloading_num_layers"
 
 
-def no_recompute(args: Arguments) -> Change:
-    """What takes the recipe's own recompute away."""
+def no_savings(args: Arguments) -> Change:
+    """What takes the recipe's own recompute and offloading away."""
     stated = [name for name in _RECOMPUTE if args.get(name)]
+    if offloaded_layers(args):
+        stated.append(_OFFLOAD)
     return Change(
-        dict.fromkeys((*_RECOMPUTE, "recompute_activations"), None), {f"megatron.{name}": "null" for name in stated}
+        dict.fromkeys((*_RECOMPUTE, "recompute_activations", _OFFLOAD), None),
+        {f"megatron.{name}": "null" for name in stated},
     )
 
 
@@ -108,6 +113,24 @@ def layer_recomputes(args: Arguments) -> list[Change]:
         written = {f"megatron.{name}": str(value) for name, value in changed.items()}
         found.append(without_graphs.then(Change(changed, written)))
     return found
+
+
+def offloads(args: Arguments) -> list[Change]:
+    """Activations of one, two and more layers in the host's memory; empty where Megatron refuses that or nobody ran it.
+
+    Megatron has it without pipelines, recompute and graphs of layers, and not of all layers (transformer_config.py).
+    """
+    layers = whole(args, "num_layers") or 1
+    pp = whole(args, "pipeline_model_parallel_size") or 1
+    if pp > 1 or whole(args, "num_experts") or hybrid_layers(args) or args.get("transformer_impl") == "local":
+        return []
+    without_graphs = no_layer_graphs(args)
+    # The switch is Bridge's.
+    changes = (
+        Change({_OFFLOAD: number, "cpu_offloading": True}, {f"megatron.{_OFFLOAD}": str(number)})
+        for number in range(1, layers)
+    )
+    return [without_graphs.then(change) for change in changes]
 
 
 # --- types -----------------------------------------------------------------------------------------------------------

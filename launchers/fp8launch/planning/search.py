@@ -22,7 +22,7 @@ from fp8launch.planning.execution import layer_graphs
 from fp8launch.planning.fitting import divides, fits, is_too_large, memory_of, parameters_of
 from fp8launch.planning.layouts import Layout, Search, family_of
 from fp8launch.planning.pipelines import lighter_last_stage
-from fp8launch.planning.savings import gathers, layer_recomputes, module_recomputes, no_recompute, smaller_types
+from fp8launch.planning.savings import gathers, layer_recomputes, module_recomputes, no_savings, offloads, smaller_types
 from fp8launch.planning.step_time import LayerTimes, StepTime, stage_times, step_time_at
 
 MISSES = 3
@@ -115,7 +115,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Recompute of as few layers as memory allows, still to be counted."""
+    """Recompute or offloading of as few layers as memory allows, still to be counted."""
 
     key: Hashable
     change: Change
@@ -145,7 +145,7 @@ class _Finder:
         """Queue every division of a run."""
         target = self._target
         choices = [one for one in gathers(base.args, target.fixed) if target.writable(one.overrides)]
-        plain = base.then(no_recompute(base.args))
+        plain = base.then(no_savings(base.args))
         plain = Change({**plain.args, **choices[0].args}, plain.overrides)
         total, routed = parameters_of(base.args)
         split: dict[Hashable, list[Change]] = {}
@@ -236,8 +236,9 @@ class _Finder:
             change = item.change.then(types).then(gather)
             for module in (Change(), *modules):
                 self._push_timed(change.then(module), item.key)
-            if layers:
-                self._push(ms, _Layers(item.key, change, layers))
+            for numbers in (layers, offloads(args)):
+                if numbers and self._target.allows(numbers[0].overrides):
+                    self._push(ms, _Layers(item.key, change, numbers))
 
     def _fewest(self, item: _Layers) -> Change:
         """The layout with the fewest recomputed layers that fits, found by halving."""

@@ -10,7 +10,7 @@ not measured by themselves, and measures the error of all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import QUANTIZATION
@@ -29,12 +29,13 @@ class Links:
 class Device:
     """A GPU type. `memory` is TB/s; `clock` is the share of the boost clock, which peaks refer to, that long matrix
     products sustain within its power limit, relative to H200; `host` is the time of one CPU core relative to that of
-    the x86 host of our H200 measurements."""
+    the x86 host of our H200 measurements. `host_link` is GB/s in one direction between a GPU and its host's memory."""
 
     memory: float
     links: Links
     clock: float
     host: float = 1.0
+    host_link: float = 64.0
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,20 @@ class Software:
 
 
 DEVICES: Mapping[str, Device] = {
-    "a100": Device(2.04, Links(300, 25, 8), 1.0),
+    "a100": Device(2.04, Links(300, 25, 8), 1.0, host_link=32),
     # The host: Qwen3 30B-A3B on 16 GPUs.
     "h100": Device(3.35, Links(450, 50, 8), 1.09, host=0.76),
     "h200": Device(4.8, Links(450, 50, 8), 1.0),
     "b200": Device(8.0, Links(900, 50, 8), 1.02),
     "b300": Device(8.0, Links(900, 100, 8), 1.0),
-    "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=1.4),
-    "gb300": Device(8.0, Links(900, 100, 72), 1.31, host=1.4),
+    # Two GPUs share the 450 GB/s in each direction of their Grace's NVLink-C2C.
+    "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=1.4, host_link=225),
+    "gb300": Device(8.0, Links(900, 100, 72), 1.31, host=1.4, host_link=225),
 }
+
+# Of a link to the host, copies from the GPU: 297 of 450 GB/s on GH200 (375 to the GPU; Schieffer et al., "Harnessing
+# Integrated CPU-GPU System Memory for HPC", 2024). Assumed of PCIe too.
+COPIES = 0.66
 
 # Clock that the power limit allows, relative to H200 or GB200: watts per peak (700 of H100 and H200, 1000 of B200, 1100
 # of B300, 1200 of GB200, 1400 of GB300; NVIDIA data sheets). Calibrated clocks start from it.
@@ -195,6 +201,11 @@ class Speeds:
         return self.device.links.nvlink * 1e9 * self.fractions.nvlink
 
     @property
+    def host_link(self) -> float:
+        """Bytes/s of one direction between a GPU and its host's memory."""
+        return self.device.host_link * 1e9 * COPIES
+
+    @property
     def network(self) -> float:
         """Bytes/s of one GPU's share of the network."""
         return self.device.links.network * 1e9 * self.fractions.network
@@ -206,5 +217,5 @@ def speeds(gpu: Gpu, links: Links | None = None) -> Speeds | None:
     if device is None:
         return None
     if links is not None:
-        device = Device(device.memory, links, device.clock, device.host)
+        device = replace(device, links=links)
     return Speeds(gpu, device, BLACKWELL if gpu.capability >= (10, 0) else HOPPER)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
 from fp8launch.megatron.architecture import Chunk, divided_model, microbatches
-from fp8launch.megatron.dtype_sizes import precision, recomputed_layers
+from fp8launch.megatron.dtype_sizes import offloaded_layers, precision, recomputed_layers
 from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.memory import offloaded_bytes
 from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.planning.collectives import Group, send
 from fp8launch.planning.layer_terms import HostTime, LayerTime, Seconds, seconds
@@ -31,6 +32,8 @@ LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
 UNCERTAINTY_DENSE = 0.12
 UNCERTAINTY_EXPERTS = 0.20
 UNCERTAINTY_HYBRID = 0.25
+# Activations over PCIe: no such run was published.
+UNCERTAINTY_OFFLOADED = 0.20
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def step_time_at(
         uncertainty = UNCERTAINTY_HYBRID
     elif model.experts:
         uncertainty = UNCERTAINTY_EXPERTS
+    elif offloaded_layers(args) and known.device.host_link < known.device.links.nvlink / 5:
+        uncertainty = UNCERTAINTY_OFFLOADED
     return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
 
 
@@ -180,6 +185,7 @@ _OF_SAVINGS = (
 _OF_PIPELINE = {
     "recompute_method",
     "recompute_num_layers",
+    "cpu_offloading_num_layers",
     "fp8_param_gather",
     "fp4_param_gather",
     "reuse_grad_buf_for_mxfp8_param_ag",
@@ -253,6 +259,11 @@ def _stage(
         once = sum(layer.forward.values())
         forward += number * once
         total["recompute"] += number * layer.recompute + repeated[kind] * (once - layer.recompute)
+    if size := offloaded_bytes(run.args, run.model, run.split, run.precision, chunks):
+        backward = sum(total.values()) - forward
+        # Copies run beside the passes and take their part of the memory's bandwidth.
+        link, traffic = size / run.speeds.host_link, size / run.speeds.memory
+        total["offloading"] += max(link - forward, traffic) + max(link - backward, traffic)
     launches = [(layers[kind].host, number, repeated[kind]) for kind, number in held.items()]
     total["host"] += _waits_for_host(launches, forward, sum(total.values()) - forward)
     return total

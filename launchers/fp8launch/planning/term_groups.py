@@ -19,6 +19,7 @@ GROUPS = (
     "PP communication",
     "pipeline bubble",
     "recompute",
+    "offloading",
     "optimizer",
     "host",
 )

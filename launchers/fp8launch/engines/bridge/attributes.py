@@ -90,6 +90,8 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
         found.setdefault("ddp_bucket_size", _BUCKET)
     # Megatron-LM states the gradients' type the other way round.
     found["grad_reduce_in_bf16"] = not found.get("accumulate_allreduce_grads_in_fp32", True)
+    if "cpu_offloading_num_layers" in found:
+        found.setdefault("cpu_offloading", False)  # the switch; Megatron-LM's is the number
     for operands, defaults in _PRECISION_DEFAULTS.items():
         if found.get(operands):
             found = {**defaults, **found}

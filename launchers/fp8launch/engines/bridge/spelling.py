@@ -44,11 +44,17 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
             # Megatron-LM counts the virtual stages of a layout; Megatron-Core wants their number beside it.
             chunks = len(stages) // int(overrides.get("parallel.pp", 1))
             found[key] = str(chunks) if chunks > 1 else "null"
+        elif key == "parallel.fsdp":
+            return None  # Bridge's recipes with FSDP have other settings besides
         elif key.startswith(_SHARED):
             found[key] = value
         elif key.removeprefix("megatron.") in _SWITCHES:
             off = str(value).lower() in ("null", "none", "false")
             found[f"model.{key.removeprefix('megatron.')}"] = str(not off).lower()
+        elif key == "megatron.cpu_offloading_num_layers":
+            found["model.cpu_offloading"] = str(str(value) != "null").lower()
+            if str(value) != "null":
+                found["model.cpu_offloading_num_layers"] = value
         elif key in _FIELDS:
             found |= dict.fromkeys(_FIELDS[key], value)
         elif key == "precision.recipe" and value in _PRECISIONS:
