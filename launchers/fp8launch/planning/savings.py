@@ -9,8 +9,9 @@ from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.architecture import MLP, architecture
 from fp8launch.megatron.dtype_sizes import offloaded_layers
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, virtual_stages, whole
-from fp8launch.planning.change import Change
+from fp8launch.planning.change import Change, Target
 from fp8launch.planning.execution import LAYER_GRAPHS, no_layer_graphs
+from fp8launch.planning.speeds import FAST_HOST_LINK
 
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 _OFFLOAD = "cpu_offloading_num_layers"
@@ -115,14 +116,20 @@ def layer_recomputes(args: Arguments) -> list[Change]:
     return found
 
 
-def offloads(args: Arguments) -> list[Change]:
-    """Activations of one, two and more layers in the host's memory; empty where Megatron refuses that or nobody ran it.
+def offloads(args: Arguments, target: Target) -> list[Change]:
+    """Activations of one, two and more layers in the host's memory; empty where Megatron refuses that, and over PCIe.
 
     Megatron has it without pipelines, recompute and graphs of layers, and not of all layers (transformer_config.py).
     """
     layers = whole(args, "num_layers") or 1
     pp = whole(args, "pipeline_model_parallel_size") or 1
-    if pp > 1 or whole(args, "num_experts") or hybrid_layers(args) or args.get("transformer_impl") == "local":
+    if (
+        pp > 1
+        or target.speeds.device.host_link < FAST_HOST_LINK
+        or whole(args, "num_experts")
+        or hybrid_layers(args)
+        or args.get("transformer_impl") == "local"
+    ):
         return []
     without_graphs = no_layer_graphs(args)
     # The switch is Bridge's.

@@ -73,7 +73,7 @@ def not_varied(args: Arguments, target: Target) -> list[str]:
 def _smallest_of_families(layouts: Sequence[Layout]) -> list[Layout]:
     """The layout with the least memory of each family, the smallest first."""
     found: dict[Hashable, Layout] = {}
-    for layout in sorted(layouts, key=lambda one: one.memory.total):
+    for layout in sorted(layouts, key=lambda one: (one.memory.total, whole(one.change.args, "micro_batch_size") or 1)):
         found.setdefault(layout.family, layout)
     return list(found.values())
 
@@ -236,7 +236,7 @@ class _Finder:
             change = item.change.then(types).then(gather)
             for module in (Change(), *modules):
                 self._push_timed(change.then(module), item.key)
-            for numbers in (layers, offloads(args)):
+            for numbers in (layers, offloads(args, self._target)):
                 if numbers and self._target.allows(numbers[0].overrides):
                     self._push(ms, _Layers(item.key, change, numbers))
 

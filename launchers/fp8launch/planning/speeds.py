@@ -114,6 +114,8 @@ DEVICES: Mapping[str, Device] = {
 # Of a link to the host, copies from the GPU: 297 of 450 GB/s on GH200 (375 to the GPU; Schieffer et al., "Harnessing
 # Integrated CPU-GPU System Memory for HPC", 2024). Assumed of PCIe too.
 COPIES = 0.66
+# GB/s that a link to the host has for activations: Grace's NVLink-C2C, over which NVIDIA published such runs.
+FAST_HOST_LINK = 100.0
 
 # Clock that the power limit allows, relative to H200 or GB200: watts per peak (700 of H100 and H200, 1000 of B200, 1100
 # of B300, 1200 of GB200, 1400 of GB300; NVIDIA data sheets). Calibrated clocks start from it.

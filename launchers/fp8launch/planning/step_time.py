@@ -21,7 +21,7 @@ from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.planning.collectives import Group, send
 from fp8launch.planning.layer_terms import HostTime, LayerTime, Seconds, seconds
 from fp8launch.planning.layers import layer_time
-from fp8launch.planning.speeds import Links, Speeds, speeds
+from fp8launch.planning.speeds import FAST_HOST_LINK, Links, Speeds, speeds
 from fp8launch.planning.step_end import add_step_end
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
@@ -106,7 +106,7 @@ def step_time_at(
         uncertainty = UNCERTAINTY_HYBRID
     elif model.experts:
         uncertainty = UNCERTAINTY_EXPERTS
-    elif offloaded_layers(args) and known.device.host_link < known.device.links.nvlink / 5:
+    elif offloaded_layers(args) and known.device.host_link < FAST_HOST_LINK:
         uncertainty = UNCERTAINTY_OFFLOADED
     return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
 
