@@ -97,7 +97,25 @@ def test_every_missing_parent_is_told_at_once(write: Write) -> None:
     assert "nowhere" in problems[0].message
 
 
-def test_a_recipe_of_an_engine_is_named_by_keys_instead(write: Callable[[str, str], str]) -> None:
+@pytest.mark.parametrize(
+    ("parent", "fix"),
+    [
+        ("precision/fp8", "parts there: precision/bf16, precision/blockwise, "),
+        ("models/llama3-8b", "did you mean models/llama3_8b?"),
+        ("models/lama3_70b", "did you mean models/llama3_70b?"),
+        ("nothing_like_it_is_there", "write a path relative to this file"),
+    ],
+)
+def test_a_missing_parent_has_the_names_that_are_there(write: Write, parent: str, fix: str) -> None:
+    assert (only(refused(load_recipe, write("r.yaml", f"extends: {parent}\n"))).fix or "").startswith(fix)
+
+
+def test_a_misspelt_extends_is_a_key_of_a_recipe(write: Write) -> None:
+    problem = only(refused(load_recipe, write("r.yaml", "extend: [models/llama3_8b]\n")))
+    assert problem.fix == "did you mean 'extends'?"
+
+
+def test_a_recipe_of_an_engine_is_named_by_keys_instead(write: Write) -> None:
     problem = only(refused(load_recipe, write("r.yaml", "extends: [bridge:llama3_8b]\n")))
     assert "only files can be extended" in problem.message
     assert "write `engine: bridge` and `bridge: {recipe: llama3_8b}`" in (problem.fix or "")

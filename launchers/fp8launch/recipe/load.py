@@ -18,6 +18,8 @@ from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_wri
 from fp8launch.resources import pack_folder
 
 MAX_GENERATIONS = 20
+# A message lists no more parts of the pack than these.
+_FEW = 12
 
 # Completes a recipe's tree for one engine; a tree for another engine comes back as it is.
 Complete: TypeAlias = "Callable[[Node], Node]"
@@ -255,6 +257,13 @@ def _find_parent(parent: Node, child: Path) -> Path:
                     _refuse_foreign(candidate, child, parent.where, fix)
                 return candidate
     fix = "write a path relative to this file, or a part of the pack such as models/llama3_8b"
+    parts = pack_names()
+    section = name.rpartition("/")[0]
+    there = sorted(part for part in parts if section and part.rpartition("/")[0] == section)
+    if near := nearest(name, there or parts):
+        fix = f"did you mean {near}? Otherwise {fix}"
+    if 1 < len(there) <= _FEW:
+        fix = f"parts there: {', '.join(there)}"
     if is_of_engine(name):
         engine, _, own = name.partition(":")
         message = f"extends '{name}', but only files can be extended"

@@ -45,7 +45,9 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     dotted = ".".join(map(str, path))
     kind, given, ctx = err["type"], err["input"], err.get("ctx", {})
     if kind == "extra_forbidden":
-        known = _fields(_model_at(model, path[:-1]))
+        known = list(_fields(_model_at(model, path[:-1])))
+        if "phases" in known:
+            known = ["extends", *known]  # of a whole recipe, whose parents are read before it is validated
         fix = did_you_mean(str(path[-1]), known, f"valid keys: {', '.join(known)}")
         return Problem("error", "unknown-key", f"unknown key '{dotted}'", place, fix)
     if kind == "missing":
