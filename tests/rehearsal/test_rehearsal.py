@@ -72,6 +72,12 @@ batch: {micro: 4, global: 256, sequence: 2048}
 train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
 resources: {nodes: 2, gpus_per_node: 8}
 """
+# Graphs of layers whose outputs Megatron before 0.19 marks as needing gradients or not.
+CAPTURED = f"""{DENSE}
+software: {{megatron: "0.18", transformer_engine: "2.16"}}
+megatron: {{cuda_graph_impl: local, te_rng_tracker: true}}
+env: {{NCCL_GRAPH_REGISTER: 0}}
+"""
 
 
 def rehearsed(recipe: str) -> CheckResult:
@@ -89,7 +95,11 @@ def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> N
 
 @needs_torch
 @pytest.mark.train
-@pytest.mark.parametrize("recipe", [NVFP4, GROUPED, BIASED, SHARDED], ids=["nvfp4", "grouped", "biased", "sharded"])
+@pytest.mark.parametrize(
+    "recipe",
+    [NVFP4, GROUPED, BIASED, SHARDED, CAPTURED],
+    ids=["nvfp4", "grouped", "biased", "sharded", "captured"],
+)
 def test_a_run_that_no_machine_here_has_gpus_for_passes(
     write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:

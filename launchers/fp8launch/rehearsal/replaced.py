@@ -97,10 +97,13 @@ def predicts_by_the_last_layer() -> None:
 
 
 def _strong_references(module: Any) -> None:
-    """Captured graphs are kept by tensors that point into CUDA's memory without owning it."""
-    for name in ("make_weakref", "make_weak_ref"):
-        if hasattr(module, name):
-            setattr(module, name, lambda tensor, *_, **__: tensor)
+    """Captured graphs are kept by tensors that point into CUDA's memory without owning it: Megatron's are the tensor
+    itself (0.19), Transformer Engine's are leaves.
+    """
+    if hasattr(module, "make_weakref"):
+        module.make_weakref = lambda tensor, *_, **__: tensor
+    if hasattr(module, "make_weak_ref"):
+        module.make_weak_ref = torch.Tensor.detach
 
 
 def _random_state(module: Any, graph_safe_by_default: bool) -> None:
