@@ -323,6 +323,61 @@ BUILDING = {
     "residuals in fp32": Set({"fp32_residual_connection": True}, "fp32-residual-te"),
     "rerun mode by its old name": Set({"rerun_mode": "report_stats"}, "rerun-mode-name"),
     "SGD in FSDP": Set({**FSDP, "optimizer": "sgd"}, "distributed-optimizer-kind", env=OPEN),
+    "sums in fp32 of several instances": Set(
+        {
+            "ddp_reduce_scatter_with_fp32_accumulation": True,
+            "num_distributed_optimizer_instances": 2,
+            "ddp_average_in_collective": None,
+        },
+        "fp32-accumulation-instances",
+    ),
+    "tied weights in an FP8 output": Set(
+        {**MXFP8, "fp8_output_proj": True, "untie_embeddings_and_output_weights": None}, "fp8-output-tied", gpu="b200"
+    ),
+    "recomputed token prediction": Set(
+        {
+            "mtp_num_layers": 1,
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        },
+        "mtp-full-recompute",
+        software={"megatron": "0.18", "transformer_engine": "2.16"},
+    ),
+    "delta nets without SwiGLU": Set(
+        {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": 2,
+            "swiglu": None,
+            "no_bias_swiglu_fusion": None,
+            "squared_relu": True,
+            "no_bias_gelu_fusion": True,
+        },
+        "delta-net-activation",
+    ),
+    "fused GEGLU of dense layers": Set(
+        {"swiglu": None, "no_bias_swiglu_fusion": None, "quick_geglu": True, "disable_bias_linear": None},
+        "geglu-fusion-dense",
+    ),
+    "FSDP's two buffers under overlapped experts": Set(
+        {**FSDP, **MOE, "fsdp_double_buffer": True, "overlap_moe_expert_parallel_comm": True},
+        "fsdp-overlap-buffers",
+        env=OPEN,
+    ),
+    "padded routing of dropped tokens": Set(
+        {**MOE, "moe_router_padding_for_quantization": True, "moe_expert_capacity_factor": 1.25},
+        "router-padding-capacity",
+    ),
+    "late gradients of expert biases": Set(
+        {
+            **MOE,
+            **BF16,
+            "overlap_dispatch_backward_with_experts_wgrad": True,
+            "disable_bias_linear": None,
+            "no_bias_dropout_fusion": True,
+        },
+        "expert-bias-overlap",
+    ),
     "muon in fp16": Set({**FP16, "optimizer": "muon"}, "fp16-optimizer"),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
     "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),

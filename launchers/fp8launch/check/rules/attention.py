@@ -28,6 +28,11 @@ def flash_attention_has_the_kernel(run: ResolvedRun) -> Iterator[Finding]:
     if _sinks(run):
         message = f"FlashAttention does not support softmax_type {run.value('softmax_type')}"
         yield Finding(message, run.where("attention_backend", "softmax_type"), "set attention_backend to fused or auto")
+    engine = run.software.transformer_engine
+    if run.on("multi_latent_attention") and run.gpu.capability >= (10, 0) and engine and engine < (2, 20):
+        message = "FlashAttention 2, the only one on Blackwell before Transformer Engine 2.20, does not support MLA"
+        fix = "set attention_backend to fused or auto"
+        yield Finding(message, run.where("attention_backend", "multi_latent_attention"), fix)
     for name in ("qk_clip", "log_max_attention_logit"):
         if run.on(name):
             message = f"FlashAttention does not return the largest logits, which {name} needs"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.megatron.model_arithmetic import layer_kinds
 
 
 @rule("op-fuser-activation", "error", source="megatron/core/extensions/transformer_engine.py:2882, H200")
@@ -212,3 +213,57 @@ def rerun_modes_have_their_name(run: ResolvedRun) -> Iterator[Finding]:
     if run.value("rerun_mode") == "report_stats":
         message = "rerun_mode report_stats is accepted by Megatron's parser and refused when training starts"
         yield Finding(message, run.where("rerun_mode"), "set rerun_mode to validate_results or disabled")
+
+
+@rule("fp32-accumulation-instances", "error", source="megatron/core/distributed/param_and_grad_buffer.py:207 (0.17)")
+def accumulated_gradients_have_one_instance(run: ResolvedRun) -> Iterator[Finding]:
+    name, instances = "ddp_reduce_scatter_with_fp32_accumulation", run.integer("num_distributed_optimizer_instances", 1)
+    if run.on(name) and instances > 1 and run.on("use_distributed_optimizer") and not run.fsdp:
+        message = f"{name} does not support num_distributed_optimizer_instances {instances}"
+        fix = f"remove {name} or num_distributed_optimizer_instances"
+        yield Finding(message, run.where(name, "num_distributed_optimizer_instances"), fix)
+
+
+@rule("fp8-output-tied", "error", source="megatron/core/extensions/transformer_engine.py:1559 (1389 in 0.18)")
+def fp8_output_has_weights_of_its_own(run: ResolvedRun) -> Iterator[Finding]:
+    tied = not run.on("untie_embeddings_and_output_weights")
+    if run.on("fp8_output_proj") and run.layout.pp == 1 and tied and run.uses_te:
+        message = "fp8_output_proj does not support an output layer that shares the embedding's weights"
+        fix = "set untie_embeddings_and_output_weights, or remove fp8_output_proj"
+        yield Finding(message, run.where("fp8_output_proj", "untie_embeddings_and_output_weights"), fix)
+
+
+@rule("mtp-full-recompute", "error", source="megatron 0.18.2: core/transformer/multi_token_prediction.py:1301")
+def token_prediction_is_recomputed(run: ResolvedRun) -> Iterator[Finding]:
+    if run.megatron[:2] == (0, 18) and run.on("mtp_num_layers") and run.value("recompute_granularity") == "full":
+        message = (
+            "Megatron 0.18 cannot recompute layers of multi-token prediction in full: it passes an unknown argument"
+        )
+        fix = "set recompute_granularity to selective, or use Megatron 0.19"
+        yield Finding(message, run.where("recompute_granularity", "mtp_num_layers"), fix)
+
+
+@rule("delta-net-activation", "error", source="megatron 0.19.2: core/ssm/gated_delta_net/gdn.py:213")
+def delta_nets_have_their_activation(run: ResolvedRun) -> Iterator[Finding]:
+    if run.megatron[:2] < (0, 19) or run.on("deterministic_mode") or run.on("swiglu"):
+        return
+    if run.value("experimental_attention_variant") == "gated_delta_net":
+        message = "gated delta nets support SwiGLU's activation only"
+        fix = "set swiglu, or remove experimental_attention_variant"
+        yield Finding(message, run.where("experimental_attention_variant", "swiglu", "squared_relu"), fix)
+
+
+@rule("geglu-fusion-dense", "error", source="megatron/core/transformer/mlp.py:318 (306 in 0.17, 312 in 0.18)")
+def dense_layers_have_the_fused_activation(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("quick_geglu") and run.on("bias_gelu_fusion") and "mlp" in layer_kinds(run.arguments):
+        message = "dense layers have no fused activation for quick_geglu"
+        fix = "set no_bias_gelu_fusion, or make every layer one of experts"
+        yield Finding(message, run.where("quick_geglu", "bias_gelu_fusion", "moe_layer_freq"), fix)
+
+
+@rule("fsdp-overlap-buffers", "error", source="megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:169 (161 in 0.18)")
+def overlapped_experts_have_single_buffers(run: ResolvedRun) -> Iterator[Finding]:
+    names = ("fsdp_double_buffer", "overlap_moe_expert_parallel_comm")
+    if run.on("use_megatron_fsdp") and all(map(run.on, names)) and run.megatron[:2] >= (0, 18):
+        message = "overlap_moe_expert_parallel_comm with Megatron-FSDP does not support fsdp_double_buffer"
+        yield Finding(message, run.where(*names), "set fsdp_double_buffer to null")

@@ -112,3 +112,29 @@ def dispatchers_have_someone_to_send_to(run: ResolvedRun) -> Iterator[Finding]:
         message = f"the {backend} dispatcher needs expert parallelism, but EP x ETP is 1"
         fix = "use moe_token_dispatcher_type alltoall, or parallel.ep above 1"
         yield Finding(message, run.where("moe_flex_dispatcher_backend", "moe_token_dispatcher_type"), fix)
+
+
+@rule("router-padding-capacity", "error", source=f"{_MOE}/moe_utils.py:675: the mask was saved for the backward pass")
+def padding_leaves_dropped_tokens_alone(run: ResolvedRun) -> Iterator[Finding]:
+    names = ("moe_router_padding_for_quantization", "moe_expert_capacity_factor")
+    if not dispatches_by_alltoall(run) or not all(map(run.on, names)):
+        return
+    if run.on("enable_experimental") and run.on("moe_permute_fusion"):
+        return
+    message = (
+        "moe_router_padding_for_quantization changes in place what dropping tokens saved for its backward pass: the "
+        "first backward pass fails"
+    )
+    yield Finding(message, run.where(*names), f"remove {names[0]} or {names[1]}")
+
+
+@rule(
+    "expert-bias-overlap", "error", source="TE grouped_linear.py backward_dw (2.16); Megatron's DDP hook, 0.18 to 0.19"
+)
+def late_weight_gradients_have_no_bias(run: ResolvedRun) -> Iterator[Finding]:
+    name = "overlap_dispatch_backward_with_experts_wgrad"
+    if "add_bias_linear" not in run.given and not run.engine.covers("megatron_lm"):
+        return  # the engine's model has a default of its own
+    if run.on("num_experts") and run.on(name) and run.on("add_bias_linear") and run.on("moe_grouped_gemm"):
+        message = f"{name} does not support biases of the experts' linear layers"
+        yield Finding(message, run.where(name, "add_bias_linear"), f"set disable_bias_linear, or remove {name}")
