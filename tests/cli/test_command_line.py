@@ -101,6 +101,8 @@ def test_a_command_imports_only_what_it_uses(home: Path, arguments: list[str], u
     imported = done.stdout.splitlines()[-1].split()
     assert "fp8launch.recipe.schema" in imported
     assert [name for name in unused if f"fp8launch.{name}" in imported] == []
+    # It takes as long to import as a recipe takes to read, and nothing needs it but plugins of pydantic.
+    assert "importlib.metadata" not in imported
 
 
 def test_unknown_commands_and_options_are_usage_errors(fp8launch: Callable[..., Done]) -> None:

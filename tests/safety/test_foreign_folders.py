@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fp8launch.cli import output
-from fp8launch.cli.output import TerminalText
+from fp8launch.cli.terminal_text import TerminalText
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder

@@ -16,8 +16,9 @@ from fp8launch import schedulers
 from fp8launch.check.job_paths import kind_of, why_not_writable
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.ownership import why_not_own
 from fp8launch.rundir.registry import job_ids, run_root
-from fp8launch.rundir.run_dir import RunFolder, run_folders
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder, run_folders
 from fp8launch.schedulers.base import Scheduler
 
 MIB = 1024**2
@@ -98,12 +99,13 @@ def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], schedul
 
 def _earlier_runs(root: Path) -> tuple[bool, RunFolder | None]:
     """Whether a run below this root has begun on a node; and the newest one that could not, for it saw no folder."""
-    submitted = list(filter(_is_of_a_cluster, _newest_runs(root)))
-    if any(run.attempts() for run in submitted):
-        return True, None
-    for run in submitted[:1]:
-        if schedulers.of_run(run).state(run).folder_unseen:
-            return False, run
+    newest = None
+    for run in filter(_is_of_a_cluster, _newest_runs(root)):
+        if run.attempts():
+            return True, None
+        newest = newest or run
+    if newest is not None and schedulers.of_run(newest).state(newest).folder_unseen:
+        return False, newest
     return False, None
 
 
@@ -119,7 +121,10 @@ def _newest_runs(root: Path) -> list[RunFolder]:
 def _is_of_a_cluster(run: RunFolder) -> bool:
     """Whether a run of this user was submitted to a cluster; its manifest may be damaged, or another version's."""
     try:
-        return run.is_mine and bool(job_ids(run)) and not schedulers.of_run(run).capabilities.on_this_machine
+        # To see whose everything in the folder is takes longer than to read its manifest.
+        if why_not_own(run.path / MANIFEST) or schedulers.of_run(run).capabilities.on_this_machine:
+            return False
+        return run.is_mine and bool(job_ids(run))
     except (OSError, UserError):
         return False
 

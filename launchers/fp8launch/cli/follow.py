@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fp8launch.cli.notify import load_config, notify
-from fp8launch.cli.output import TerminalText, eprint
 from fp8launch.cli.output import console as output_console
+from fp8launch.cli.output import eprint
+from fp8launch.cli.terminal_text import TerminalText
 from fp8launch.diagnostics import UserError
 from fp8launch.logs import Iteration, LogTail
 from fp8launch.report.progress import progress_of

@@ -13,7 +13,8 @@ from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.follow import GrowingFile, last_lines
 from fp8launch.cli.names import run_named
-from fp8launch.cli.output import echo, eprint, for_terminal
+from fp8launch.cli.output import echo, eprint
+from fp8launch.cli.terminal_text import for_terminal
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.report.log_lines import as_csv, lines_of_node, lines_of_rank
 from fp8launch.rundir.run_dir import RunFolder

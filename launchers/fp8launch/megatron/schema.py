@@ -137,6 +137,11 @@ class FlagSchema:
             if flag is not None and flag.name == name:
                 yield flag
 
+    def defaults(self) -> dict[str, Default]:
+        """The parser's defaults by attribute. They are wanted of every flag, which is more than `find` should build."""
+        entries = (entry for name, entry in self._raw.items() if normalize(entry["flags"][0]) == name)
+        return {_dest(entry): _default(entry) for entry in entries}
+
     def setting(self, dest: str) -> tuple[Flag, ...]:
         """The flags that set this attribute of Megatron's arguments."""
         return tuple(flag for flag in self.flags() if flag.dest == dest)
@@ -184,7 +189,7 @@ def load_schema(version: str, script: str | None = None) -> FlagSchema:
 @functools.cache
 def parser_defaults(version: str) -> Mapping[str, Any]:
     """The defaults of a Megatron release's parser, by attribute name."""
-    return {flag.dest: flag.default for flag in load_schema(version).flags()}
+    return load_schema(version).defaults()
 
 
 def versions_with(name: str) -> tuple[str, ...]:
@@ -234,23 +239,38 @@ def _load(minor: str) -> FlagSchema:
     return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), data["config_only"], raw)
 
 
+def _dest(entry: Mapping[str, Any]) -> str:
+    """The attribute that a flag sets."""
+    stated: str | None = entry.get("dest")
+    return stated or normalize(entry["flags"][0])
+
+
+def _default(entry: Mapping[str, Any]) -> Default:
+    """The default of a flag: what it states; for a bare flag without one, what it does not store."""
+    bare: Default = None
+    if entry.get("action", "store") != "store":
+        bare = entry["action"] == "store_false"
+    found: Default = entry.get("default", bare)
+    return found
+
+
 def _build(entry: Mapping[str, Any]) -> Flag:
     options = tuple(entry["flags"])
     action: Action = entry.get("action", "store")
-    value_type, default = entry.get("type", "str"), None
-    if action != "store":
-        value_type, default = None, action == "store_false"
+    value_type = None
+    if action == "store":
+        value_type = entry.get("type", "str")
     choices = entry.get("choices")
     if choices is not None:
         choices = tuple(choices)
     return Flag(
         options=options,
-        dest=entry.get("dest", normalize(options[0])),
+        dest=_dest(entry),
         action=action,
         type=value_type,
         choices=choices,
         nargs=entry.get("nargs"),
-        default=entry.get("default", default),
+        default=_default(entry),
         required=entry.get("required", False),
         hidden=entry.get("hidden", False),
         deprecated=entry.get("deprecated", False),

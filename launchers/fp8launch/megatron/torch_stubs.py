@@ -13,7 +13,6 @@ torch and numpy, and `asked` records every other stand-in whose value took part 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import inspect
 import math
@@ -153,6 +152,10 @@ class _AnythingType(type(typing.Protocol)):  # type: ignore[misc]
 
     __ge__ = __gt__
 
+    def __bool__(cls) -> bool:
+        asked.append(cls.__qualname__)
+        return True
+
     def __index__(cls) -> int:
         asked.append(cls.__qualname__)
         return 1
@@ -253,7 +256,7 @@ class _Module(types.ModuleType):
         return _anything(full_name)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder:
     """Serves every module of the packages it stands in for, at any depth. A package may be part of another."""
 
     def __init__(self, packages: Sequence[str]) -> None:
@@ -264,7 +267,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in self.packages or fullname.startswith(self.inside):
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+            loader: Any = self
+            return importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -286,10 +290,11 @@ def install(packages: Sequence[str] = PACKAGES) -> None:
         raise RuntimeError(f"already imported for real: {', '.join(loaded)}")
     if "torch" in packages:
         sys.meta_path.insert(0, _WithoutOthers())
+        sys.modules["importlib.metadata"] = _empty_metadata()
     sys.meta_path.insert(0, _Finder(packages))
 
 
-class _WithoutOthers(importlib.abc.MetaPathFinder):
+class _WithoutOthers:
     """Hides every package but Megatron, the standard library and the few that Megatron's arguments need.
 
     A verdict must not depend on what else is installed here. Megatron guards the imports of its optional packages;
@@ -303,6 +308,21 @@ class _WithoutOthers(importlib.abc.MetaPathFinder):
         known = package in self.needed or package in sys.stdlib_module_names
         if not known and name not in sys.modules:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _empty_metadata() -> types.ModuleType:
+    """`importlib.metadata` where nothing is installed: what `_WithoutOthers` hides has no version either."""
+
+    class PackageNotFoundError(ModuleNotFoundError):
+        pass
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    module: Any = types.ModuleType("importlib.metadata")
+    module.PackageNotFoundError, module.version = PackageNotFoundError, version
+    found: types.ModuleType = module
+    return found
 
 
 def modernize_typing() -> None:

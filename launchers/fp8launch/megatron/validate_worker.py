@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import gc
 import importlib
 import inspect
@@ -43,6 +44,8 @@ JOB_PACKAGES = {
     "nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager": "LocalCheckpointManager",
     "torch_memory_saver": "torch_memory_saver",
 }
+# What `--apply-rope-fusion` looks for among the kernels of Transformer Engine.
+ROTARY_EMBEDDING = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
 # What `--moe-permute-fusion` looks for among the kernels of Transformer Engine 2.1 and newer.
 PERMUTATION = (
     "fused_permute", "fused_permute_with_probs", "fused_unpermute",
@@ -50,13 +53,47 @@ PERMUTATION = (
 )  # fmt: skip
 
 
-# Parts of Megatron that build models, serve them, move their weights and divide them, and event loops. Arguments and
-# configurations import them and ask them nothing, and importing them takes a quarter of the time. A value of theirs
-# that took part in a verdict would be named.
+# Parts of Megatron that build models, train and serve them, move their weights and divide them, and event loops.
+# Arguments and configurations import them and ask them nothing, and importing them takes a third of the time. A value
+# of theirs that took part in a verdict would be named.
 UNASKED = (
-    "megatron.core.models.gpt", "megatron.core.inference", "megatron.core.resharding",
-    "megatron.core.distributed.fsdp.src", "asyncio",
-)  # fmt: skip
+    "asyncio",
+    "megatron.core.dist_checkpointing.mapping",
+    "megatron.core.dist_checkpointing.serialization",
+    "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.distributed.distributed_data_parallel",
+    "megatron.core.distributed.finalize_model_grads",
+    "megatron.core.distributed.fsdp",
+    "megatron.core.distributed.param_and_grad_buffer",
+    "megatron.core.distributed.torch_fully_sharded_data_parallel",
+    "megatron.core.fp8_utils",
+    "megatron.core.inference",
+    "megatron.core.models.common.embeddings",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer.cpu_offloading",
+    "megatron.core.optimizer.distrib_optimizer",
+    "megatron.core.optimizer.layer_wise_optimizer",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.pipeline_parallel",
+    "megatron.core.resharding",
+    "megatron.core.tensor_parallel.data",
+    "megatron.core.tensor_parallel.inference_layers",
+    "megatron.core.tensor_parallel.layers",
+    "megatron.core.tensor_parallel.random",
+    "megatron.core.transformer.attention",
+    "megatron.core.transformer.cuda_graphs",
+    "megatron.core.transformer.experimental_attention_variant",
+    "megatron.core.transformer.mlp",
+    "megatron.core.transformer.moe",
+    "megatron.core.transformer.multi_token_prediction",
+    "megatron.core.transformer.transformer_block",
+    "megatron.core.transformer.transformer_layer",
+    "megatron.training.activation_logging",
+    "megatron.training.async_utils",
+    "megatron.training.dgrad_logging",
+    "megatron.training.ft_integration",
+    "megatron.training.inprocess_restart",
+)
 
 
 class Megatron:
@@ -67,6 +104,7 @@ class Megatron:
         self.torch: Any = importlib.import_module("torch")
         self.utils: Any = importlib.import_module("megatron.core.utils")
         self.rope: Any = importlib.import_module("megatron.core.models.common.embeddings.rope_utils")
+        self.moe: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
         self.arguments: Any = importlib.import_module("megatron.training.arguments")
         self.training: Any = importlib.import_module("megatron.training.training")
         self.distributed: Any = importlib.import_module("megatron.core.distributed")
@@ -145,20 +183,17 @@ class Megatron:
         modules |= _job_packages()
         properties = types.SimpleNamespace(major=major, minor=minor)
         cuda = self.torch.cuda
-        permutation: tuple[tuple[Any, str, Any], ...] = ()
-        if "--moe-permute-fusion" in request["argv"] and te_version:
-            there = _unreachable if self.version.Version(te_version) >= self.version.Version("2.1") else None
-            moe = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-            permutation = tuple((moe, name, there) for name in PERMUTATION)
+        has_permutation = te_version and self.version.Version(te_version) >= self.version.Version("2.1")
+        fused = [(self.rope, name, _unreachable if te_version else None) for name in ROTARY_EMBEDDING]
+        fused += [(self.moe, name, _unreachable if has_permutation else None) for name in PERMUTATION]
         environment = {"WORLD_SIZE": str(request["world_size"]), "RANK": "0", "LOCAL_RANK": "0", **request["env"]}
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
                 (cuda, "get_device_capability", lambda *args, **kwargs: (major, minor)),
                 (cuda, "get_device_properties", lambda *args, **kwargs: properties),
                 (self.utils, "_te_version", self.version.Version(te_version) if te_version else None),
-                (self.rope, "fused_apply_rotary_pos_emb", _unreachable if te_version else None),
                 (sys, "argv", sys.argv),
-                *permutation,
+                *fused,
             ):
                 stack.enter_context(_patched(owner, name, value))
             stack.enter_context(_replaced(sys.modules, modules))
@@ -309,6 +344,15 @@ def _plain(value: Any) -> Json:
     return repr(value) if repr(value).startswith("torch.") else _NOT_PLAIN
 
 
+class _WhenUsed(types.ModuleType):
+    """A module that is imported when something asks for one of its names."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 def main(site: str, real_torch: bool) -> None:
     # Both are kept from Megatron: it prints to stdout, and Python's exit() closes stdin.
     answers, requests = sys.stdout, sys.stdin
@@ -323,9 +367,15 @@ def main(site: str, real_torch: bool) -> None:
     else:
         torch_stubs.install((*torch_stubs.PACKAGES, *UNASKED))
     torch_stubs.modernize_typing()
+    sys.modules["yaml"] = _WhenUsed("yaml")  # for the file of a quantization recipe
     logging.lastResort = None
     gc.disable()  # looking for garbage takes an eighth of the import, and all of it stays
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    without_repr = functools.partial(dataclasses.dataclass, repr=False)  # of hundreds of fields each, and never asked
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        _patched(dataclasses, "dataclass", without_repr),
+    ):
         warnings.simplefilter("ignore")
         megatron = Megatron(torch_stubs)
     gc.freeze()

@@ -5,7 +5,8 @@ A section sets only the Megatron flags that it states: what is left out keeps Me
 
 from __future__ import annotations
 
-import os
+import sys
+import types
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -31,7 +32,8 @@ from fp8launch.recipe.yaml_source import Node
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+# Pydantic asks this module for plugins, by the function `get_plugins`.
+_PLUGINS = "pydantic.plugin._loader"
 
 
 class Section(BaseModel):
@@ -55,14 +57,17 @@ class Section(BaseModel):
         """Build the validator once, without pydantic's plugins: it would look for them in every installed package."""
         if cls.__pydantic_complete__:
             return
-        stated = os.environ.get(_PLUGINS)
-        os.environ[_PLUGINS] = "__all__"
+        # Even where its variable forbids plugins, pydantic imports what finds them, which takes as long as the rest.
+        finder: Any = types.ModuleType(_PLUGINS)
+        finder.get_plugins = tuple
+        before = sys.modules.get(_PLUGINS)
+        sys.modules[_PLUGINS] = finder
         try:
             cls.model_rebuild()
         finally:
-            del os.environ[_PLUGINS]
-            if stated is not None:
-                os.environ[_PLUGINS] = stated
+            del sys.modules[_PLUGINS]
+            if before is not None:
+                sys.modules[_PLUGINS] = before
 
 
 class Bf16Layers(Section):

@@ -178,8 +178,12 @@ def parse_yaml(text: str, name: str, numbered: bool = True, unique: bool = True)
 
 def _refuse_unwritable(text: str, where: str) -> None:
     """No argument or file holds a NUL, or half a character (what Python makes of arguments that are no UTF-8)."""
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise error("not-text", "contains a NUL character or bytes that are not UTF-8 text", where)
+    try:
+        if b"\0" not in text.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    raise error("not-text", "contains a NUL character or bytes that are not UTF-8 text", where)
 
 
 class _Builder:
