@@ -89,6 +89,13 @@ def test_deep_ep_has_no_configuration_for_odd_groups() -> None:
         Buffer.get_dispatch_config(12)
 
 
+def test_megatron_0_17_finds_the_version_that_it_wants() -> None:
+    """Its Muon looks for a version of emerging-optimizers, not for the package."""
+    from fp8launch.rehearsal.packages import VERSIONS
+
+    assert tuple(map(int, VERSIONS["emerging-optimizers"].split("."))) >= (0, 2)
+
+
 def test_muons_update_passes_megatrons_orthogonalization() -> None:
     import torch
 

@@ -97,8 +97,8 @@ def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> N
 @pytest.mark.train
 @pytest.mark.parametrize(
     "recipe",
-    [NVFP4, GROUPED, BIASED, SHARDED, CAPTURED],
-    ids=["nvfp4", "grouped", "biased", "sharded", "captured"],
+    [NVFP4, GROUPED, BIASED, SHARDED, CAPTURED, CAPTURED.replace("local", "transformer_engine")],
+    ids=["nvfp4", "grouped", "biased", "sharded", "captured", "captured by TE"],
 )
 def test_a_run_that_no_machine_here_has_gpus_for_passes(
     write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, recipe: str

@@ -97,13 +97,13 @@ def predicts_by_the_last_layer() -> None:
 
 
 def _strong_references(module: Any) -> None:
-    """Captured graphs are kept by tensors that point into CUDA's memory without owning it: Megatron's are the tensor
-    itself (0.19), Transformer Engine's are leaves.
+    """Captured graphs are kept by tensors that point into CUDA's memory without owning it. Megatron 0.19 puts it into
+    the tensor itself; Transformer Engine's function makes another one, a leaf.
     """
     if hasattr(module, "make_weakref"):
         module.make_weakref = lambda tensor, *_, **__: tensor
     if hasattr(module, "make_weak_ref"):
-        module.make_weak_ref = torch.Tensor.detach
+        module.make_weak_ref = lambda value: value.detach() if torch.is_tensor(value) else value
 
 
 def _random_state(module: Any, graph_safe_by_default: bool) -> None:

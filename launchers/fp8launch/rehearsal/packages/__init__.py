@@ -15,7 +15,7 @@ from typing import Any
 
 USED: dict[str, str] = {}
 # Version that a stand-in says it has, for code that asks the package's metadata.
-VERSIONS = {"flash-attn": "2.8.3"}
+VERSIONS = {"emerging-optimizers": "0.5.0", "flash-attn": "2.8.3"}
 MODULES = {
     "causal_conv1d": "causal_conv1d",
     "causal_conv1d.causal_conv1d_varlen": "causal_conv1d",
