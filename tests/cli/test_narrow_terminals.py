@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.cli.output import _columns_that_fit
+from fp8launch.cli.output import _columns_that_fit, styled
 from fp8launch.cluster.images import catalogue
 from fp8launch.cluster.profile import config_folder
 from fp8launch.recipe.catalog import pack_recipes
@@ -104,3 +104,24 @@ def test_columns_are_dropped_in_their_order() -> None:
     columns, rows = ["run", "a", "b", "text"], [["x" * 30, "a" * 10, "b" * 10, "word " * 20]]
     kept = {width: _columns_that_fit(columns, rows, width, ["run"], ["b", "a"])[0] for width in (80, 79, 67, 10)}
     assert kept == {80: [0, 1, 2, 3], 79: [0, 1, 3], 67: [0, 3], 10: [0, 3]}
+
+
+def test_a_long_header_does_not_widen_a_table(home: Path) -> None:
+    shown = terminal(80, home, "recipes", "--engine", "bridge", "--gpu", "h100")
+    assert "llama31_405b_pretrain_1024gpu_h100_fp8cs_config" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_terminal_without_colours_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert styled("error", fg="red", bold=True) == "error"
+    monkeypatch.setenv("TERM", "xterm")
+    assert styled("error", fg="red").startswith("\x1b[")
+
+
+def test_signs_that_an_encoding_lacks_have_others_in_their_place(home: Path) -> None:
+    command = [sys.executable, "-m", "fp8launch", "estimate", "llama8b_fp8"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    shown = done.stdout.decode("ascii")
+    assert "#####" in shown and "+- " in shown and "\\u" not in shown

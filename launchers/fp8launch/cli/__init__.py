@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
 import importlib
 import io
@@ -108,14 +109,28 @@ def main() -> None:
     sys.exit(status)
 
 
+# What stands for our own signs in encodings that lack them.
+_IN_ASCII = {"±": "+-", "×": "x", "█": "#", "▶": ">", "–": "-", "…": "...", "·": "-"}
+_IN_ASCII |= dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))
+
+
+def _as_ascii(failed: UnicodeError) -> tuple[str, int]:
+    """Spell out what the terminal's encoding, or any, does not have: our own signs, and characters of names."""
+    assert isinstance(failed, UnicodeEncodeError)
+    text = failed.object[failed.start : failed.end]
+    return "".join(_IN_ASCII.get(sign) or ascii(sign)[1:-1] for sign in text), failed.end
+
+
+codecs.register_error("fp8launch", _as_ascii)
+
+
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code. With `--json` a refusal is a JSON object on stdout too."""
     # Neither run folders nor what their jobs write may be changed by everyone: a job inherits this from sbatch.
     os.umask(os.umask(0o022) | 0o002)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Names may hold what the terminal's encoding, or any, does not.
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="fp8launch")
     try:
         refusal = _refusal(arguments)
         if isinstance(refusal, int):

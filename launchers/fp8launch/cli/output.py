@@ -61,8 +61,8 @@ def number_text(value: float | None, form: str) -> str:
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return a text in colour, unless NO_COLOR is set. `style` has click's names, such as `fg` and `bold`."""
-    if os.environ.get("NO_COLOR"):
+    """Return a text in colour, unless NO_COLOR is set or the terminal has none. `style` has click's names, as `fg`."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return text
     return click.style(text, **style)
 
@@ -212,7 +212,11 @@ def _columns_that_fit(
         longest = max((len(row[position]) for row in rows), default=0)
         if column not in unbroken:
             longest = min(longest, NARROWEST)
-        least.append(max(len(column), longest))
+        # A header breaks between its words.
+        heading = len(column)
+        if column not in unbroken:
+            heading = max(map(len, column.split()), default=0)
+        least.append(max(heading, longest))
     kept = list(range(len(columns)))
 
     def needed() -> int:

@@ -48,9 +48,9 @@ def watch(names: tuple[str, ...], last: int) -> int:
     """Watch runs on the full screen: state, iteration, time left, loss, speed; enter opens a run with its log.
 
     \b
-    arrows         select a run, or scroll its log     /     search the log
-    enter, escape  open a run, go back                 r     only the lines of one rank
-    f              follow the end of the log           q     quit; the runs continue
+    arrows         select a run, or scroll its log  /  search the log
+    enter, escape  open a run, go back              r  only the lines of one rank
+    f              follow the end of the log        q  quit; the runs continue
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         message = "`watch` needs a terminal, and standard input or output is not one"
