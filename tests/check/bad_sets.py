@@ -378,6 +378,9 @@ BUILDING = {
         },
         "expert-bias-overlap",
     ),
+    "blockwise weights in the gradients' buffer": Set(
+        {**BLOCKWISE, "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}, "blockwise-gather-buffer"
+    ),
     "muon in fp16": Set({**FP16, "optimizer": "muon"}, "fp16-optimizer"),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),
     "query-key scaling without its variable": Set({"apply_query_key_layer_scaling": True}, "qk-layer-scaling"),

@@ -172,6 +172,18 @@ def blockwise_gather_is_unproven(run: ResolvedRun) -> Iterator[Finding]:
 
 
 @rule(
+    "blockwise-gather-buffer",
+    "error",
+    source="megatron 0.19.2: core/fp8_utils.py:226; TE 2.20.2: tensor/float8_blockwise_tensor.py:530 returns itself",
+)
+def blockwise_gathers_into_its_own_buffer(run: ResolvedRun) -> Iterator[Finding]:
+    names = ("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather", "overlap_param_gather")
+    if run.precision == "blockwise" and all(map(run.on, names)) and not run.fsdp and run.megatron[:2] >= (0, 19):
+        message = f"{names[0]} cannot copy gathered weights of the blockwise recipe: the first step fails"
+        yield Finding(message, run.where(*names), f"remove {names[0]}")
+
+
+@rule(
     "param-gather-off",
     "warning",
     source="megatron/training/arguments.py:1017: FSDP2 with TE 2 switches it off",
