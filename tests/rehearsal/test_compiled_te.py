@@ -143,6 +143,21 @@ def test_attention_that_cudnn_has_a_kernel_for(question: dict[str, object], arch
     assert answer({**CAUSAL, **question}, arch)[0] == backend
 
 
+@pytest.mark.parametrize(
+    ("capability", "release", "left"),
+    [((9, 0), "2.16.1", True), ((10, 0), "2.16.1", False), ((10, 0), "2.20.2", True)],
+)
+def test_what_a_newer_flash_attention_may_do_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], release: str, left: bool
+) -> None:
+    from fp8launch.rehearsal.compiled_te import attention
+
+    monkeypatch.setattr(attention, "REASONS", ["Disabling FlashAttention 2 as it does not support MLA."])
+    assert attention.left_to_newer_flash_attention(capability, release) is left
+    monkeypatch.setattr(attention, "REASONS", ["Disabling FlashAttention for max_logit"])
+    assert not attention.left_to_newer_flash_attention(capability, release)
+
+
 def test_adam_on_fp8_weights_takes_fp32_states_only() -> None:
     """As a run on H200 ended: delayed scaling, parameters gathered in FP8, moments in bf16."""
     import torch

@@ -59,7 +59,11 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
     except BaseException as failure:
         result = described(failure)
         if "attention backend" in result["message"] and request.get("te_site"):
-            result["reasons"] = importlib.import_module(ATTENTION).REASONS
+            attention = importlib.import_module(ATTENTION)
+            result["reasons"] = attention.REASONS
+            if attention.left_to_newer_flash_attention(request["capability"], Path(request["te_site"]).name):
+                result["unknown"] = True
+                result["message"] = "rehearsals have FlashAttention 2, which does not support this; a newer one may"
     if result["ok"] and recording is not None:
         result["recorded"] = recording.as_json()
     result["sizes"] = sizes

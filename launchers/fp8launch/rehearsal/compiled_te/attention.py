@@ -53,6 +53,12 @@ def keep_reasons() -> None:
     logger.handlers, logger.propagate = [_Reasons()], False
 
 
+def left_to_newer_flash_attention(capability: tuple[int, int], release: str) -> bool:
+    """Whether only FlashAttention 2 was refused, where a job may have a newer one: 3 on Hopper, 4 since 2.20."""
+    newer = capability[0] == 9 or tuple(map(int, release.split(".")[:2])) >= (2, 20)
+    return newer and any(reason.startswith("Disabling FlashAttention 2 as") for reason in REASONS)
+
+
 def get_fused_attn_backend(*arguments: Any, **named: Any) -> Any:
     """The backend; from 2.20 on, which passes one object, with the reason for none."""
     if len(arguments) == 1 and not named:
