@@ -64,13 +64,19 @@ def render(
     if form == "args":
         _show_arguments(prepared, as_json)
     elif form == "yaml":
-        _show_text("yaml", resolved_yaml(prepared), as_json)
+        if as_json:
+            show_json({"yaml": resolved_yaml(prepared)})
+        else:
+            echo(resolved_yaml(prepared), nl=False)
     elif profile is not None:
         job = _job(prepared, profile, runtime, portable)
         if form == "sbatch":
             from fp8launch.job.batch_script import batch_script
 
-            _show_text("script", batch_script(job), as_json)
+            if as_json:
+                show_json({"script": batch_script(job)})
+            else:
+                echo(batch_script(job), nl=False)
         else:
             _show_json(prepared, job)
 
@@ -97,13 +103,6 @@ def _show_json(prepared: Prepared, job: Job) -> None:
             "job": job.as_json(),
         }
     )
-
-
-def _show_text(name: str, text: str, as_json: bool) -> None:
-    if as_json:
-        show_json({name: text})
-    else:
-        echo(text, nl=False)
 
 
 def _one(prepared: Prepared, name: str) -> Prepared:
