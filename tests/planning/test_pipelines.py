@@ -90,10 +90,12 @@ def test_a_lighter_last_stage_is_faster_in_the_schedule_by_what_its_stages_say(
 
 @given(st.integers(2, 16), st.integers(1, 8), st.integers(1, 126), st.floats(0, 9))
 def test_a_lighter_last_stage_has_every_layer_once(pp: int, vp: int, layers: int, head: float) -> None:
-    counts = _lighter(max(layers, pp * vp), pp, vp, head)
+    # Embedding and output may take the place of a layer each.
+    layers = max(layers, pp * vp - 2, 2)
+    counts = _lighter(layers, pp, vp, head)
     if counts is None:
         return
-    assert sum(counts) == max(layers, pp * vp) and len(counts) == pp * vp
+    assert sum(counts) == layers and len(counts) == pp * vp
     assert all(counts[:-1])
     stages = [sum(counts[rank::pp]) for rank in range(pp)]
     even = -(-sum(counts) // (pp * vp)) * vp

@@ -108,7 +108,7 @@ def lighter_last_stage(pipeline: Sequence[Sequence[Chunk]], seconds: Sequence[fl
     rest = seconds[-1] - layer * held[-1]
     fastest, counts = max(seconds) * (1 - WORTH), None
     even = layers // (virtual * len(held))
-    for each in {even, even + 1} if virtual > 1 else {0}:
+    for each in {max(even, 1), even + 1} if virtual > 1 else {0}:
         # All but the last pieces of the stages are alike: with the interleaved schedule, stages wait for one another
         # in every turn, so whatever is uneven costs least beside the output layer.
         before = each * (virtual - 1)
