@@ -68,24 +68,25 @@ def _lighter(layers: int, pp: int, vp: int, head: float) -> list[int] | None:
     return None if change is None else _counts(change.args["pipeline_model_parallel_layout"])
 
 
+def _times(counts: Sequence[int], pp: int, vp: int, head: float) -> tuple[float, float]:
+    """The time of a step by the formula of docs/speed_model.md, and that of the schedule piece by piece."""
+    pieces = [*counts[:-1], counts[-1] + head]
+    stages = [sum(pieces[rank::pp]) for rank in range(pp)]
+    return 8 * pp * max(stages) + (sum(stages) - max(stages)) / vp, _simulated(pieces, pp, 8 * pp)
+
+
 @pytest.mark.parametrize(
     ("layers", "pp", "vp", "head"),
-    [(80, 8, 5, 2.6), (80, 4, 5, 2.6), (32, 2, 8, 2.4), (32, 4, 1, 2.4), (96, 8, 12, 2.0), (36, 4, 3, 4.0)],
+    [(80, 8, 5, 2.6), (80, 4, 5, 2.6), (32, 2, 8, 2.4), (32, 4, 1, 2.4), (96, 8, 6, 2.0), (36, 4, 3, 4.0)],
 )
 def test_a_lighter_last_stage_is_faster_in_the_schedule_by_what_its_stages_say(
     layers: int, pp: int, vp: int, head: float
 ) -> None:
-    def times(counts: Sequence[int]) -> tuple[float, float]:
-        pieces = [*counts[:-1], counts[-1] + head]
-        stages = [sum(pieces[rank::pp]) for rank in range(pp)]
-        # The formula of docs/speed_model.md, and the schedule piece by piece.
-        return 8 * pp * max(stages) + (sum(stages) - max(stages)) / vp, _simulated(pieces, pp, 8 * pp)
-
     counts = _lighter(layers, pp, vp, head)
     assert counts is not None
-    formula, simulated = times(counts)
+    formula, simulated = _times(counts, pp, vp, head)
     assert simulated == pytest.approx(formula, rel=0.01)
-    assert simulated < 0.97 * times(_counts(stage_layout(layers, 0, pp * vp)))[1]
+    assert simulated < 0.97 * _times(_counts(stage_layout(layers, 0, pp * vp)), pp, vp, head)[1]
 
 
 @given(st.integers(2, 16), st.integers(1, 8), st.integers(1, 126), st.floats(0, 9))
@@ -101,6 +102,9 @@ def test_a_lighter_last_stage_has_every_layer_once(pp: int, vp: int, layers: int
     even = -(-sum(counts) // (pp * vp)) * vp
     assert max(*stages, stages[-1] + head) < even + head
     assert max(stages[:-1]) - min(stages[:-1]) <= 1
+    if pp * vp <= 32:
+        formula, simulated = _times(counts, pp, vp, head)
+        assert simulated < 1.06 * formula
 
 
 def test_stages_as_even_as_layers_allow_stay() -> None:

@@ -109,17 +109,19 @@ def lighter_last_stage(pipeline: Sequence[Sequence[Chunk]], seconds: Sequence[fl
     fastest, counts = max(seconds) * (1 - WORTH), None
     even = layers // (virtual * len(held))
     for each in {max(even, 1), even + 1} if virtual > 1 else {0}:
-        # All but the last pieces of the stages are alike: with the interleaved schedule, stages wait for one another
-        # in every turn, so whatever is uneven costs least beside the output layer.
+        # All but the last pieces of the stages are alike, and those differ by a layer at most: with the interleaved
+        # schedule, stages wait for one another in every turn, so whatever is uneven costs least beside the output.
         before = each * (virtual - 1)
         for last in range(held[-1] - before + 1):
             spread = layers - before * len(held) - last
             if spread < others:
                 break  # every piece but the last has a layer
-            slowest = max((before - (-spread // others)) * layer, (before + last) * layer + rest)
+            fill, more = divmod(spread, others)
+            if virtual > 1 and not each - 1 <= fill <= each + (each > 1) - (more > 0):
+                continue
+            slowest = max((before + fill + (more > 0)) * layer, (before + last) * layer + rest)
             if slowest < fastest:
                 # The first stages keep the activations of most micro batches, so the others take what is left.
-                fill, more = divmod(spread, others)
                 end = [fill] * (others - more) + [fill + 1] * more + [last]
                 fastest, counts = slowest, [each] * (len(held) * (virtual - 1)) + end
     if counts is None:
