@@ -15,7 +15,7 @@ from fp8launch.report.plot_style import COLOURS, HEIGHT, INK, Key, Panel, Pictur
 # Computation in blues and greens; communication from dark to light, so that its kinds differ without their hue.
 _COMPUTATION = ("#0072B2", "#56B4E9", "#B5DDF5", "#009E73", "#A6DBC6", "#E3EF9A")
 _COMMUNICATION = ("#7A3300", "#D55E00", "#E69F00", "#F2C879", "#F7E6C4")
-_REST = ("#B8BDC2", "#CC79A7", "#8C7AE6", INK)
+_REST = ("#B8BDC2", "#CC79A7", "#EBC8DC", "#8C7AE6", INK)
 _COLOUR = dict(zip(GROUPS, (*_COMPUTATION, *_COMMUNICATION, *_REST), strict=True))
 _FRONT, _OWN, _OTHER = COLOURS[0], COLOURS[1], COLOURS[7]
 # More layouts than this are not labelled.
