@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, starmap
 
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.quantization import UNQUANTIZED
@@ -36,9 +36,14 @@ def _default_baseline(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """
     partners = _partners(rows)
     for name in UNQUANTIZED:
-        plain = [row for row in rows if row.facts.get("precision") == name]
-        others = [row for row in rows if row not in plain]
-        if plain and others and (not partners or any(_alike(*pair) for pair in product(others, plain))):
+        plain: list[ComparisonRow] = []
+        others: list[ComparisonRow] = []
+        for row in rows:
+            if row.facts.get("precision") == name:
+                plain.append(row)
+            else:
+                others.append(row)
+        if plain and others and (not partners or any(starmap(_alike, product(others, plain)))):
             return plain
     first = max(rows, key=lambda row: partners.get(row.name, 0))
     return [row for row in rows if row.label == first.label]
@@ -62,7 +67,7 @@ def _is_meant(row: ComparisonRow, wanted: str) -> bool:
     key, equals, value = wanted.partition("=")
     if equals:
         points = [run.study.point for run in row.runs if run.study]
-        return any(str(point.get(key)) == value for point in points) or str(row.facts.get(key)) == value
+        return any(str(facts.get(key)) == value for facts in (*points, row.facts))
     precision = str(row.facts.get("precision", ""))
     names = {row.label, row.name, precision}
     if " then " not in precision:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fp8launch.report.cells import NONE, count_text, quantity_text, ratio_text
 from fp8launch.report.differences import Comparability
@@ -27,7 +28,7 @@ class Published:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "notes": list(self.notes)}
+        return {**vars(self), "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,16 @@ class Column:
 
 def csv_names() -> list[str]:
     """Return the header of the CSV file."""
-    return [name for column in COLUMNS for name in column.csv_cells]
+    return list(chain.from_iterable(column.csv_cells for column in COLUMNS))
 
 
 def csv_row(entry: Entry) -> dict[str, object]:
     """Return the cells of one line of the CSV file, numbers unrounded, None where nothing is known."""
-    return {name: of(entry) for column in COLUMNS for name, of in column.csv_cells.items()}
+    cells: dict[str, object] = {}
+    for column in COLUMNS:
+        for name, value in column.csv_cells.items():
+            cells[name] = value(entry)
+    return cells
 
 
 # --- What tables show -----------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
 from fp8launch.report.columns import Entry, Published
@@ -157,11 +158,14 @@ def _speedup(row: ComparisonRow, base: ComparisonRow, axes: set[str], force: boo
 
 
 def _parities(row: ComparisonRow, base: ComparisonRow, tolerance: float) -> list[Parity]:
-    mine = [run for run in row.runs if run.report.lines]
-    theirs = [run for run in base.runs if run.report.lines]
+    mine, theirs = _with_lines(row), _with_lines(base)
     if not mine or not theirs:
         return []
     return [parity(mine, theirs, tolerance, (row.name, base.name))]
+
+
+def _with_lines(row: ComparisonRow) -> list[RunData]:
+    return [run for run in row.runs if run.report.lines]
 
 
 def _counts_differ(rows: Sequence[ComparisonRow]) -> bool:
@@ -241,7 +245,7 @@ def _energy_per_token(row: ComparisonRow, tokens: Measure | None, step_time: Mea
 
 
 def _published(row: ComparisonRow, tokens: Measure | None, rows: Sequence[ComparisonRow]) -> Published | None:
-    figure = next((run.reference for run in row.runs if run.reference), None)
+    figure = _quoted(row)
     if figure is None:
         return None
     value = figure.get("tokens_per_s_per_gpu")
@@ -251,14 +255,25 @@ def _published(row: ComparisonRow, tokens: Measure | None, rows: Sequence[Compar
     notes = []
     if gpus and row.world and gpus != row.world:
         notes.append(f"the published figure is for {gpus} GPUs")
-    sharing = [other for other in rows if any(run.reference == figure for run in other.runs)]
-    if len({other.label for other in sharing}) > 1:
+    sharing: set[str] = set()
+    for other in rows:
+        if any(run.reference == figure for run in other.runs):
+            sharing.add(other.label)
+    if len(sharing) > 1:
         notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
     ours = None
     if tokens:
         ours = tokens.median / value
     source = str(figure.get("source", ""))
     return Published(float(value), figure.get("tflops_per_gpu"), gpus, source, ours, tuple(notes))
+
+
+def _quoted(row: ComparisonRow) -> Mapping[str, Any] | None:
+    """The figure that the recipe of a row quotes."""
+    for run in row.runs:
+        if run.reference:
+            return run.reference
+    return None
 
 
 def _row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
@@ -291,28 +306,31 @@ def _notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
-    runs = chain.from_iterable(row.runs for row in rows)
-    notes += _absent([run for run in runs if run.absent])
+    absent: list[RunData] = []
+    peaks: set[object] = set()
+    for row in rows:
+        for run in row.runs:
+            if run.absent:
+                absent.append(run)
+            if run.good and run.report.mfu_denominator:
+                peaks.add(run.report.mfu_denominator["peak_tflops"])
+    if absent:
+        notes.append(_note_of_absent(absent))
     if any(len(row.good) == 1 for row in rows):
         notes.append(
             "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
             "--repeat 3 measures them"
         )
-    peaks: set[object] = set()
-    for row in rows:
-        peaks.update(run.report.mfu_denominator["peak_tflops"] for run in row.good if run.report.mfu_denominator)
     if len(peaks) > 1:
         notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
     return notes
 
 
-def _absent(runs: Sequence[RunData]) -> Iterable[str]:
-    if not runs:
-        return
+def _note_of_absent(runs: Sequence[RunData]) -> str:
     names = [run.name for run in runs[:_MOST_NAMES]]
     if len(runs) > _MOST_NAMES:
         names.append(f"and {len(runs) - _MOST_NAMES} more")
     text = f"{counted(len(runs), 'run')} of the study missing: {', '.join(names)}"
     if any(run.absent == NOT_SUBMITTED for run in runs):
         text += "; repeat the same `submit` to submit the rest"
-    yield text
+    return text

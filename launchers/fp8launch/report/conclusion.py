@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 
 from fp8launch.report.columns import Entry
 from fp8launch.report.comparison import Comparison
@@ -112,7 +113,10 @@ def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
     rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
     for entry, ratio in rated:
         if _sure(ratio) and (ratio.value or 0) > 1:
-            near = [other.row.name for other, one in rated if one is not ratio and _overlap(one, ratio)]
+            near = []
+            for other, one in rated:
+                if one is not ratio and _overlap(one, ratio):
+                    near.append(other.row.name)
             text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
             if near:
                 text += f", no difference seen to {names(near)}"
@@ -138,9 +142,14 @@ def _overlap(one: Ratio, other: Ratio) -> bool:
 
 def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> str:
     """Sum up many pairs of a row and its own baseline."""
-    sure = [ratio.value or 1.0 for _, ratio in rated if _sure(ratio)]
-    faster = [value for value in sure if value > 1]
-    slower = [value for value in sure if value < 1]
+    faster: list[float] = []
+    slower: list[float] = []
+    for _, one in rated:
+        value = one.value or 1.0
+        if _sure(one) and value > 1:
+            faster.append(value)
+        elif _sure(one) and value < 1:
+            slower.append(value)
     unsure = len(rated) - len(faster) - len(slower)
     base = comparison.baseline or "the baseline"
     parts = []
@@ -186,18 +195,24 @@ def _about_parity(comparison: Comparison) -> str:
     parities = [one for one in comparison.parities if one.variant not in out]
     if not parities:
         return ""
-    judged = [one for one in parities if one.verdict not in ("too short", "not comparable")]
-    if not judged and all(one.verdict == "too short" for one in parities):
+    by_verdict: dict[str, list[Parity]] = {}
+    for one in parities:
+        by_verdict.setdefault(one.verdict, []).append(one)
+    too_short = by_verdict.pop("too short", [])
+    by_verdict.pop("not comparable", None)
+    if len(too_short) == len(parities):
         return "losses not judged: too few iterations"
+    judged = list(chain.from_iterable(by_verdict.values()))
     if not judged:
         return "losses not judged: the runs differ in what decides them"
-    agree = [one for one in judged if one.verdict == "within tolerance"]
+    agree = by_verdict.get("within tolerance", [])
     tolerance = f"{100 * parities[0].tolerance:g} %"
     if len(agree) == len(judged):
         return _all_agree(judged, len(parities) - len(judged), tolerance)
     parts = []
     for verdict in ("apart", "diverged", "lower", "undecided"):
-        parts += _of_verdict([one for one in judged if one.verdict == verdict])
+        if verdict in by_verdict:
+            parts.append(_of_verdict(by_verdict[verdict]))
     if agree:
         parts.append(f"{len(agree)} of {len(judged)} losses agree within {tolerance}")
     return "; ".join(parts)
@@ -213,20 +228,19 @@ def _all_agree(judged: Sequence[Parity], not_judged: int, tolerance: str) -> str
     return f"{text} (within {tolerance} of {baseline})"
 
 
-def _of_verdict(parities: Sequence[Parity]) -> list[str]:
-    if not parities:
-        return []
+def _of_verdict(parities: Sequence[Parity]) -> str:
+    """What holds of parities of one verdict."""
     rows = names([one.variant for one in parities])
     word = parities[0].word
     if parities[0].verdict == "undecided":
-        return [f"whether the loss of {rows} agrees is undecided"]
+        return f"whether the loss of {rows} agrees is undecided"
     if parities[0].verdict == "diverged":
-        return [f"the loss of {rows} diverged"]
+        return f"the loss of {rows} diverged"
     sizes = [100 * one.last_quarter for one in parities if one.last_quarter is not None]
     shown = f"{min(sizes):+.2f} to {max(sizes):+.2f} %"
     if len(sizes) == 1:
         shown = f"{sizes[0]:+.2f} %"
-    return [f"{rows}: {word} than the baseline ({shown})"]
+    return f"{rows}: {word} than the baseline ({shown})"
 
 
 def _about_loss(good: Sequence[Entry]) -> str:

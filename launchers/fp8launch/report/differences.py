@@ -46,6 +46,11 @@ PARITY = _words("""
     clip_grad reset_position_ids reset_attention_mask eod_mask_loss finetune pretrained_checkpoint
     """) | (MODEL_FLAGS | {"add_bias_linear", "layernorm_epsilon"})
 
+_INITIALISATION = _words(
+    "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size use_cpu_initialization "
+    "use_megatron_fsdp"
+)
+
 # Follows from another fact, which is compared; or belongs to the precision, which has a name of its own.
 _DERIVED = _words("""
     data_parallel_size transformer_pipeline_model_parallel_size tensor_parallel_num_weight_shards
@@ -159,7 +164,7 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
         # One axis is what is compared; with two at once, either may have made the difference.
         noted += [_describe(name, a, b) for name in compared if name != "precision"]
     # Without the arguments of either side nothing was compared at all.
-    unknown = [name for name in ("seq_length", "global_batch_size", "num_layers") if name not in a or name not in b]
+    unknown = _not_in_both(("seq_length", "global_batch_size", "num_layers"), a, b)
     if unknown:
         noted.append(f"not known of both: {', '.join(unknown)}")
     return Comparability(tuple(unlike), tuple(noted))
@@ -168,15 +173,18 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
 def parity_differences(a: Facts, b: Facts) -> list[str]:
     """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
     found = [_describe(name, a, b) for name in differing([a, b]) if name in PARITY]
-    unknown = [name for name in ("seed", "seq_length", "global_batch_size", "lr") if name not in a or name not in b]
-    return found + [f"{name} is not known of both" for name in unknown]
+    for name in _not_in_both(("seed", "seq_length", "global_batch_size", "lr"), a, b):
+        found.append(f"{name} is not known of both")
+    return found
+
+
+def _not_in_both(names: Sequence[str], a: Facts, b: Facts) -> list[str]:
+    return [name for name in names if name not in a or name not in b]
 
 
 def initialisation_differences(a: Facts, b: Facts) -> list[str]:
     """Name what makes Megatron draw other initial weights from the same seed: sizes of its parallel groups."""
-    sizes = ("tensor", "pipeline", "expert")
-    names = {f"{kind}_model_parallel_size" for kind in sizes} | {"use_cpu_initialization", "use_megatron_fsdp"}
-    return [_describe(name, a, b) for name in differing([a, b]) if name in names]
+    return [_describe(name, a, b) for name in differing([a, b]) if name in _INITIALISATION]
 
 
 def _describe(name: str, a: Facts, b: Facts) -> str:

@@ -46,9 +46,17 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    rule = ["---:" if number else "---" for number in table.numbers]
-    rows = [tuple(map(_escaped, table.headers)), rule, *(tuple(map(_escaped, row)) for row in table.rows)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rule = []
+    for number in table.numbers:
+        rule.append("---:" if number else "---")
+    lines = [_markdown_row(map(_escaped, table.headers)), _markdown_row(rule)]
+    for row in table.rows:
+        lines.append(_markdown_row(map(_escaped, row)))
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 # Characters with a meaning in GitHub's Markdown: cells, emphasis, code, links, images, HTML.
@@ -117,7 +125,7 @@ def _rich_table(table: Table, width: int | None) -> RichTable:
     for position, wide in widths.items():
         add_column(made, table.headers[position], table.numbers[position], overflow="fold", width=wide)
     for row in table.rows:
-        made.add_row(*(Text(row[position]) for position in widths))
+        made.add_row(*[Text(row[position]) for position in widths])
     return made
 
 

@@ -108,10 +108,13 @@ class ComparisonRow:
         found = [statistic for statistic in (of(run.report) for run in self.good) if statistic]
         if not found:
             return None
-        runs = tuple(statistic.median for statistic in found)
-        spread = statistics.median(statistic.iqr for statistic in found)
-        lines = sum(statistic.n for statistic in found)
-        return Measure(statistics.median(runs), runs, spread, lines, mean_interval(runs))
+        medians, spreads, lines = [], [], 0
+        for statistic in found:
+            medians.append(statistic.median)
+            spreads.append(statistic.iqr)
+            lines += statistic.n
+        spread = statistics.median(spreads)
+        return Measure(statistics.median(medians), tuple(medians), spread, lines, mean_interval(medians))
 
     def speeds(self, unit: Unit) -> list[list[float]]:
         """Return the speed at every kept line, a list for each run that has it in this unit."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -14,9 +12,10 @@ from fp8launch.report.cells import NONE
 from fp8launch.report.columns import Table, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
-from fp8launch.report.plot_rows import MOST_BARS
-from fp8launch.report.plot_style import INK, Key, Panel, Picture
-from fp8launch.report.plots import available, panel_figure, pictures
+from fp8launch.report.html_pictures import picture_html
+from fp8launch.report.html_text import LONGEST_PART, breakable, quiet
+from fp8launch.report.plot_bars import MOST_BARS
+from fp8launch.report.plots import available, pictures
 from fp8launch.report.remarks import LEGEND, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.wording import counted
@@ -111,14 +110,14 @@ def _head(comparison: Comparison) -> str:
     if len(labels) > 4:
         title = f"{len(labels)} variants"
     about = f"Comparison of {title}: {counted(runs, 'run')}. fp8launch {__version__}, {made}"
-    return f"<h1>{html.escape(conclusion(comparison))}</h1>{_quiet(about)}"
+    return f"<h1>{html.escape(conclusion(comparison))}</h1>{quiet(about)}"
 
 
 def _pictures(comparison: Comparison) -> list[str]:
     """The section of the pictures; none without matplotlib, or with nothing to draw."""
     if not available():
         return []
-    drawn = "".join(map(_figure, pictures(comparison)))
+    drawn = "".join(map(picture_html, pictures(comparison)))
     if not drawn:
         return []
     return [_section("Pictures", f'<div class="pictures">{drawn}</div>')]
@@ -134,16 +133,9 @@ def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def _quiet(text: str) -> str:
-    """A paragraph in small print; nothing for an empty text."""
-    if not text:
-        return ""
-    return f'<p class="quiet">{html.escape(text)}</p>'
-
-
 def _legend(comparison: Comparison) -> str:
     cells = " ".join(map(" ".join, main_table(comparison.entries).rows))
-    return _quiet("; ".join(f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells))
+    return quiet("; ".join(f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells))
 
 
 def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
@@ -158,11 +150,11 @@ def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
     for row, why in zip_longest(table.rows, condemned, fillvalue=""):
         name, tag = _whole(row[0]), "<tr>"
         if why:
-            name += f'<small class="why">unlike: {_breakable(why)}</small>'
+            name += f'<small class="why">unlike: {breakable(why)}</small>'
             tag = '<tr class="bad">'
         cells = [f'<th scope="row" class="name">{name}</th>']
         for header, text, number in zip(table.headers[1:], row[1:], table.numbers[1:], strict=True):
-            shown = _number(text) if number else _breakable(text, 12)
+            shown = _number(text) if number else breakable(text, 12)
             cells.append(f'<td{_class(number)} data-label="{html.escape(header)}">{shown}</td>')
         body.append(f"{tag}{''.join(cells)}</tr>")
     inner = f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
@@ -184,8 +176,6 @@ def _class(number: bool) -> str:
     return ' class="number"'
 
 
-# A part of a name that is longer than this does not fit a phone: it may break behind a separator.
-_LONGEST_PART = 36
 _LONGEST_NAME = 40
 
 
@@ -195,19 +185,11 @@ def _whole(name: str) -> str:
         return f"<span>{html.escape(name)}</span>"
     parts = []
     for part in name.split(", "):
-        shown = _breakable(part)
-        if len(part) <= _LONGEST_PART:
+        shown = breakable(part)
+        if len(part) <= LONGEST_PART:
             shown = f"<span>{shown}</span>"
         parts.append(shown)
     return ", ".join(parts)
-
-
-def _breakable(text: str, longest: int = _LONGEST_PART) -> str:
-    """A text, such as a path, that may break behind its separators, but not inside a word or a number."""
-    shown = html.escape(text)
-    if len(text) <= longest:
-        return shown
-    return re.sub(r"([/_=:-](?=\w)|[.,](?=[A-Za-z]))", r"\1<wbr>", shown)
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -230,106 +212,3 @@ def _commands(comparison: Comparison) -> str:
     if not commands:
         return ""
     return f"<pre>{html.escape(commands)}</pre>"
-
-
-_IDS = r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.axis|PolyCollection)_\d+"'
-
-
-def _figure(picture: Picture) -> str:
-    panels = "".join(_panel(picture, i) for i in range(len(picture.panels)))
-    return (
-        f'<figure class="w{picture.width}" id="picture-{picture.name}"><h3>{html.escape(picture.title)}</h3>'
-        f'{_quiet(picture.remark)}{_keys(picture.keys)}<div class="panels">{panels}</div></figure>'
-    )
-
-
-def _panel(picture: Picture, i: int) -> str:
-    panel = picture.panels[i]
-    title = ""
-    if panel.title:
-        title = f"<h4>{html.escape(panel.title)}</h4>"
-    label = html.escape(", ".join(filter(None, (picture.title, panel.title))))
-    svg = _svg(panel, f"{picture.name}-{i}").replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return f'<div class="panel">{title}{svg}{_keys(panel.keys)}</div>'
-
-
-def _keys(keys: Sequence[Key]) -> str:
-    """A legend in the page's own text, which wraps where a picture would cut it."""
-    if not keys:
-        return ""
-    entries = "".join(f"<li>{_swatch(key)}<span>{_breakable(key.text)}</span></li>" for key in keys)
-    return f'<ul class="key">{entries}</ul>'
-
-
-_DASH_LENGTHS = {"--": "6 3", ":": "2 2", "-.": "6 2 2 2"}
-_MARKER_SHAPES = {
-    "s": '<path d="M11 6h8v8h-8z"/>',
-    "D": '<path d="M15 5l5 5-5 5-5-5z"/>',
-    "^": '<path d="M15 5l5 9H10z"/>',
-    "v": '<path d="M15 15l5-9H10z"/>',
-}
-
-
-def _swatch(key: Key) -> str:
-    colour = key.colour
-    if colour == INK:
-        colour = "var(--ink)"
-    return f'<svg viewBox="0 0 30 20" fill="{colour}" aria-hidden="true">{_swatch_shape(key, colour)}</svg>'
-
-
-def _swatch_shape(key: Key, colour: str) -> str:
-    if key.shape == "bar":
-        return '<path d="M2 4h26v12H2z" opacity="1"/>'
-    if key.shape == "band":
-        return '<path d="M2 4h26v12H2z" opacity="0.2"/>'
-    dash = ""
-    if key.dash in _DASH_LENGTHS:
-        dash = f' stroke-dasharray="{_DASH_LENGTHS[key.dash]}"'
-    line = f'<path d="M1 10h28" stroke="{colour}" stroke-width="2"{dash}/>'
-    if key.marker:
-        line += _MARKER_SHAPES.get(key.marker, '<circle cx="15" cy="10" r="4"/>')
-    return line
-
-
-def _svg(panel: Panel, name: str) -> str:
-    """The panel with its letters as text, in the page's colours, and without what a page does not need."""
-    import matplotlib as mpl
-
-    # A salt of its own keeps the ids of one picture from meaning something in another.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
-        out = io.StringIO()
-        panel_figure(panel).savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Only tags change: what stands between them are labels, which may be anything, and whose < and > are escaped.
-    text = re.sub(r"<[^<>]*>", _tag, text)
-    return re.sub(r">\s+<", "><", text).replace("\n", " ")
-
-
-def _tag(match: re.Match[str]) -> str:
-    """A tag of matplotlib's SVG without what a page does not need, with the page's fonts and colours."""
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", match[0])
-    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
-    text = re.sub(_IDS, "", text)
-    text = re.sub(r'\stransform="rotate\(-?0 [^"]*"', "", text)
-    # A hundredth of a point is far below a pixel.
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
-    text = re.sub(r'(?<=\sd=")[^"]*', _path, text)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*|font-family: [^;\"]*;?\s?", _font, text)
-    return text.replace(INK, "var(--ink)").replace(INK.lower(), "var(--ink)")
-
-
-def _path(match: re.Match[str]) -> str:
-    """The commands of a path without spaces around their letters; a path of straight lines to a tenth of a point."""
-    text = match[0]
-    if not re.search("[CQ]", text):
-        text = re.sub(r"(\d\.\d)\d", r"\1", text)
-    return re.sub(r"\s*([A-Za-z])\s*", r"\1", text).strip()
-
-
-def _font(match: re.Match[str]) -> str:
-    """The size of a font; its family is the page's."""
-    if match[1]:
-        return f"font-size: {match[1]}px"
-    return ""

@@ -39,9 +39,8 @@ class Encoding:
 
     def keys(self, entries: Iterable[Entry], shape: str = "bar") -> tuple[Key, ...]:
         """What each colour means, for the rows of a picture."""
-        return tuple(
-            Key(plain(word), self.colours[word], shape=shape) for word in dict.fromkeys(map(self.word, entries))
-        )
+        words = dict.fromkeys(map(self.word, entries))
+        return tuple(Key(plain(word), self.colours[word], shape=shape) for word in words)
 
 
 def encode(entries: Sequence[Entry]) -> Encoding:
@@ -63,14 +62,16 @@ def encode(entries: Sequence[Entry]) -> Encoding:
 
 def _tells_apart(entries: Sequence[Entry], words: Mapping[str, str], panels: Mapping[str, str]) -> bool:
     """Whether panels of one line for each precision and size hold every row, and most have something to compare."""
-    lines = {(panels[e.row.name], words[e.row.name], world(e), length(e)) for e in entries}
-    if len(lines) < len(entries) or len(set(words.values())) < 2:
-        return False
+    lines = set()
     inside: dict[str, set[str]] = {}
     for entry in entries:
-        inside.setdefault(panels[entry.row.name], set()).add(words[entry.row.name])
-    several = sum(len(found) > 1 for found in inside.values())
-    return several == len(inside) and max(map(len, inside.values())) <= MOST_LINES
+        panel, word = panels[entry.row.name], words[entry.row.name]
+        lines.add((panel, word, world(entry), length(entry)))
+        inside.setdefault(panel, set()).add(word)
+    if len(lines) < len(entries) or len(set(words.values())) < 2:
+        return False
+    counts = list(map(len, inside.values()))
+    return min(counts) > 1 and max(counts) <= MOST_LINES
 
 
 def _parts(entry: Entry) -> list[str]:
@@ -84,7 +85,10 @@ def _precision(entry: Entry) -> str:
     study = entry.row.runs[0].study
     if study:
         names |= {str(study.point.get("precision.recipe")), str(study.point.get("precision"))}
-    return next((part for part in _parts(entry) if part in names), known)
+    for part in _parts(entry):
+        if part in names:
+            return part
+    return known
 
 
 def _without_length(entry: Entry) -> str:
@@ -108,7 +112,7 @@ def _precision_colours(words: Sequence[str]) -> dict[str, str]:
             taken.add(usual)
     for word in words:
         if word not in chosen:
-            free = [i for i in range(len(COLOURS)) if i not in taken]
+            free = set(range(len(COLOURS))) - taken
             last = max(free, default=len(chosen) % len(COLOURS))
             chosen[word] = COLOURS[last]
             taken.add(last)
@@ -172,6 +176,11 @@ def lines_of(entries: Sequence[Entry], size: Size) -> Lines:
     if size is world:
         return Lines(size, gpus, values)
     return Lines(size, tokens, values)
+
+
+def row_names(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of the rows."""
+    return [entry.row.name for entry in entries]
 
 
 def grouped(entries: Sequence[Entry], panel: Callable[[Entry], str]) -> dict[str, list[Entry]]:

@@ -15,18 +15,11 @@ from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.plot_curves import loss_pictures, parity_pictures, step_time_pictures
+from fp8launch.report.plot_bars import LOSS, MEMORY, MOST_BARS, STEP_TIME, THROUGHPUT, bar_picture
+from fp8launch.report.plot_curves import step_time_pictures
 from fp8launch.report.plot_encoding import encode
-from fp8launch.report.plot_rows import (
-    LOSS,
-    MEMORY,
-    MOST_BARS,
-    STEP_TIME,
-    THROUGHPUT,
-    bar_picture,
-    scaling_pictures,
-    sequence_pictures,
-)
+from fp8launch.report.plot_lines import scaling_pictures, sequence_pictures
+from fp8launch.report.plot_losses import loss_pictures, parity_pictures
 from fp8launch.report.plot_style import HEIGHT, INK, WIDTH, Key, Panel, Picture
 
 # Inches.

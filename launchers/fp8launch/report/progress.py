@@ -56,7 +56,9 @@ class Progress:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields without the series."""
-        return {name: value for name, value in vars(self).items() if name not in ("losses", "step_times_ms")}
+        fields = dict(vars(self))
+        del fields["losses"], fields["step_times_ms"]
+        return fields
 
     @property
     def position(self) -> str:
@@ -100,11 +102,10 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     if running and step and total:
         eta = max(total - last.number, 0) * step / 1000
     losses = [one.loss for one in every if one.loss is not None]
-    recent_losses = [one.loss for one in recent if one.loss is not None and math.isfinite(one.loss)]
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=next(reversed(recent_losses), None),
+        loss=_last_finite([one.loss for one in recent]),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=_median(one.values.get("tflops_per_gpu") for one in recent),
@@ -113,6 +114,13 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
         step_times_ms=_shortened([one.step_time_ms for one in every if one.step_time_ms]),
         losses=tuple(losses),
     )
+
+
+def _last_finite(losses: Sequence[float | None]) -> float | None:
+    for loss in reversed(losses):
+        if loss is not None and math.isfinite(loss):
+            return loss
+    return None
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -177,7 +185,8 @@ def _scanned(head: bytes, tail: bytes) -> Scan:
 def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
     """The newest stage that a log without iterations shows."""
     if head.strip():
-        return [name for name, mark in STAGES if mark in head][-1]
+        reached = [name for name, mark in STAGES if mark in head]
+        return reached[-1]
     if manifest.get("runtime") in (None, "none"):
         return STARTING
     return IMAGE

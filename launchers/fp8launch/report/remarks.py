@@ -36,7 +36,8 @@ def differences_table(comparison: Comparison) -> Table:
     many = len(names) > _MOST_COLUMNS
     rows: list[tuple[str, ...]] = []
     for one in comparison.differences:
-        if names and all(str(one.values.get(name)) == label for name, label in labels.items()):
+        texts = [str(one.values.get(name)) for name in names]
+        if names and texts == list(labels.values()):
             continue
         meaning = MEANING[one.kind]
         if one.axis:
@@ -73,8 +74,10 @@ def phases_table(comparison: Comparison) -> Table | None:
     """Return a row for each phase of each run that has several; None where no run has."""
     rows = []
     for run in comparison.runs():
-        if len(run.report.phases) > 1:
-            rows += [(run.name, *cells) for cells in phase_cells(run.report)]
+        if len(run.report.phases) < 2:
+            continue
+        for cells in phase_cells(run.report):
+            rows.append((run.name, *cells))
     if not rows:
         return None
     return Table(("run", *PHASE_COLUMNS), tuple(rows), (False, *PHASE_COLUMNS.values()))
@@ -82,9 +85,12 @@ def phases_table(comparison: Comparison) -> Table | None:
 
 def difference_lines(comparison: Comparison) -> list[str]:
     """Name what differs, in a line each for what changes the speed and what changes the loss only."""
-    speed = [one.name for one in comparison.differences if one.axis or one.kind != "neutral"]
-    loss = [one.name for one in comparison.differences if not one.axis and one.kind == "neutral"]
-    lines = []
+    speed, loss, lines = [], [], []
+    for one in comparison.differences:
+        if one.axis or one.kind != "neutral":
+            speed.append(one.name)
+        else:
+            loss.append(one.name)
     if speed:
         lines.append("differs: " + ", ".join(speed))
     if loss:
@@ -106,8 +112,9 @@ def remarks(comparison: Comparison) -> list[str]:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
     lines += _ratio_remarks(comparison)
     lines += _row_remarks(comparison)
-    sources = [entry.published.source for entry in comparison.entries if entry.published]
-    lines += [f"published: {source}" for source in dict.fromkeys(sources)]
+    for entry in comparison.entries:
+        if entry.published and (line := f"published: {entry.published.source}") not in lines:
+            lines.append(line)
     return [*lines, *comparison.notes]
 
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
 from fp8launch.logs import Ending, Failure, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
+from fp8launch.report.fp8_evidence import Fp8Finding
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
 from fp8launch.report.sharding import NOT_PARTITIONED
 from fp8launch.report.steady_state import Line, SteadyState
-from fp8launch.report.verify import NOT_RUNNING, Fp8Finding, Verification
+from fp8launch.report.verify import NOT_RUNNING, Verification
 from fp8launch.rundir.last_failure import last_failure
 from fp8launch.rundir.run_dir import RunFolder
 

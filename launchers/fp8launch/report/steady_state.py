@@ -73,26 +73,29 @@ class SteadyState:
     @property
     def iterations_covered(self) -> int:
         """The number of iterations that the lines cover: with a log interval of 10, a line covers ten."""
-        # Lines are in order, so the last assignment holds.
-        first = {line.attempt: line.number for line in reversed(self.lines)}
-        last = {line.attempt: line.number for line in self.lines}
-        spans = sorted((first[attempt], last[attempt]) for attempt in first)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for line in self.lines:
+            first.setdefault(line.attempt, line.number)
+            last[line.attempt] = line.number
         covered, end = 0, -1
-        for begin, finish in spans:
+        for begin, finish in sorted(zip(first.values(), last.values(), strict=True)):
             covered += max(0, finish - max(begin, end + 1) + 1)
             end = max(end, finish)
         return covered
 
 
-_LOG = attrgetter("log")
+_LOG, _NUMBER = attrgetter("log"), attrgetter("number")
 
 
 def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> SteadyState:
     """Apply the rule to the processes of a run, oldest first."""
-    by_attempt = [_lines(i, log, process) for i, (log, process) in enumerate(attempts)]
+    by_attempt = []
     reasons: dict[tuple[int, int], str] = {}
-    for lines, (log, process) in zip(by_attempt, attempts, strict=True):
-        reasons.update(_reasons(lines, log, process))
+    for i, (log, process) in enumerate(attempts):
+        lines = _lines(i, log, process)
+        reasons |= _reasons(lines, log, process)
+        by_attempt.append(lines)
     chosen, superseded = _newest(by_attempt)
     kept, left_out = _separate(chosen, reasons)
     notes = []
@@ -101,11 +104,13 @@ def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> Steady
         for reason in disturbed:
             kept += left_out.pop(reason)
         if disturbed:
-            kept.sort(key=attrgetter("number"))
+            kept.sort(key=_NUMBER)
             notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
     if chosen and len(kept) < FEWEST:
         notes.append(f"{counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
-    dropped = {reason: tuple(line.number for line in lines) for reason, lines in left_out.items()}
+    dropped: dict[str, tuple[int, ...]] = {}
+    for reason, left in left_out.items():
+        dropped[reason] = tuple(map(_NUMBER, left))
     if superseded:
         dropped["repeated by a later attempt"] = tuple(sorted(superseded))
     return SteadyState(chosen, tuple(kept), dropped, tuple(notes))
@@ -148,15 +153,19 @@ def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], lis
 def field_names(lines: Sequence[Line], prefix: str) -> list[str]:
     """Return the fields whose names begin with `prefix` in the logs of these lines, sorted."""
     names: set[str] = set()
-    for log in {id(log): log for log in map(_LOG, lines)}.values():
-        names.update(name for name in log.iterations.names if name.startswith(prefix))
-    return sorted(names)
+    for log in _logs_of(lines).values():
+        names.update(log.iterations.names)
+    return sorted(name for name in names if name.startswith(prefix))
+
+
+def _logs_of(lines: Sequence[Line]) -> dict[int, ParsedLog]:
+    """The logs of these lines, each once, by its id."""
+    return {id(log): log for log in map(_LOG, lines)}
 
 
 def values(lines: Sequence[Line], name: str) -> list[float]:
     """A field of many lines, NaN where a line does not have it."""
-    logs = {id(log): log for log in map(_LOG, lines)}
-    columns = {key: log.iterations.column(name) for key, log in logs.items()}
+    columns = {key: log.iterations.column(name) for key, log in _logs_of(lines).items()}
     if len(columns) == 1:
         (column,) = columns.values()
         return [column[x.row] for x in lines]
@@ -175,7 +184,7 @@ def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tu
     for line in lines[:START_LINES]:
         found[line.attempt, line.row] = "process start"
     rest = lines[START_LINES:]
-    second_half = [x.step_time_ms for x in rest[len(rest) // 2 :] if _usable(x)]
+    second_half = [line.step_time_ms for line in filter(_usable, rest[len(rest) // 2 :])]
     if second_half:
         limit = SLOW * statistics.median(second_half)
         for line in rest[: len(rest) // 2]:
@@ -184,10 +193,11 @@ def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tu
             found[line.attempt, line.row] = "warm-up"
     profiled, disturbed = _profiled(log, process), log.disturbed_rows
     for line in rest:
-        if not 0 < line.step_time_ms < math.inf:
-            reason: str | None = "no usable time"
-        else:
-            reason = "profiled" if profiled.holds(line.number) else disturbed.get(line.row)
+        reason = disturbed.get(line.row)
+        if not _usable(line):
+            reason = "no usable time"
+        elif profiled.holds(line.number):
+            reason = "profiled"
         if reason:
             found.setdefault((line.attempt, line.row), reason)
     return found

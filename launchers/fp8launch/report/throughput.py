@@ -6,27 +6,25 @@ Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from fp8launch.diagnostics import error
-from fp8launch.hardware.gpus import Dtype
-from fp8launch.hardware.gpus import gpu as find_gpu
 from fp8launch.logs import ParsedLog, Process, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
-from fp8launch.megatron.flops import flops_per_token, miscounted
+from fp8launch.megatron.flops import miscounted
 from fp8launch.report.machines import Machines, machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
 from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
+from fp8launch.report.run_setup import RunSetup, last_stated, positive, setup_of
 from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
 from fp8launch.report.run_totals import count_of, parameters_of, peak_memory_mib, validations_of
 from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
 from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import precision_asked_for, verify
 
-T = TypeVar("T")
 Attempts = Sequence[tuple[ParsedLog, Process]]
 
 _NOTEWORTHY = (
@@ -42,6 +40,10 @@ _FROM_LONGEST_PHASE = (
     "tokens_source", "mfu", "mfu_denominator", "energy_j_per_gpu", "timers_ms", "warmup_dropped", "dropped", "fp8",
     "seq_length", "flops_per_token", "arguments", "argument_dump", "notes",
 )  # fmt: skip
+
+
+def _noteworthy(arguments: Mapping[str, object]) -> dict[str, object]:
+    return {name: arguments[name] for name in _NOTEWORTHY if name in arguments}
 
 
 def _timers(lines: Sequence[Line]) -> dict[str, Statistic]:
@@ -124,7 +126,10 @@ def summarise(
     attempts = attempts_of(logs)
     steady = select_steady_state(attempts)
     machines = machines_of(logs)
-    setup = _setup(attempts, steady, gpu or machines.gpu, world_size, arguments)
+    logged_length = None
+    if steady.lines:
+        logged_length = steady.lines[-1].value("seq_length")
+    setup = setup_of(attempts, logged_length, gpu or machines.gpu, world_size, arguments)
     verification = verify(attempts, arguments)
     fp8 = precision_asked_for(setup.arguments, verification)
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
@@ -140,10 +145,10 @@ def summarise(
         lines=len(steady.lines),
         step_time_ms=statistic(line.step_time_ms for line in steady.kept),
         tflops_per_gpu=speed.tflops,
-        tflops_source=speed.tflops_source if speed.tflops else None,
+        tflops_source=speed.tflops_source,
         tflops_per_gpu_recomputed=speed.tflops_recomputed,
         tokens_per_s_per_gpu=speed.tokens,
-        tokens_source=speed.tokens_source if speed.tokens else None,
+        tokens_source=speed.tokens_source,
         mfu=speed.mfu,
         mfu_denominator=setup.mfu_denominator(),
         peak_memory_mib=peak_memory_mib(logs, steady.kept),
@@ -166,72 +171,13 @@ def summarise(
         global_batch_size=ends.global_batch_size,
         flops_per_token=setup.flops_per_token,
         parameters=parameters_of(attempts),
-        versions=_last(process.head.versions or None for _, process in attempts) or {},
-        arguments={name: setup.arguments[name] for name in _NOTEWORTHY if name in setup.arguments},
+        versions=last_stated(process.head.versions for _, process in attempts),
+        arguments=_noteworthy(setup.arguments),
         argument_dump=setup.dump,
         attempts=tuple(attempt_of(log, process) for log, process in attempts),
         failure=failure,
         notes=tuple(_notes(logs, attempts, steady, setup, gpu, machines)),
         steady_state=steady,
-    )
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """The arguments of a run. `dump` is Megatron's own list of them, empty if no log contains one."""
-
-    arguments: Mapping[str, object]
-    dump: Mapping[str, object]
-    world_size: int | None
-    seq_length: int | None
-    flops_per_token: float | None
-    gpu: str | None
-    dtype: Dtype
-
-    @property
-    def peak_tflops(self) -> float | None:
-        if self.gpu is None:
-            return None
-        return find_gpu(self.gpu).peak(self.dtype)
-
-    def mfu_denominator(self) -> dict[str, object] | None:
-        peak = self.peak_tflops
-        if not peak:
-            return None
-        return {"gpu": self.gpu, "dtype": self.dtype, "peak_tflops": peak}
-
-
-def _setup(
-    attempts: Attempts,
-    steady: SteadyState,
-    gpu: str | None,
-    world_size: int | None,
-    stated: Mapping[str, object] | None,
-) -> _Setup:
-    dump: Mapping[str, object] = _last(process.head.arguments or None for _, process in attempts) or {}
-    arguments = {**(stated or {}), **dump}
-    padded = _last(process.head.padded_vocab_size for _, process in attempts)
-    counted = dict(arguments)
-    if padded:
-        counted["padded_vocab_size"] = padded
-    seq_length = _positive(arguments.get("seq_length"))
-    if seq_length is None and steady.lines:
-        seq_length = _positive(steady.lines[-1].value("seq_length"))
-    printed = _last(process.head.world_size for _, process in attempts)
-    # fp16 has the same peak on every GPU of the table.
-    dtype: Dtype = "bf16"
-    if arguments.get("fp4"):
-        dtype = "fp4"
-    elif arguments.get("fp8") or arguments.get("fp8_format"):
-        dtype = "fp8"
-    return _Setup(
-        arguments=arguments,
-        dump=dump,
-        world_size=printed or _positive(arguments.get("world_size")) or world_size,
-        seq_length=seq_length,
-        flops_per_token=flops_per_token(counted),
-        gpu=gpu,
-        dtype=dtype,
     )
 
 
@@ -247,10 +193,10 @@ class _Ends:
     global_batch_size: int | None
 
 
-def _ends(steady: SteadyState, setup: _Setup) -> _Ends:
+def _ends(steady: SteadyState, setup: RunSetup) -> _Ends:
     if not steady.lines:
-        planned = _positive(setup.arguments.get("train_iters"))
-        batch = _positive(setup.arguments.get("global_batch_size"))
+        planned = positive(setup.arguments.get("train_iters"))
+        batch = positive(setup.arguments.get("global_batch_size"))
         return _Ends(None, planned, None, None, None, batch)
     last = steady.lines[-1]
     record = last.record()
@@ -260,54 +206,59 @@ def _ends(steady: SteadyState, setup: _Setup) -> _Ends:
         loss_first=steady.lines[0].record().loss,
         loss_last=record.loss,
         grad_norm=_finite(last.value("grad_norm")),
-        global_batch_size=_positive(last.global_batch_size),
+        global_batch_size=positive(last.global_batch_size),
     )
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """The speed of a run. A source belongs to its statistic: without that it means nothing."""
+    """The speed of a run. A source belongs to its statistic: it is None without that."""
 
     tokens: Statistic | None
-    tokens_source: Literal["step time", "logged"]
+    tokens_source: Literal["step time", "logged"] | None
     tflops: Statistic | None
-    tflops_source: Literal["logged", "recomputed"]
+    tflops_source: Literal["logged", "recomputed"] | None
     tflops_recomputed: Statistic | None
     mfu: Statistic | None
 
 
-def _speed(kept: Sequence[Line], setup: _Setup) -> _Speed:
+def _speed(kept: Sequence[Line], setup: RunSetup) -> _Speed:
     """Tokens/s from the step time, else as logged; TFLOP/s as logged, else from tokens/s and the FLOPs per token."""
     tokens = [_tokens_per_s_per_gpu(line, setup) for line in kept]
-    tokens_source: Literal["step time", "logged"] = "step time"
+    tokens_source: Literal["step time", "logged"] | None = "step time"
     if not any(map(math.isfinite, tokens)):
         tokens = values(kept, "tokens_per_s_per_gpu")
         tokens_source = "logged"
+    tokens_statistic = statistic(tokens)
+    if tokens_statistic is None:
+        tokens_source = None
     per_token = setup.flops_per_token
     recomputed: list[float] = []
     if per_token:
         recomputed = [t * per_token / 1e12 for t in tokens]
     # A CPU run prints 0.0 for a throughput too small to show.
-    logged = [v for v in values(kept, "tflops_per_gpu") if v > 0]
-    tflops_source: Literal["logged", "recomputed"] = "recomputed"
-    tflops = recomputed
-    if any(map(math.isfinite, logged)):
-        tflops_source, tflops = "logged", logged
+    tflops = [v for v in values(kept, "tflops_per_gpu") if v > 0]
+    tflops_source: Literal["logged", "recomputed"] | None = "logged"
+    if not any(map(math.isfinite, tflops)):
+        tflops_source, tflops = "recomputed", recomputed
+    tflops_statistic = statistic(tflops)
+    if tflops_statistic is None:
+        tflops_source = None
     peak = setup.peak_tflops
     mfu = None
     if peak:
         mfu = statistic(t / peak for t in tflops)
     return _Speed(
-        tokens=statistic(tokens),
+        tokens=tokens_statistic,
         tokens_source=tokens_source,
-        tflops=statistic(tflops),
+        tflops=tflops_statistic,
         tflops_source=tflops_source,
         tflops_recomputed=statistic(recomputed),
         mfu=mfu,
     )
 
 
-def _tokens_per_s_per_gpu(line: Line, setup: _Setup) -> float:
+def _tokens_per_s_per_gpu(line: Line, setup: RunSetup) -> float:
     if not setup.seq_length or not setup.world_size:
         return math.nan
     return line.global_batch_size * setup.seq_length / (line.step_time_ms / 1e3 * setup.world_size)
@@ -317,7 +268,7 @@ def _notes(
     logs: Sequence[ParsedLog],
     attempts: Attempts,
     steady: SteadyState,
-    setup: _Setup,
+    setup: RunSetup,
     stated_gpu: str | None,
     machines: Machines,
 ) -> list[str]:
@@ -339,16 +290,6 @@ def _notes(
     if steady.lines:
         notes += miscounted(setup.arguments)
     return notes
-
-
-def _last(items: Iterable[T | None]) -> T | None:
-    return next((item for item in reversed(list(items)) if item is not None), None)
-
-
-def _positive(value: object) -> int | None:
-    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-        return int(value)
-    return None
 
 
 def _finite(value: float) -> float | None:

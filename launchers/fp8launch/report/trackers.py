@@ -65,9 +65,12 @@ def tracked(run: RunData) -> Tracked:
         value = getattr(report, name)
         if value is not None:
             summary[name] = float(value)
+    group = None
+    if run.study:
+        group = _text(run.study.name)
     return Tracked(
         name=_text(run.name),
-        group=_text(run.study.name) if run.study else None,
+        group=group,
         status=report.status,
         config=_config(run),
         history=_history(run),
@@ -92,17 +95,18 @@ def _history(run: RunData) -> tuple[tuple[int, Mapping[str, float]], ...]:
     lines = run.steady_state.lines
     loss = losses(run)
     kept = {line.number for line in run.kept}
-    columns = {
-        "step_time_ms": [line.step_time_ms for line in lines],
-        "tokens_per_s_per_gpu": run.tokens_per_s(lines),
-        "loss": [loss.get(line.number, math.nan) for line in lines],
-        **{name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")},
-        "counted": [float(line.number in kept) for line in lines],
-    }
+    columns = {name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")}
     rows = []
-    for line, *row in zip(lines, *columns.values(), strict=True):
-        known = {name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)}
-        rows.append((line.number, known))
+    for i, (line, tokens) in enumerate(zip(lines, run.tokens_per_s(lines), strict=True)):
+        row = {
+            "step_time_ms": line.step_time_ms,
+            "tokens_per_s_per_gpu": tokens,
+            "loss": loss.get(line.number, math.nan),
+        }
+        for name, column in columns.items():
+            row[name] = column[i]
+        row["counted"] = float(line.number in kept)
+        rows.append((line.number, {name: value for name, value in row.items() if math.isfinite(value)}))
     return tuple(rows)
 
 
@@ -217,11 +221,13 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
             if run.group:
                 tags["study"] = run.group
             made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-            params = [entities.Param(_key(k), str(v)[:_LONGEST_PARAM]) for k, v in run.config.items()]
+            params = [entities.Param(_key(name), str(value)[:_LONGEST_PARAM]) for name, value in run.config.items()]
             for some in _pieces(params, _PARAMS_AT_ONCE):
                 client.log_batch(made, params=some)
-            rows = (*run.history, (run.last_step, run.summary))
-            metrics = [entities.Metric(_key(n), v, 0, step) for step, row in rows for n, v in row.items()]
+            metrics = []
+            for step, row in (*run.history, (run.last_step, run.summary)):
+                for name, value in row.items():
+                    metrics.append(entities.Metric(_key(name), value, 0, step))
             for some in _pieces(metrics, _METRICS_AT_ONCE):
                 client.log_batch(made, metrics=some)
             state = "FINISHED"
