@@ -145,5 +145,14 @@ def installed_software(loaded: LoadedRecipe) -> InstalledSoftware:
     stated = loaded.recipe.software
     image = software_in(loaded.recipe.container.image)
     te = stated.transformer_engine or image.get("transformer_engine")
-    versions = (te, stated.cuda or image.get("cuda"), image.get("pytorch"))
-    return InstalledSoftware(*(release(text) if text else None for text in versions))
+    return InstalledSoftware(
+        _release_or_none(te),
+        _release_or_none(stated.cuda or image.get("cuda")),
+        _release_or_none(image.get("pytorch")),
+    )
+
+
+def _release_or_none(text: str | None) -> Release | None:
+    if not text:
+        return None
+    return release(text)

@@ -65,7 +65,7 @@ def check(
         raise click.UsageError("--count belongs to --rehearse --json")
     profile = load_cluster(cluster)
     refused: dict[str, UserError] = {}
-    names = list(_expanded(recipes, refused))
+    names = _expanded(recipes, refused)
     prepared: dict[str, Prepared] = {}
     found = _results(names, with_gpu(overrides, gpu), nodes, profile, rehearse, count, prepared, refused)
     results = dict(zip(names, found, strict=True))
@@ -73,9 +73,8 @@ def check(
         show_json(_as_json(results))
     else:
         _show(results, verbose)
-        if len(results) == 1 and all(result.ok for result in results.values()):
-            for run in prepared.values():
-                echo("\n".join(summary(run)))
+        if len(results) == 1 and results[names[0]].ok:
+            echo("\n".join(summary(prepared[names[0]])))
     return max(result.exit_code or exit_code(result.ok) for result in results.values())
 
 
@@ -89,16 +88,21 @@ def refuse_errors(
     """Check runs that `scheduler` is to get: warnings are shown, errors raise UserError unless they are skipped."""
     results = check_all(prepared, cluster, say=eprint, scheduler=scheduler)
     results = _rehearse_some(prepared, results, cluster, rehearse)
-    problems = list(dict.fromkeys(p for result in results for p in result.problems))
-    if not skip and any(p.severity == "error" for p in problems):
+    problems = list(dict.fromkeys(chain.from_iterable(result.problems for result in results)))
+    if not skip and any(problem.severity == "error" for problem in problems):
         raise UserError(problems, ANSWER_IS_NO)
-    print_problems(p for p in problems if p.severity == "warning")
-    for state in dict.fromkeys(result.layers["megatron"] for result in results if result.exit_code):
-        if state != "ran":
-            eprint(f"warning: Megatron's own validators did not check this run: {state}")
-    for state in dict.fromkeys(result.layers.get("rehearsal", "ran") for result in results if result.ok):
-        if state != "ran":
-            eprint(f"warning: rehearsal {state}")
+    print_problems(problem for problem in problems if problem.severity == "warning")
+    notes: dict[str, None] = {}
+    for result in results:
+        state = result.layers["megatron"]
+        if result.exit_code and state != "ran":
+            notes[f"Megatron's own validators did not check this run: {state}"] = None
+    for result in results:
+        state = result.layers.get("rehearsal", "ran")
+        if result.ok and state != "ran":
+            notes[f"rehearsal {state}"] = None
+    for note in notes:
+        eprint(f"warning: {note}")
     return results
 
 
@@ -107,15 +111,19 @@ def _rehearse_some(
 ) -> list[CheckResult]:
     """Rehearse all runs or none, as asked for; where nothing is, those that the cluster profile wants rehearsed."""
     found = list(results)
-    chosen = [index for index, run in enumerate(prepared) if _is_rehearsed(run, cluster, asked)]
-    if not chosen:
+    places, runs, before = [], [], []
+    for place, (run, result) in enumerate(zip(prepared, results, strict=True)):
+        if _is_rehearsed(run, cluster, asked):
+            places.append(place)
+            runs.append(run)
+            before.append(result)
+    if not places:
         return found
     field = "--rehearse"
     if asked is None:
         field = f"cluster profile {cluster.name}: rehearse.from_gpu_hours"
-    rehearsals = rehearsed([prepared[index] for index in chosen], [found[index] for index in chosen], cluster, field)
-    for index, result in zip(chosen, rehearsals, strict=True):
-        found[index] = result
+    for place, result in zip(places, rehearsed(runs, before, cluster, field), strict=True):
+        found[place] = result
     return found
 
 
@@ -139,15 +147,15 @@ def rehearsed(
     return with_rehearsal(runs, results, cluster, eprint, bar, asked_by=asked_by, count=count)
 
 
-def _expanded(names: Sequence[str], refused: dict[str, UserError]) -> Iterator[str]:
+def _expanded(names: Sequence[str], refused: dict[str, UserError]) -> list[str]:
     """Recipes by name, each once; names that mean none are added to `refused`."""
-    seen = set()
+    found: list[str] = []
     for name in names:
         files = _meant(name, refused)
         if not files:
             raise click.UsageError(f"no *.yaml in {name}")
-        yield from (file for file in files if file not in seen)
-        seen.update(files)
+        found += files
+    return list(dict.fromkeys(found))
 
 
 def _meant(name: str, refused: dict[str, UserError]) -> list[str]:
@@ -192,11 +200,16 @@ def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:
     if len(results) == 1:
         return next(iter(results.values())).as_json()
     each = {name: result.as_json() for name, result in results.items()}
+    problems: list[object] = []
+    silenced: list[object] = []
+    for one in each.values():
+        problems += one["problems"]
+        silenced += one["silenced"]
     return {
         "ok": all(result.ok for result in results.values()),
-        "problems": list(chain.from_iterable(one["problems"] for one in each.values())),
+        "problems": problems,
         "layers": _layers(results.values()),
-        "silenced": list(chain.from_iterable(one["silenced"] for one in each.values())),
+        "silenced": silenced,
         "recipes": each,
     }
 
@@ -224,7 +237,8 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
             line += f" ({', '.join(names)})"
         eprint(f"note: layer {line}")
     rehearsals = [result.rehearsal for result in results.values() if result.rehearsal]
-    for program in dict.fromkeys(one.program for one in rehearsals if one.program):
+    programs = dict.fromkeys(one.program for one in rehearsals)
+    for program in filter(None, programs):
         eprint(f"note: rehearsed: {program}'s own code")
     left_out = dict.fromkeys(chain.from_iterable(one.not_rehearsed for one in rehearsals))
     if left_out:
@@ -235,8 +249,14 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
 def _verdict(results: Collection[CheckResult], rehearsals: Sequence[RehearsalReport]) -> str:
     """How many recipes are good, in one line."""
     parts = [f"{counted(len(results), 'recipe')} checked"]
-    errors = sum(not result.ok for result in results)
-    unknown = sum(result.ok and bool(result.exit_code) for result in results)
+    errors = unknown = warned = silenced = 0
+    for result in results:
+        silenced += len(result.silenced)
+        if not result.ok:
+            errors += 1
+            continue
+        unknown += bool(result.exit_code)
+        warned += bool(result.problems)
     if errors:
         parts.append(f"{errors} with errors")
     elif unknown:
@@ -247,10 +267,8 @@ def _verdict(results: Collection[CheckResult], rehearsals: Sequence[RehearsalRep
     if roles:
         passed = sum(role.result == "passed" for role in roles)
         parts.append(f"{passed} of {counted(len(roles), 'role')} rehearsed without an error")
-    warned = sum(result.ok and bool(result.problems) for result in results)
     if warned:
         parts.append(f"{warned} with warnings")
-    silenced = sum(len(result.silenced) for result in results)
     if silenced:
         parts.append(f"{counted(silenced, 'warning')} silenced")
     return ", ".join(parts)

@@ -42,7 +42,8 @@ def _data(prepared: Prepared) -> str:
         return "data    as the arguments say"
     if data.kind == "mock":
         return "data    mock: generated tokens"
-    names = [Path(str(entry)).name for entry in data.blend or [] if isinstance(entry, str) and "/" in entry]
+    paths = [entry for entry in data.blend or [] if isinstance(entry, str) and "/" in entry]
+    names = [Path(path).name for path in paths]
     return f"data    indexed: {and_more(names, 3)}"
 
 

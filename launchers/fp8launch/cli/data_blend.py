@@ -31,13 +31,16 @@ def blend(
     given = [weight is not None for _, weight in wanted]
     if any(given) and not all(given):
         raise error("data-blend", "some datasets have a weight and others none", "PREFIX", "write =WEIGHT after each")
-    counted = [(str(prefix_of(name)), open_index(prefix_of(name)).tokens, weight) for name, weight in wanted]
-    asked, share = (int(tokens) if tokens else None), 1.0
+    counted = []
+    for name, weight in wanted:
+        prefix = prefix_of(name)
+        counted.append((str(prefix), open_index(prefix).tokens, weight))
+    asked, share = None, 1.0
+    if tokens:
+        asked = int(tokens)
     if recipe:
         asked, share = _of_recipe(recipe)
-    shares = shares_of(
-        [(str(prefix_of(name)), size, weight) for name, size, weight in counted], temperature, asked, share
-    )
+    shares = shares_of(counted, temperature, asked, share)
     if as_json:
         show_json({"tokens": asked, "train_share": share, "datasets": list(map(asdict, shares))})
         return

@@ -34,7 +34,10 @@ def split(prefix: str, parts: tuple[str, ...], seed: int, in_order: bool, overwr
     names = [part.prefix for part in wanted]
     if len(set(names)) < len(names):
         raise error("data-split", "two parts have the same name", "--part", "give each its own")
-    there = [str(name) for name in names if beside(name, "bin").exists() or beside(name, "idx").exists()]
+    there = []
+    for name in names:
+        if beside(name, "bin").exists() or beside(name, "idx").exists():
+            there.append(str(name))
     if there and not overwrite:
         message = f"{' and '.join(there)} already exist"
         raise error("data-exists", message, "--part", "choose other names, or add --overwrite", ANSWER_IS_NO)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from fp8launch.cli import complete
@@ -9,7 +11,7 @@ from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, recipe_options, show_json, show_table, with_options
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
-from fp8launch.submit.recipe_diff import differences
+from fp8launch.submit.recipe_diff import Difference, differences
 
 # Names that serve as the titles of columns; longer ones would be broken there.
 SHORT = 24
@@ -35,16 +37,28 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
     elif not found:
         eprint("no difference")
     else:
-        rows = [(one.effect, one.part, one.name, _shown(one.a), _shown(one.b)) for one in found]
-        names = (a, b) if a != b and max(len(a), len(b)) <= SHORT else ("A", "B")
-        if names == ("A", "B"):
-            echo(f"A: {a}\nB: {b}\n")
-        show_table(["touches", "in", "what", *names], sorted(rows, key=lambda row: EFFECTS.index(row[0])))
-        counts = {effect: sum(one.effect == effect for one in found) for effect in EFFECTS}
-        eprint(", ".join(f"{count} {effect}" for effect, count in counts.items() if count))
+        _show(a, b, found)
+
+
+def _show(a: str, b: str, found: Sequence[Difference]) -> None:
+    names = (a, b)
+    if a == b or max(len(a), len(b)) > SHORT:
+        names = ("A", "B")
+        echo(f"A: {a}\nB: {b}\n")
+    rows, counts = [], []
+    for effect in EFFECTS:
+        touching = [one for one in found if one.effect == effect]
+        for one in touching:
+            rows.append((effect, one.part, one.name, _shown(one.a), _shown(one.b)))
+        if touching:
+            counts.append(f"{len(touching)} {effect}")
+    show_table(["touches", "in", "what", *names], rows)
+    eprint(", ".join(counts))
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "-"
-    return "yes" if value is True else str(value)
+    if value is True:
+        return "yes"
+    return str(value)

@@ -6,6 +6,7 @@ recipe for its runs. Commands that act on jobs (`cancel`, `resume`) do not guess
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fp8launch.cli.output import eprint
@@ -48,15 +49,23 @@ def recipes_named(name: str, to_run: bool = False) -> list[str]:
             if other.problems[0].code not in AMBIGUOUS or any(one.startswith(name) for one in pack_names()):
                 raise unknown from None
             raise
-        whole_ids = [run.run_id for run in runs] + [run.path.parent.name for run in runs]
-        if runs and name not in ("latest", *whole_ids):
-            whole = runs[0].path.parent.name
-            if len(runs) == 1:
-                whole = runs[0].run_id
-            fix = f"write the whole id {whole} to mean that"
-            raise error("recipe-not-found", "no such recipe", name, fix) from None
+        _need_whole_id(name, runs)
         return _recipes_of(runs, to_run)
     return [name]
+
+
+def _need_whole_id(name: str, runs: Sequence[RunFolder]) -> None:
+    """Raise UserError for the start of an id, which may be a misspelt recipe."""
+    known = {"latest"}
+    for run in runs:
+        known |= {run.run_id, run.path.parent.name}
+    if not runs or name in known:
+        return
+    whole = runs[0].path.parent.name
+    if len(runs) == 1:
+        whole = runs[0].run_id
+    fix = f"write the whole id {whole} to mean that"
+    raise error("recipe-not-found", "no such recipe", name, fix) from None
 
 
 def _recipes_of(runs: list[RunFolder], to_run: bool) -> list[str]:

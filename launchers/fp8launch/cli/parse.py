@@ -39,23 +39,18 @@ def parse(
     A log may be compressed by gzip, xz or bzip2. For runs whose log is gone, LOG may also be a TensorBoard event file
     or a folder of them.
     """
-    stated = {"seq_length": seq_length} if seq_length else None
-    events = [file for name in names for file in event_files(Path(name))]
+    stated = None
+    if seq_length:
+        stated = {"seq_length": seq_length}
+    events: list[Path] = []
+    for name in names:
+        events += event_files(Path(name))
     if events and not (Path(names[0]) / MANIFEST).is_file():
         report = summarise(read_events(events), gpu=gpu, world_size=world_size, arguments=stated)
     elif logs := logs_named(names):
         report = summarise_run(read_logs(logs), gpu=gpu, world_size=world_size, arguments=stated)
     else:
-        runs = each_run(names)
-        reports = [report_of(run, gpu) for run in runs]
-        if as_json:
-            each = []
-            for run, one in zip(runs, reports, strict=True):
-                each.append({"run": run.run_id, "folder": str(run.path), **one.as_json()})
-            show_json(each[0] if len(each) == 1 else each)
-        else:
-            _show_runs(runs, reports)
-        return max(map(_exit_code, reports))
+        return _parse_runs(each_run(names), gpu, as_json)
     if as_json:
         show_json(report.as_json())
     else:
@@ -63,15 +58,32 @@ def parse(
     return _exit_code(report)
 
 
+def _parse_runs(runs: Sequence[RunFolder], gpu: str | None, as_json: bool) -> int:
+    reports = [report_of(run, gpu) for run in runs]
+    if as_json:
+        each = []
+        for run, one in zip(runs, reports, strict=True):
+            each.append({"run": run.run_id, "folder": str(run.path), **one.as_json()})
+        show_json(each[0] if len(each) == 1 else each)
+    else:
+        _show_runs(runs, reports)
+    return max(map(_exit_code, reports))
+
+
 def logs_named(names: Sequence[str]) -> list[Path]:
     """Return the paths if the names are files, which are logs of one run; none for runs.
 
     Raises UserError for logs beside names of other kinds.
     """
-    files = [Path(name) for name in names if is_file(Path(name)) and not is_recipe_file(name)]
-    if files and len(files) < len(names):
-        other = next(name for name in names if Path(name) not in files)
-        raise error("file-not-found", "no such log", other, "pass runs, or logs of one run")
+    files: list[Path] = []
+    others: list[str] = []
+    for name in names:
+        if is_file(Path(name)) and not is_recipe_file(name):
+            files.append(Path(name))
+        else:
+            others.append(name)
+    if files and others:
+        raise error("file-not-found", "no such log", others[0], "pass runs, or logs of one run")
     return files
 
 
@@ -81,7 +93,10 @@ def _exit_code(report: RunReport) -> int:
 
 def each_run(names: Sequence[str]) -> list[RunFolder]:
     """Return each run that the names mean once. Of several, those that have no log yet are named and left out."""
-    found = list(dict.fromkeys(run for name in names for run in runs_named(name, newest=True)))
+    named: list[RunFolder] = []
+    for name in names:
+        named += runs_named(name, newest=True)
+    found = list(dict.fromkeys(named))
     with_log = [run for run in found if run.attempts() or run.batch_output()]
     if not with_log and found:
         return found[:1]  # whose error says that it has no log

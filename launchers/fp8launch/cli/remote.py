@@ -48,7 +48,9 @@ def run_remote(name: str, arguments: Sequence[str]) -> int:
     refuse_secrets({"the command line of ssh": "\0".join(words), **files}, secrets)
     if files:
         folder = ssh.put(login, files)
-        words = [str(folder / word) if word in files else word for word in words]
+        for at, word in enumerate(words):
+            if word in files:
+                words[at] = str(folder / word)
     return _exit_code(login, verb, ssh.run_there(login, [login.command, verb, *words], secrets))
 
 
@@ -65,9 +67,10 @@ def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], 
         file = f"{len(files)}-{loaded.recipe.name}.yaml"
         files[file] = write_yaml(load_recipe(source).tree.plain())
         words[words.index(recipe)] = file
-        secrets |= {name: os.environ[name] for name in loaded.recipe.secrets if os.environ.get(name)}
-    known = {name for parameter in command.params for name in parameter.opts}
-    if "--cluster" in known:
+        for name in loaded.recipe.secrets:
+            if value := os.environ.get(name):
+                secrets[name] = value
+    if any("--cluster" in parameter.opts for parameter in command.params):
         if context.params.get("cluster"):
             raise click.UsageError("--remote already selects the cluster; remove --cluster")
         files["cluster.yaml"] = write_yaml(profile.model_dump(exclude={"ssh"}, exclude_defaults=True))

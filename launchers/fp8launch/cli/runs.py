@@ -88,14 +88,16 @@ _ALWAYS = ("run", "state", "detail")
 
 def _show(rows: Sequence[_Row]) -> None:
     table = list(map(_cells, rows))
-    columns = [name for name in table[0] if name in _ALWAYS or any(cells[name] for cells in table)]
-    show_table(
-        columns,
-        [[cells[name] for name in columns] for cells in table],
-        unbroken=[name for name in columns if name != "detail"],
-        drop=[name for name in _DROPPED if name in columns],
-        right=("ETA", "loss", "tokens/s/GPU"),
-    )
+    columns = []
+    for name in table[0]:
+        if name in _ALWAYS or any(cells[name] for cells in table):
+            columns.append(name)
+    lines = []
+    for cells in table:
+        lines.append([cells[name] for name in columns])
+    unbroken = [name for name in columns if name != "detail"]
+    drop = [name for name in _DROPPED if name in columns]
+    show_table(columns, lines, unbroken=unbroken, drop=drop, right=("ETA", "loss", "tokens/s/GPU"))
 
 
 def _cells(row: _Row) -> dict[str, str]:
@@ -140,21 +142,26 @@ def _resumable_from(run: RunFolder, state: JobState) -> int | None:
 
 def run_states(found: list[RunFolder]) -> list[JobState]:
     """Return the states of runs of any schedulers, each scheduler asked once."""
-    by_scheduler: dict[str, list[RunFolder]] = {}
-    for run in found:
-        by_scheduler.setdefault(str(run.manifest().get("backend")), []).append(run)
     states: dict[RunFolder, JobState] = {}
-    for name, members in by_scheduler.items():
+    for name, members in by_scheduler(found).items():
         try:
             scheduler = schedulers.by_name(name)
             recover_cut_off(members, scheduler)
             states.update(zip(members, scheduler.states(members), strict=True))
         except UserError as exc:
-            states.update((run, JobState("unknown", str(exc))) for run in members)
+            states |= dict.fromkeys(members, JobState("unknown", str(exc)))
     for run in found:
         if not job_ids(run):
             states[run] = JobState("unknown", describe_without_job(run), source="run folder")
     return [states[run] for run in found]
+
+
+def by_scheduler(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
+    """Group runs by the name of their scheduler."""
+    groups: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        groups.setdefault(str(run.manifest().get("backend")), []).append(run)
+    return groups
 
 
 def detail_of(run: RunFolder, state: JobState) -> str:

@@ -156,7 +156,10 @@ def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
         if wanted and numerics == "keep" and not known[name].keeps_numerics:
             message = f"the knob '{name}' changes what is computed"
             raise error("changes-numerics", message, "--knobs", "add --numerics allow")
-    return [known[name] for name in names if numerics == "allow" or known[name].keeps_numerics]
+    chosen = [known[name] for name in names]
+    if numerics == "allow":
+        return chosen
+    return [knob for knob in chosen if knob.keeps_numerics]
 
 
 def _need_new_files(write: Path | None, picture: Path | None, study: StudyFolder) -> None:
@@ -194,13 +197,13 @@ def _need_legal(bases: Sequence[Base], profile: Cluster, scheduler: Scheduler, d
 def _nothing_to_change(bases: Sequence[Base], numerics: str, profile: Cluster) -> UserError:
     """The error for knobs without an effect; it names those that have one."""
     known = _chosen(None, numerics)
-    legal: set[str] = set()
-    for base in bases:
-        legal.update(candidate.knob for candidate in begin(base, known, profile, eprint).start.candidates)
+    candidates = chain.from_iterable(begin(base, known, profile, eprint).start.candidates for base in bases)
+    legal = {candidate.knob for candidate in candidates}
     message = "none of these knobs changes this recipe in a way that the check accepts"
     fix = "no knob does; with --numerics allow there are more of them"
     if legal:
-        fix = f"knobs that do: {', '.join(knob.name for knob in known if knob.name in legal)}"
+        names = [knob.name for knob in known if knob.name in legal]
+        fix = f"knobs that do: {', '.join(names)}"
     return error("tune-nothing", message, "--knobs", fix)
 
 

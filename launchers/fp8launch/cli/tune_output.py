@@ -35,21 +35,20 @@ def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> No
     """Print what a search would try, the best prediction first, and what the check refuses."""
     touches = {knob.name: sorted(knob.touches - {"speed"}) for knob in chosen}
     starts: list[dict[str, Any]] = []
-    for number, start in enumerate(record.state.starts):
-        ranked = sorted(start.candidates, key=lambda candidate: -candidate.gain)
-        changes = [
-            {
+    for start, overrides, refused in zip(record.state.starts, record.overrides, record.refused, strict=True):
+        changes = []
+        for change in sorted(start.candidates, key=lambda candidate: -candidate.gain):
+            entry = {
                 "change": change.name,
                 "knob": change.knob,
                 "predicted": known_gain(change.gain),
                 "memory_gib": change.memory_gib,
                 "touches": touches.get(change.knob, []),
-                "overrides": dict(record.overrides[number][change.name]),
+                "overrides": dict(overrides[change.name]),
             }
-            for change in ranked
-        ]
-        refused = [{"change": change.name, "why": change.why} for change in record.refused[number]]
-        starts.append({"recipe": start.name, "changes": changes, "refused": refused})
+            changes.append(entry)
+        reasons = [{"change": one.name, "why": one.why} for one in refused]
+        starts.append({"recipe": start.name, "changes": changes, "refused": reasons})
     if as_json:
         show_json(starts)
         return
@@ -139,7 +138,12 @@ def _notes(record: Record, best: Variant) -> list[str]:
     """Remarks on the knobs of what was kept."""
     knobs = all_knobs()
     kept = {candidate.name: candidate.knob for candidate in record.state.starts[best.start].candidates}
-    return [f"{name}: {knobs[kept[name]].note}." for name in best.changes if knobs[kept[name]].note]
+    notes = []
+    for name in best.changes:
+        note = knobs[kept[name]].note
+        if note:
+            notes.append(f"{name}: {note}.")
+    return notes
 
 
 def _setting(record: Record, base: Base) -> str:

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.live import Live
 
 from fp8launch.cli import complete
-from fp8launch.cli.runs import detail_of, run_states, runs_or_newest
-from fp8launch.cli.watch_view import Row, View, render
+from fp8launch.cli.runs import by_scheduler, detail_of, run_states, runs_or_newest
+from fp8launch.cli.watch_view import Row, View, opened_row, render
 from fp8launch.diagnostics import UserError, error
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.rundir.attempts import attempts_of
@@ -102,11 +102,8 @@ def _again(row: Row) -> Row:
 
 
 def _times(found: list[RunFolder]) -> dict[RunFolder, JobTimes]:
-    by_scheduler: dict[str, list[RunFolder]] = {}
-    for run in found:
-        by_scheduler.setdefault(str(run.manifest().get("backend")), []).append(run)
     times: dict[RunFolder, JobTimes] = {}
-    for name, runs in by_scheduler.items():
+    for name, runs in by_scheduler(found).items():
         try:
             times |= by_name(name).job_times(runs)
         except UserError:
@@ -116,7 +113,7 @@ def _times(found: list[RunFolder]) -> dict[RunFolder, JobTimes]:
 
 def _log(rows: list[Row], view: View) -> list[str]:
     """The last lines of the opened run's newest log."""
-    opened = next((row for row in rows if row.run_id == view.opened), None)
+    opened = opened_row(view, rows)
     if opened is None:
         return []
     attempts = opened.run.attempts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,10 +138,18 @@ class View:
 
 def render(view: View, rows: Sequence[Row], log: Sequence[str], width: int, height: int) -> RenderableType:
     """Return the screen: the opened run with its log, else the list."""
-    opened = next((row for row in rows if row.run_id == view.opened), None)
+    opened = opened_row(view, rows)
     if opened is not None:
         return _run(view, opened, log, width, height)
     return _list(view, rows, width, height)
+
+
+def opened_row(view: View, rows: Sequence[Row]) -> Row | None:
+    """The run that is open; None for the list."""
+    for row in rows:
+        if row.run_id == view.opened:
+            return row
+    return None
 
 
 def _list(view: View, rows: Sequence[Row], width: int, height: int) -> RenderableType:
@@ -163,21 +171,24 @@ def _list(view: View, rows: Sequence[Row], width: int, height: int) -> Renderabl
     for row in rows[first : first + room]:
         cells = _cells(row)
         texts = [Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns]
-        style = "reverse" if row is rows[at] else ""
-        table.add_row(*texts, style=style)
+        table.add_row(*texts, style="reverse" if row is rows[at] else "")
     return Group(title, table, Text(""), *_more(rows[at], columns, width), _bar(LIST_HELP, width))
 
 
 def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
     """What the table has no room for, of the selected run: at most `MORE_LINES` lines."""
     cells = _cells(row)
-    hidden = [name for name in _cell_names() if name not in (*columns, "why", "curve") and cells[name]]
-    facts = [f"{name} {cells[name]}" for name in hidden]
+    facts = _facts(cells, without=(*columns, "why", "curve"))
     if cells["curve"] and "curve" not in columns:
         facts.append(f"loss {cells['curve']}")
     if cells["why"] and ("why" not in columns or len(cells["why"]) > WIDEST):
         facts.insert(0, f"{row.state.status}: {cells['why']}")
     return list(map(Text, textwrap.wrap(printable("   ".join(facts)), width)[:MORE_LINES]))
+
+
+def _facts(cells: Mapping[str, str], without: Sequence[str]) -> list[str]:
+    """The cells that are filled, each with its name."""
+    return [f"{name} {cell}" for name, cell in cells.items() if cell and name not in without]
 
 
 _NUMBERS = ("ETA", "loss", "tokens/s/GPU", "TFLOP/s/GPU", "memory")
@@ -243,7 +254,7 @@ def _style(name: str, row: Row) -> str:
 
 def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> RenderableType:
     cells = _cells(row)
-    facts = [f"{name} {cells[name]}" for name in _cell_names()[2:] if cells[name] and name not in ("curve", "time")]
+    facts = _facts(cells, without=("run", "state", "curve", "time"))
     head = Text(row.run_id, style="bold").append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
     head.append(f"  {cells['time']}")
     lines = list(map(printable, chosen_lines(log, view.search, view.rank)))
@@ -253,17 +264,28 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     shown = lines[max(end - room, 0) : end]
     body = [_highlighted(line[view.aside :][:width], view.search) for line in shown]
     body += [Text("")] * (room - len(body))
-    status = f"log of job {','.join(job_ids(row.run))}, "
-    status += f"{above} lines above the end" if above else "following"
+    place = "following"
+    if above:
+        place = f"{above} lines above the end"
+    status = f"log of job {','.join(job_ids(row.run))}, {place}"
     if view.rank:
         status += f", rank {view.rank}"
     if view.search:
         status += f", with '{view.search}'"
     prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, LOG_HELP)
-    curves = (("loss  ", row.progress.losses), ("step  ", row.progress.step_times_ms))
-    drawn = [Text(name).append(sparkline(series, max(width - 8, 1)), style="green") for name, series in curves]
-    top = [head, Text(printable("   ".join(facts))[:width]), *drawn, Text(""), _bar(status, width)]
+    top = [
+        head,
+        Text(printable("   ".join(facts))[:width]),
+        _curve("loss  ", row.progress.losses, width),
+        _curve("step  ", row.progress.step_times_ms, width),
+        Text(""),
+        _bar(status, width),
+    ]
     return Group(*top, *body, _bar(prompt, width))
+
+
+def _curve(name: str, series: tuple[float, ...], width: int) -> Text:
+    return Text(name).append(sparkline(series, max(width - 8, 1)), style="green")
 
 
 def _bar(text: str, width: int) -> Text:

@@ -24,12 +24,16 @@ def shares_of(
     Weights that are not given are tokens ** (1 / temperature): 1 takes each token as often as any other, more favours
     the small datasets. Given and computed weights are never mixed. `asked` is the number of tokens of a run.
     """
-    weights = [tokens ** (1 / temperature) if weight is None else weight for _, tokens, weight in datasets]
+    weights = []
+    for _, tokens, given in datasets:
+        weights.append(tokens ** (1 / temperature) if given is None else given)
     total = sum(weights)
     found = []
     for (prefix, tokens, _), weight in zip(datasets, weights, strict=True):
         share = weight / total
-        epochs = None if asked is None else asked * share / (tokens * train_share)
+        epochs = None
+        if asked is not None:
+            epochs = asked * share / (tokens * train_share)
         found.append(Share(prefix, tokens, share, epochs))
     return found
 

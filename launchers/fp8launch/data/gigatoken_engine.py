@@ -55,7 +55,9 @@ class GigatokenEncoder(Encoder):
         choose = random.Random(0)
         words = [*" ".join(_HOSTILE).split(" "), *specials, "\n", "  ", "\t"]
         mixed = ["".join(choose.choices([*words, " "], k=40)) for _ in range(200)]
-        chars = ["".join(chr(choose.choice(_RANGES)[choose.randrange(64)]) for _ in range(60)) for _ in range(200)]
+        chars = []
+        for _ in range(200):
+            chars.append("".join(chr(choose.choice(_RANGES)[choose.randrange(64)]) for _ in range(60)))
         around = [f"x{special} y{special}{special}\n{special}" for special in specials]
         for text in (*_HOSTILE, *around, *mixed, *chars):
             self._compare(text)

@@ -50,11 +50,12 @@ def open_index(prefix: Path) -> Index:
     except BrokenIndex as exc:
         raise error("data-broken", f"{prefix}: {exc}", str(prefix), "build it again", ANSWER_IS_NO) from None
     except OSError as exc:
-        there = (
-            [path.name.removesuffix(".idx") for path in prefix.parent.glob("*.idx")] if prefix.parent.is_dir() else []
-        )
-        near = nearest(prefix.name, there)
-        fix = f"did you mean {prefix.parent / near}?" if near else "name the path that .bin and .idx share"
+        near = None
+        if prefix.parent.is_dir():
+            near = nearest(prefix.name, [path.stem for path in prefix.parent.glob("*.idx")])
+        fix = "name the path that .bin and .idx share"
+        if near:
+            fix = f"did you mean {prefix.parent / near}?"
         message = f"there is no dataset {prefix}: {exc.strerror}"
         raise error("data-missing", message, str(exc.filename or prefix), fix) from None
 
@@ -81,12 +82,11 @@ def measure(prefix: Path, index: Index) -> Lengths:
         powers = numpy.frexp(part.astype(numpy.float64))[1]
         documents += numpy.bincount(powers, minlength=33)
         tokens += numpy.bincount(powers, weights=part, minlength=33).astype(numpy.int64)
-    used = [power for power in range(33) if documents[power]]
-    buckets = tuple(
-        Bucket((1 << power) >> 1, 1 << power, int(documents[power]), int(tokens[power]))
-        for power in range(used[0], used[-1] + 1)
-    )
-    return Lengths(shortest, longest, index.tokens / index.sequences, buckets)
+    used = numpy.flatnonzero(documents)
+    buckets = []
+    for power in range(int(used[0]), int(used[-1]) + 1):
+        buckets.append(Bucket((1 << power) >> 1, 1 << power, int(documents[power]), int(tokens[power])))
+    return Lengths(shortest, longest, index.tokens / index.sequences, tuple(buckets))
 
 
 def document(prefix: Path, index: Index, number: int, most: int) -> list[int]:

@@ -81,10 +81,13 @@ def load_plan(folder: Path) -> BuildPlan | None:
             return None
         if content.pop("version") != PLAN_VERSION:
             raise ValueError("another version of fp8launch wrote it")
+        shards = []
+        for each in content["shards"]:
+            shards.append(Shard(**{**each, "files": tuple(each["files"])}))
         return BuildPlan(
             prefix=content["prefix"],
             files=tuple(SourceFile(**each) for each in content["files"]),
-            shards=tuple(Shard(**{**each, "files": tuple(each["files"])}) for each in content["shards"]),
+            shards=tuple(shards),
             tokenizer=TokenizerSpec(**content["tokenizer"]),
             reading=Reading(**content["reading"]),
             vocab_limit=content["vocab_limit"],

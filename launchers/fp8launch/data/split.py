@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -78,11 +79,14 @@ def _owners(index: Index, parts: Sequence[Part], seed: int | None) -> Any:
     if index.documents != index.sequences:
         message = "documents of several sequences cannot be split here"
         raise error("data-split", message, "PREFIX", "split the text before it is tokenized", ANSWER_IS_NO)
-    total = sum(part.share for part in parts)
-    ends = [round(index.documents * sum(part.share for part in parts[: at + 1]) / total) for at in range(len(parts))]
-    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    for part, count in zip(parts, counts, strict=True):
-        if count == 0:
+    shares = list(itertools.accumulate(part.share for part in parts))
+    counts = []
+    begin = 0
+    for part, share in zip(parts, shares, strict=True):
+        end = round(index.documents * share / shares[-1])
+        counts.append(end - begin)
+        begin = end
+        if counts[-1] == 0:
             message = f"{part.prefix.name} would get none of {index.documents:,} documents"
             raise error("data-split", message, "--part", "give it a larger share", ANSWER_IS_NO)
     owners = numpy.repeat(numpy.arange(len(parts), dtype=numpy.uint8), counts)

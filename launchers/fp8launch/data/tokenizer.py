@@ -123,7 +123,9 @@ class IdEncoder(Encoder):
         self.vocab_size = vocab_size
 
     def encode(self, contents: Sequence[Any]) -> tuple[Any, Any]:
-        clipped = [[min(max(each, -1), 1 << 31) for each in content] for content in contents]
+        clipped = []
+        for content in contents:
+            clipped.append([min(max(each, -1), 1 << 31) for each in content])
         return joined(clipped)
 
     def decode(self, ids: Sequence[int]) -> str:

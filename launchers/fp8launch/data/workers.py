@@ -149,7 +149,9 @@ def _by_all(pool: Executor, processes: int, batches: Iterator[Batch | BadInput])
     ahead: deque[tuple[Future[Encoded] | BadInput, int]] = deque()
     size = 0
     for batch in batches:
-        own = 0 if isinstance(batch, BadInput) else sum(document.size for document in batch)
+        own = 0
+        if not isinstance(batch, BadInput):
+            own = sum(document.size for document in batch)
         while ahead and (len(ahead) >= AHEAD * processes or size + own > AHEAD_BYTES):
             first, less = ahead.popleft()
             size -= less

@@ -104,8 +104,11 @@ def _json_list(text: str) -> list[str] | None:
 
 
 def _first_word(text: str) -> str:
-    rows = (row.strip() for row in text.splitlines())
-    return next((row for row in rows if row and not row.startswith("#") and row != "\\"), "")
+    """The first line with a word; not a comment, and not a backslash alone."""
+    for row in map(str.strip, text.splitlines()):
+        if row and not row.startswith("#") and row != "\\":
+            return row
+    return ""
 
 
 # --- a script

@@ -70,12 +70,13 @@ def _that_run(reading: Reading) -> Iterator[Command]:
 
 def argument_variables(reading: Reading, schema: FlagSchema) -> dict[str, list[str]]:
     """The variables at the end of a script that hold arguments, without those that are part of another one."""
-    found = {key: words for key, words in {**reading.arrays, **reading.texts}.items() if count_flags(words, schema)}
+    variables = {**reading.arrays, **reading.texts}
+    found = {key: words for key, words in variables.items() if count_flags(words, schema)}
     texts = {key: f" {' '.join(words)} " for key, words in found.items()}
     whole: dict[str, str] = {}
     for key, text in texts.items():
-        others = [other for name, other in texts.items() if name != key]
-        if not any(text in other and (len(text) < len(other)) for other in others) and text not in whole.values():
+        part_of_another = any(text in other and text != other for other in texts.values())
+        if not part_of_another and text not in whole.values():
             whole[key] = text
     return {key: found[key] for key in whole}
 

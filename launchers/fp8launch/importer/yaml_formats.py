@@ -75,7 +75,8 @@ def read_yaml_launch(text: str, name: str, schema: FlagSchema) -> Launch | None:
 
     Raises UserError for YAML that holds no arguments, saying what it is where the format is known.
     """
-    first = next((row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), "")
+    rows = [row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")]
+    first = rows[0] if rows else ""
     if not _KEY.match(first) and first.strip() != "---":
         return None
     try:

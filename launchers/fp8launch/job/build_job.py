@@ -277,7 +277,9 @@ def _shared(each: Sequence[PhaseParts]) -> tuple[Pairs, tuple[Argument, ...], tu
     environments = [dict(environment) for _, environment, _ in each]
     common = dict(set(environments[0].items()).intersection(*(env.items() for env in environments[1:])))
     lists = [arguments for _, _, arguments in each]
-    shared = [argument for argument in lists[0] if all(argument in arguments for arguments in lists)]
+    shared = list(lists[0])
+    for arguments in lists[1:]:
+        shared = [argument for argument in shared if argument in arguments]
     phases = []
     for phase, environment, arguments in each:
         own_arguments = tuple(argument for argument in arguments if argument not in shared)

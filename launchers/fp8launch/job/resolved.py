@@ -20,9 +20,11 @@ def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
     """Return the recipe with everything that it extends, name and description first."""
     plain: dict[str, Any] = prepared.loaded.tree.plain()
     # A run is one point: submitted again, it must not become the whole study.
-    plain = {key: value for key, value in plain.items() if key not in ("axes", "nodes")}
-    order = ["name", "description"]
-    return {**{k: plain[k] for k in order if k in plain}, **{k: v for k, v in plain.items() if k not in order}}
+    ordered = {}
+    for key in ("name", "description", *plain):
+        if key in plain and key not in ("axes", "nodes"):
+            ordered[key] = plain[key]
+    return ordered
 
 
 def engine_record(prepared: Prepared, job: Job) -> dict[str, Any]:

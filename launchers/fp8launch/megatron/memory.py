@@ -240,7 +240,9 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 def _gathered_units(run: _Run) -> float:
     """Two layers whole, with their gradients, and the larger of embedding and output beside them."""
     model, split = run.model, run.split
-    layer = max(sum(w.count for w in layer_weights(model, split, kind, 0)) for kind in set(model.kinds))
+    layer = 0.0
+    for kind in set(model.kinds):
+        layer = max(layer, sum(weight.count for weight in layer_weights(model, split, kind, 0)))
     vocabulary = model.vocab * model.hidden / split.tp
     return (2 * layer + vocabulary) * (run.precision.weight + run.precision.gradient)
 

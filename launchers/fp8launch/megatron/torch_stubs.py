@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import inspect
-import math
 import sys
 import types
 import typing
@@ -57,7 +56,10 @@ _ALWAYS_FALSE = frozenset({"is_available", "is_initialized"})
 
 def _prod(numbers: typing.Iterable[Any]) -> Any:
     """numpy.prod of a list of numbers, or of lists of them."""
-    return math.prod(_prod(n) if isinstance(n, (list, tuple)) else n for n in numbers)
+    product: Any = 1
+    for number in numbers:
+        product *= _prod(number) if isinstance(number, (list, tuple)) else number
+    return product
 
 
 def _true(*args: object, **kwargs: object) -> bool:
@@ -181,7 +183,9 @@ class Anything(metaclass=_AnythingType):
         return cls
 
     def __call__(self, *args: Any, **kwargs: object) -> Any:
-        return _decorator(*args, **kwargs) if len(args) == 1 and callable(args[0]) and not kwargs else self
+        if len(args) == 1 and callable(args[0]) and not kwargs:
+            return _decorator(*args)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -42,15 +42,16 @@ class Draft:
 
 def recipe_text(draft: Draft) -> str:
     """Return the recipe as commented YAML."""
+    size = f"{draft.nodes} x {draft.gpus_per_node} {draft.gpu}"
     lines = [
-        f"# {draft.source} on {draft.nodes} x {draft.gpus_per_node} {draft.gpu}. Written by `fp8launch init recipe`.",
+        f"# {draft.source} on {size}. Written by `fp8launch init recipe`.",
         f"# Check it with `fp8launch check {draft.name}.yaml`; docs/recipe_reference.md has every key.",
-        *(f"# Note: {note}." for note in draft.notes),
-        "extends:",
-        *(f"  - {inline(part)}" for part in draft.extends),
-        f"name: {inline(draft.name)}",
-        f"description: {inline(f'{draft.source}, {draft.nodes} x {draft.gpus_per_node} {draft.gpu}')}",
     ]
+    lines += [f"# Note: {note}." for note in draft.notes]
+    lines.append("extends:")
+    lines += [f"  - {inline(part)}" for part in draft.extends]
+    lines.append(f"name: {inline(draft.name)}")
+    lines.append(f"description: {inline(f'{draft.source}, {size}')}")
     if draft.model:
         lines += ["", "# The architecture, by Megatron's names.", "model:"]
         lines += [f"  {key}: {inline(value)}" for key, value in draft.model.items()]

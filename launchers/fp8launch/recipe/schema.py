@@ -147,7 +147,7 @@ def _section_fields() -> dict[str, list[str]]:
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             sections[name] = info.annotation
-    return {
-        section: [info.alias or name for name, info in model.model_fields.items()]
-        for section, model in sections.items()
-    }
+    fields = {}
+    for section, model in sections.items():
+        fields[section] = [info.alias or name for name, info in model.model_fields.items()]
+    return fields

@@ -120,7 +120,8 @@ def find_run(name: str) -> RunFolder:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        message = f"'{name}' matches {len(matches)} runs: {', '.join(run.run_id for run in matches[-5:])}"
+        last = [run.run_id for run in matches[-5:]]
+        message = f"'{name}' matches {len(matches)} runs: {', '.join(last)}"
         raise error("ambiguous-run", message, fix="use the full run id, or `latest`")
     raise error(
         "unknown-run",
@@ -131,10 +132,15 @@ def find_run(name: str) -> RunFolder:
 
 def _matching(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
     """The run of this id, else those whose ids start so, else that of a job of this number."""
-    exact = [run for run in runs if run.run_id == name]
-    begun = exact or [run for run in runs if run.run_id.startswith(name)]
-    if begun or not name.isdigit():
-        return begun
+    begun: list[RunFolder] = []
+    exact: list[RunFolder] = []
+    for run in runs:
+        if run.run_id == name:
+            exact.append(run)
+        elif run.run_id.startswith(name):
+            begun.append(run)
+    if exact or begun or not name.isdigit():
+        return exact or begun
     return [run for run in runs if name in job_ids(run)]
 
 
@@ -165,7 +171,8 @@ def find_study(name: str) -> StudyFolder | None:
     if len(matches) == 1:
         return matches[0]
     if matches and all(run.run_id != name for run in all_runs()):
-        message = f"'{name}' matches {len(matches)} studies: {', '.join(s.study_id for s in matches[-5:])}"
+        last = [study.study_id for study in matches[-5:]]
+        message = f"'{name}' matches {len(matches)} studies: {', '.join(last)}"
         raise error("ambiguous-study", message, fix="use the full id")
     return None
 

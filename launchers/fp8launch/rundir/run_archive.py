@@ -40,9 +40,11 @@ class _Cleaner:
     def __init__(self, secrets: Sequence[str], environment: Mapping[str, str]) -> None:
         self._secrets = secrets
         homes = {str(Path.home()), os.path.realpath(Path.home()), environment.get("HOME", "")}
-        # A home folder that is the root would take every path apart.
-        places = sorted((home for home in homes if len(home) > 1), key=len, reverse=True)
-        self._replacements = [(re.compile(rf"{re.escape(home)}(?![\w.-])"), "~") for home in places]
+        self._replacements: list[tuple[re.Pattern[str], str]] = []
+        for home in sorted(homes, key=len, reverse=True):
+            # A home folder that is the root would take every path apart.
+            if len(home) > 1:
+                self._replacements.append((re.compile(rf"{re.escape(home)}(?![\w.-])"), "~"))
         user = environment.get("USER") or environment.get("LOGNAME") or ""
         # Other users' folders and short words stay: `root` is a word of many sentences.
         if len(user) > 2 and user != "root":

@@ -150,7 +150,9 @@ def _is_study(record: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(points, list) or not isinstance(left_out, list):
         return False
     # Points that were left out have no folder; their label takes the place of its name.
-    return all(map(_is_point, [*points, *left_out])) and all(_plain_name(point["run"]) for point in points)
+    if not all(map(_is_point, [*points, *left_out])):
+        return False
+    return all(_plain_name(point["run"]) for point in points)
 
 
 def _is_point(point: object) -> bool:

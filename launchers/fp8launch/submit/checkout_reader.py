@@ -104,7 +104,9 @@ class CheckoutReader:
         shared = [self._common / "info/exclude", Path("~/.config/git/ignore").expanduser()]
         filters = [IgnoreFilter.from_path(str(path)) for path in shared if is_regular(path)]
         ignored = IgnoreFilterManager(str(self._folder), filters, False)
-        folders = {path[:end] for path in tracked for end, byte in enumerate(path) if byte == ord("/")}
+        folders: set[bytes] = set()
+        for path in tracked:
+            folders.update(path[: slash.start()] for slash in re.finditer(rb"/", path))
         visited = 0
         for parent, below, files in os.walk(self._folder):
             above = os.path.relpath(parent, self._folder)
@@ -123,13 +125,11 @@ class CheckoutReader:
                 if path not in tracked and not ignored.is_ignored(prefix + name):
                     return True
             # A folder that is a checkout of its own, such as a submodule, is not looked into.
-            below[:] = [
-                name
-                for name in below
-                if name != ".git"
-                and not os.path.lexists(Path(parent, name, ".git"))
-                and (os.fsencode(prefix + name) in folders or not ignored.is_ignored(f"{prefix}{name}/"))
-            ]
+            for name in list(below):
+                own_checkout = name == ".git" or os.path.lexists(Path(parent, name, ".git"))
+                is_tracked = os.fsencode(prefix + name) in folders
+                if own_checkout or (not is_tracked and ignored.is_ignored(f"{prefix}{name}/")):
+                    below.remove(name)
         return False
 
     def _head(self) -> tuple[str | None, str]:

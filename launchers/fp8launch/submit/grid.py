@@ -51,13 +51,11 @@ def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequ
         size *= len(values)
     if size > MAX_POINTS:
         raise error("too-many-points", f"the grid has {size} points, more than {MAX_POINTS}", "--sweep", "split it")
-    return [
-        Point(recipe, count, dict(zip(axes, values, strict=True)), number)
-        for number in range(1, repeat + 1)
-        for recipe in recipes
-        for count in counts
-        for values in itertools.product(*axes.values())
-    ]
+    points = []
+    for number, recipe, count in itertools.product(range(1, repeat + 1), recipes, counts):
+        for values in itertools.product(*axes.values()):
+            points.append(Point(recipe, count, dict(zip(axes, values, strict=True)), number))
+    return points
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:

@@ -107,9 +107,11 @@ def _record(data: Any) -> Record:
         expected_seconds=held["expected_seconds"],
         cut_seconds=held["cut_seconds"],
     )
-    refused = tuple(tuple(Refused(**one) for one in several) for several in data["refused"])
+    refused = []
+    for several in data["refused"]:
+        refused.append(tuple(Refused(**one) for one in several))
     opened = data["open"] and OpenTrial(_trial(data["open"]["trial"]), data["open"]["cut"])
-    return Record(state, tuple(data["overrides"]), refused, data["gpus"], opened, data.get("identity", ""))
+    return Record(state, tuple(data["overrides"]), tuple(refused), data["gpus"], opened, data.get("identity", ""))
 
 
 def _trial(data: Mapping[str, Any]) -> Trial:

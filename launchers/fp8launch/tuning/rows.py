@@ -80,7 +80,8 @@ def rows(record: Record, knobs: Mapping[str, Knob], why_ended: str) -> list[Row]
     for number, start in enumerate(record.state.starts):
         for candidate in start.candidates:
             knob = knobs.get(candidate.knob)
-            touched[number, candidate.name] = tuple(sorted(knob.touches)) if knob else ()
+            touches = knob.touches if knob else ()
+            touched[number, candidate.name] = tuple(sorted(touches))
     found = [_tried(record, now, judged, outcomes[judged.variant], touched) for judged in now.judgements.values()]
     return [*found, *_untried(record, now, touched, why_ended)]
 
@@ -107,18 +108,24 @@ def _tried(
         why = "undecided when the search ended, not kept"
     elif judged.verdict == "failed":
         why = f"{last.status.replace('_', ' ')}: {judged.why or last.why}"
+    touches: set[str] = set()
+    for name in new:
+        touches.update(touched[variant.start, name])
+    speed = None
+    if speeds:
+        speed = statistics.median_high(speeds)
     row = Row(
         change=" + ".join(new) or start,
         predicted=predicted,
         tflops_per_gpu=last.tflops,
-        tokens_per_s_per_gpu=statistics.median_high(speeds) if speeds else None,
+        tokens_per_s_per_gpu=speed,
         step_time_ms=last.step_ms,
         predicted_step_time_ms=last.predicted_ms,
         peak_memory_gib=last.peak_gib,
         predicted_memory_gib=last.predicted_gib,
         kept=kept,
         why=why,
-        touches=tuple(sorted(set().union(*(touched[variant.start, name] for name in new)))),
+        touches=tuple(sorted(touches)),
         runs=tuple(outcome.run for outcome in outcomes if outcome.run),
     )
     if judged.against:

@@ -12,7 +12,9 @@ from fp8launch.check.rules.moe import DISPATCHER, dispatches_by_alltoall
 
 def _graph_modules(run: ResolvedRun) -> set[str]:
     modules: Any = run.value("cuda_graph_modules") or run.value("cuda_graph_scope") or ()
-    return {str(getattr(module, "name", module)) for module in ([modules] if isinstance(modules, str) else modules)}
+    if isinstance(modules, str):
+        return {modules}
+    return {str(getattr(module, "name", module)) for module in modules}
 
 
 def _whole_step_graph(run: ResolvedRun) -> bool:

@@ -93,10 +93,13 @@ def fields_of(release: str) -> Mapping[str, Mapping[str, str]]:
     That is written as `kind_of` of tools/bridge_fields.py does. Without an entry for the release it is empty.
     """
     known = json.loads(lzma.decompress(_DATA.read_bytes())).get(release, {})
-    return {
-        section: {name: kind for name, _, kind in (field.partition("=") for field in fields.split())}
-        for section, fields in known.items()
-    }
+    found: dict[str, dict[str, str]] = {}
+    for section, fields in known.items():
+        found[section] = {}
+        for field in fields.split():
+            name, _, kind = field.partition("=")
+            found[section][name] = kind
+    return found
 
 
 def refused_value(kind: str, value: Any) -> str | None:
@@ -104,11 +107,20 @@ def refused_value(kind: str, value: Any) -> str | None:
     letters, _, words = kind.partition(":")
     own = "m" if isinstance(value, Mapping) else _LETTERS.get(type(value), "?")
     fits = own in letters or (own == "i" and "f" in letters)
-    if not letters or (fits and not (own == "s" and words and value not in words.split("|"))):
+    allowed: list[str] = []
+    if words:
+        allowed = words.split("|")
+    if not letters or (fits and not (own == "s" and allowed and value not in allowed)):
         return None
-    taken = [_KINDS[letter] for letter in "bifsl" if letter in letters and not (letter == "s" and words)]
-    taken += words.split("|") if words else []
-    return " or ".join([*taken, *(["null"] if "n" in letters else [])])
+    taken = []
+    for letter in "bifsl":
+        # Of a text with allowed values those are named instead.
+        if letter in letters and not (letter == "s" and allowed):
+            taken.append(_KINDS[letter])
+    taken += allowed
+    if "n" in letters:
+        taken.append("null")
+    return " or ".join(taken)
 
 
 def attribute_of(field: str) -> str | None:

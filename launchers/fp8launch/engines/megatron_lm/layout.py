@@ -25,18 +25,11 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
             ANSWER_IS_NO,
         )
     if world % (tp * pp * cp):
-        raise UserError(
-            [
-                Problem(
-                    "error",
-                    "world-size",
-                    f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {tp * pp * cp}",
-                    next((args.places[flag] for flag in sizes if args.integer(flag, 1) > 1), None),
-                    f"use a multiple of {tp * pp * cp} GPUs (nodes x gpus_per_node), or less parallelism",
-                )
-            ],
-            ANSWER_IS_NO,
-        )
+        groups = tp * pp * cp
+        message = f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {groups}"
+        where = [args.places[flag] for flag in sizes if args.integer(flag, 1) > 1]
+        fix = f"use a multiple of {groups} GPUs (nodes x gpus_per_node), or less parallelism"
+        raise UserError([Problem("error", "world-size", message, where[0], fix)], ANSWER_IS_NO)
     dp = world // (tp * pp * cp)
     micro = args.integer("micro_batch_size", 1)
     batch = args.integer("global_batch_size", micro * dp)

@@ -121,9 +121,11 @@ def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tu
         kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
     )
     # Without evaluation (--eval-iters 0) Megatron would stop over a data loader for no samples, unless there is none.
-    train, valid, test = (
-        None if count == 0 else built for count, built in zip(sample_counts, builder.build(), strict=True)
-    )
+    built = list(builder.build())
+    for i, count in enumerate(sample_counts):
+        if count == 0:
+            built[i] = None
+    train, valid, test = built
     return train, valid, test
 
 

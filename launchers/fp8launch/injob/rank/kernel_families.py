@@ -57,7 +57,10 @@ class Total:
 
 def family(name: str) -> str:
     """The family of a kernel name; `other` for elementwise kernels and everything unknown."""
-    return next((family for family, pattern in FAMILIES if pattern.search(name)), OTHER)
+    for family, pattern in FAMILIES:
+        if pattern.search(name):
+            return family
+    return OTHER
 
 
 def summary(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
@@ -66,14 +69,21 @@ def summary(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
     of = {name: family(name) for name in kernels}
     for name, total in kernels.items():
         families.setdefault(of[name], Total()).add(total.count, total.ns)
-    ranked = sorted(kernels, key=lambda name: -kernels[name].ns)
-    gemms = [name for name in ranked if of[name].endswith("gemm") and name not in ranked[:top]]
+    ranked = _longest_first(kernels)
+    listed = []
+    for name in ranked[:top]:
+        listed.append({"name": name[:LONGEST_NAME], "family": of[name], **kernels[name].as_json()})
+    gemms = [name for name in ranked[top:] if of[name].endswith("gemm")]
     return {
-        "families": {name: families[name].as_json() for name in sorted(families, key=lambda f: -families[f].ns)},
-        "top": [{"name": n[:LONGEST_NAME], "family": of[n], **kernels[n].as_json()} for n in ranked[:top]],
-        "more_gemms": [f"{kernels[n].count} {n[:60]}" for n in gemms[:10]],
+        "families": {name: families[name].as_json() for name in _longest_first(families)},
+        "top": listed,
+        "more_gemms": [f"{kernels[name].count} {name[:60]}" for name in gemms[:10]],
         "distinct": len(kernels),
     }
+
+
+def _longest_first(totals: Mapping[str, Total]) -> list[str]:
+    return sorted(totals, key=lambda name: -totals[name].ns)
 
 
 def totals(events: Iterable[tuple[str, int]]) -> dict[str, Total]:

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -46,33 +47,43 @@ _ASKED = (
 def facts(module: Any) -> dict[str, Any]:
     """The state of one module after its last forward: raw values, recipe, quantizers, kinds of weights, if known."""
     metas = [getattr(module, "fp8_meta", None), *_values(getattr(module, "_fp8_metas", None))]
-    recipe = next((meta["recipe"] for meta in metas if isinstance(meta, Mapping) and meta.get("recipe")), None)
-    quantizers = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
-    weights: dict[str, int] = {}
-    for parameter in matrices(module):
-        kind = type(parameter).__name__
-        weights[kind] = weights.get(kind, 0) + 1
+    recipe = None
+    for meta in metas:
+        if recipe is None and isinstance(meta, Mapping):
+            recipe = meta.get("recipe") or None
+    raw = {}
+    for name in _RAW:
+        value = _plain(getattr(module, name, None))
+        if value or name == "fp8":
+            raw[name] = value
     return {
         "class": type(module).__name__,
         "base": _base(module),
         "ran_fp8": _ran_fp8(module),
-        "recipe": type(recipe).__name__ if recipe is not None else None,
+        "recipe": None if recipe is None else type(recipe).__name__,
         "recipe_values": _recipe_values(recipe),
-        "quantizers": {
-            str(side): sorted({type(q).__name__ for q in listed if q is not None})
-            for side, listed in (quantizers or {}).items()
-        }
-        if isinstance(quantizers, Mapping)
-        else None,
-        "weights": weights,
-        "raw": {name: value for name in _RAW if (value := _plain(getattr(module, name, None))) or name == "fp8"},
+        "quantizers": _quantizers(module),
+        "weights": dict(Counter(type(parameter).__name__ for parameter in matrices(module))),
+        "raw": raw,
     }
+
+
+def _quantizers(module: Any) -> dict[str, list[str]] | None:
+    """The classes of a module's quantizers for each side, forward and backward."""
+    found = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
+    if not isinstance(found, Mapping):
+        return None
+    classes = {}
+    for side, listed in found.items():
+        classes[str(side)] = sorted({type(each).__name__ for each in listed if each is not None})
+    return classes
 
 
 def matrices(module: Any) -> list[Any]:
     """The module's own parameters that a GEMM or a look-up can use: those of two dimensions or more."""
-    own = module.parameters(recurse=False) if hasattr(module, "parameters") else ()
-    return [p for p in own if getattr(p, "ndim", 0) >= 2]
+    if not hasattr(module, "parameters"):
+        return []
+    return [parameter for parameter in module.parameters(recurse=False) if getattr(parameter, "ndim", 0) >= 2]
 
 
 def _ran_fp8(module: Any) -> bool:
@@ -83,7 +94,10 @@ def _ran_fp8(module: Any) -> bool:
 
 
 def _values(mapping: Any) -> list[Any]:
-    return [v for v in mapping.values() if v is not None] if isinstance(mapping, Mapping) else []
+    """The values of a mapping that are not None; none of anything else."""
+    if not isinstance(mapping, Mapping):
+        return []
+    return [value for value in mapping.values() if value is not None]
 
 
 def _base(module: Any) -> str | None:
@@ -121,8 +135,10 @@ def role(name: str, found: Mapping[str, Any]) -> str:
         return "embedding"
     if "Router" in kind or last == "router":
         return "router"
-    linear = ("Linear", "LayerNormMLP", "Experts", "GroupedMLP")
-    return "linear" if any(word in text for word in linear for text in (kind, base)) else "other"
+    for word in ("Linear", "LayerNormMLP", "Experts", "GroupedMLP"):
+        if word in kind or word in base:
+            return "linear"
+    return "other"
 
 
 def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer: int | None) -> str | None:
@@ -182,8 +198,9 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
         for name, module, layer, replaced in walk(chunk):
             found = facts(module)
             what = role(name, found)
-            why = "replaced by fused operations" if replaced and not found["ran_fp8"] else None
-            why = why or reason(what, found, asked, layer)
+            why = reason(what, found, asked, layer)
+            if replaced and not found["ran_fp8"]:
+                why = "replaced by fused operations"
             entry = {"role": what, **found, "why": why}
             pattern = _LAYER.sub(r"\1.*", re.sub(r"^(?:module\.)+", "", name))
             key = json.dumps([pattern, entry], sort_keys=True, default=str)
@@ -195,8 +212,11 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     for group in groups.values():
         group["layers"] = _ranges(sorted(group["layers"]))
     # What is empty is left out: the line stays short enough for one write.
-    listed = [{k: v for k, v in group.items() if v not in (None, "", {})} for group in groups.values()]
-    return {"totals": totals, "groups": listed}
+    return {"totals": totals, "groups": list(map(_without_empty, groups.values()))}
+
+
+def _without_empty(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if value not in (None, "", {})}
 
 
 def _count(
@@ -204,7 +224,8 @@ def _count(
 ) -> None:
     if not shared:  # Weights of fused operations are those of the modules that they replace.
         totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
-        totals["weights"] += 0 if what == "embedding" else sum(found["weights"].values())
+        if what != "embedding":
+            totals["weights"] += sum(found["weights"].values())
     if replaced or not (what == "linear" or found["ran_fp8"]):
         return
     totals["linears"] += 1
@@ -262,9 +283,12 @@ class _Watch:
         training.train_step = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        number = kwargs.get("iteration")
-        number = number + 1 if isinstance(number, int) else None
-        profile = self._start_profile() if number is not None and number == self._profiled else None
+        number = None
+        if isinstance(kwargs.get("iteration"), int):
+            number = kwargs["iteration"] + 1
+        profile = None
+        if number is not None and number == self._profiled:
+            profile = self._start_profile()
         result = self._step(*args, **kwargs)
         if profile is not None:
             _safely(lambda: _say(KERNELS, {"v": VERSION, "rank": 0, "iteration": number, **profile.stop()}))
@@ -313,7 +337,9 @@ def _place() -> dict[str, Any] | None:
         tp, pp = state.get_tensor_model_parallel_rank(), state.get_pipeline_model_parallel_rank()
         return {"rank": rank, "tp": tp, "pp": pp}
     except Exception:  # A process-group set-up of another kind: one rank speaks for all.
-        return {"rank": rank, "tp": None, "pp": None} if rank == 0 else None
+        if rank != 0:
+            return None
+        return {"rank": rank, "tp": None, "pp": None}
 
 
 def _software() -> dict[str, Any]:

@@ -67,7 +67,9 @@ def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[st
 def value_of(name: str, value: Any) -> Value | None:
     """A logged scalar, `<layer>_<tensor>_<statistic>`, taken apart; None for a name of another kind."""
     found = _NAME.fullmatch(name)
-    return (found["layer"], found["tensor"], _OURS.get(found["stat"], found["stat"]), float(value)) if found else None
+    if not found:
+        return None
+    return found["layer"], found["tensor"], _OURS.get(found["stat"], found["stat"]), float(value)
 
 
 def summary(values: Iterable[Value]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -75,10 +77,10 @@ def summary(values: Iterable[Value]) -> dict[str, dict[str, dict[str, Any]]]:
     grouped: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for layer, tensor, stat, value in values:
         grouped.setdefault(tensor, {}).setdefault(stat, []).append((value, layer))
-    return {
-        tensor: {stat: _summed(stat, found) for stat, found in sorted(stats.items())}
-        for tensor, stats in sorted(grouped.items())
-    }
+    summed: dict[str, dict[str, dict[str, Any]]] = {}
+    for tensor, stats in sorted(grouped.items()):
+        summed[tensor] = {stat: _summed(stat, found) for stat, found in sorted(stats.items())}
+    return summed
 
 
 def _summed(stat: str, found: list[tuple[float, str]]) -> dict[str, Any]:

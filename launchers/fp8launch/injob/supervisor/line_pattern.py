@@ -83,5 +83,8 @@ def _end_of_class(expression: str, at: int) -> int:
 def needles(patterns: Iterable[LinePattern], *more: str) -> tuple[bytes, ...]:
     """The texts of which one is in every line that any pattern matches, without those that hold another one."""
     texts = {pattern.needle for pattern in patterns} | set(more)
-    shortest = [text for text in texts if not any(other in text for other in texts if other != text)]
+    shortest: list[str] = []
+    for text in sorted(texts, key=len):
+        if not any(other in text for other in shortest):
+            shortest.append(text)
     return tuple(text.encode() for text in sorted(shortest))

@@ -117,7 +117,9 @@ def _executor(nemo_run: ModuleType, job: Job, run: RunFolder) -> Any:
     """NeMo-Run's executor for a job; every option of ours goes into its script under our name."""
     from fp8launch.schedulers.slurm.nemo_run_logs import RunLogs
 
-    options: dict[str, object] = {name.replace("-", "_"): True if value is None else value for name, value in job.slurm}
+    options: dict[str, object] = {}
+    for name, value in job.slurm:
+        options[name.replace("-", "_")] = True if value is None else value
     executor = nemo_run.SlurmExecutor(
         account=options["account"],
         nodes=job.nodes,

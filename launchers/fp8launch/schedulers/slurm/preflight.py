@@ -244,8 +244,12 @@ def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
 def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, partition: Partition) -> Problem | None:
     """The recipe is for one GPU, and by the names of their types the nodes have another."""
     wanted = loaded.recipe.resources.gpu
-    types = {k for node in nodes for k in node.gpus if k and kind in (None, k)}
-    models = {model for t in types if (model := gpu_model(t))}
+    types: set[str] = set()
+    for node in nodes:
+        types.update(filter(None, node.gpus))
+    if kind is not None:
+        types &= {kind}
+    models = set(filter(None, map(gpu_model, types)))
     if not models or wanted in models or len(models) < len(types):
         return None
     message = f"the recipe is for {wanted}, but the GPUs of partition {partition.name} are {_list(types)}"
@@ -255,9 +259,12 @@ def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, p
 
 def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
     """The GPU type and count for each node that a job's options ask for."""
-    text = options.get("gpus-per-node") or next(
-        (part.removeprefix("gpu:") for part in (options.get("gres") or "").split(",") if part.startswith("gpu:")), ""
-    )
+    text = options.get("gpus-per-node") or ""
+    if not text:
+        kinds = (options.get("gres") or "").split(",")
+        asked = [one.removeprefix("gpu:") for one in kinds if one.startswith("gpu:")]
+        if asked:
+            text = asked[0]
     kind, _, count = text.rpartition(":")
     return kind or None, number(count) or 0
 

@@ -148,7 +148,9 @@ def _supply_pickle(folder: Path) -> list[str]:
 
 def _parameters(options: Mapping[str, str | None]) -> dict[str, object]:
     """Return sbatch's options in submitit's form, which writes each into its own script."""
-    found: dict[str, object] = {name: True if value is None else value for name, value in options.items()}
+    found: dict[str, object] = {}
+    for name, value in options.items():
+        found[name] = True if value is None else value
     # Under the name with a dash it would stand beside submitit's own, and the last one counts.
     found["job_name"] = found.pop("job-name")
     # Submitit always asks for a signal before the end, and without B: it would reach every rank. CONT does nothing.

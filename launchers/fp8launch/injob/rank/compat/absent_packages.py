@@ -50,10 +50,15 @@ def _empty_class(name: str) -> Any:
             return args[0]
         return None if name in _NOTHING_TO_SAY else object.__new__(cls)
 
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return args[0]
+        return None
+
     members = {
         "__new__": new,
         "__init__": lambda self, *args, **kwargs: None,
-        "__call__": lambda self, *args, **kwargs: args[0] if args else None,
+        "__call__": call,
         "__class_getitem__": classmethod(lambda cls, item: cls),
         "__init_subclass__": classmethod(lambda cls, **kwargs: None),
     }

@@ -185,6 +185,13 @@ def _timeless_streams() -> None:
 # --- Where tensors live ---------------------------------------------------------------------------------------------
 
 
+def _host_if_device(argument: Any) -> Any:
+    """An argument of `Tensor.to`: a number there is not a device."""
+    if isinstance(argument, (torch.device, str)):
+        return _host(argument)
+    return argument
+
+
 def _host(device: Any) -> Any:
     """`device` with every way to say CUDA (name, number, torch.device) turned into the host."""
     if isinstance(device, torch.device):
@@ -209,7 +216,7 @@ class _HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if "device" in kwargs:
             kwargs["device"] = _host(kwargs["device"])
         if name == "to":
-            args = tuple(_host(each) if isinstance(each, (torch.device, str)) else each for each in args)
+            args = tuple(map(_host_if_device, args))
         result = func(*args, **kwargs)
         if name == "type" and isinstance(result, str):
             # Megatron's optimizers ask a parameter for its type by name, and know only those on CUDA.
