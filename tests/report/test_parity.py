@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from made_runs import Made, write_log
 from support import real_logs
 
-from fp8launch.report.parity import Parity, losses, parity, smooth
+from fp8launch.report.loss_curves import losses, smooth
+from fp8launch.report.parity import Parity, parity
 from fp8launch.report.run_data import RunData, run_from_logs
 
 LOGS = real_logs("runs")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fp8launch.cli.output import echo, eprint, show_json, show_table
 from fp8launch.diagnostics import UserError, did_you_mean, error
-from fp8launch.engines.base import CatalogRecipe, RecipeCatalog
+from fp8launch.engines.recipe_catalog import CatalogRecipe, RecipeCatalog
 
 
 def show(

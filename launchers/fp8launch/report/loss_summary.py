@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from fp8launch.report.differences import UNLIKE, Facts
-from fp8launch.report.parity import losses
+from fp8launch.report.loss_curves import losses
 from fp8launch.report.run_data import RunData
 
 # The end of a training that is smoothed: this share of its iterations, and at least so many.

@@ -12,21 +12,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
-from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
+from fp8launch.report.loss_curves import Curve, average, first_loss_gone, losses, mean, relative, smooth
 from fp8launch.report.run_data import RunData
-from fp8launch.report.steady_state import field_names, values
 
 TOLERANCE = 0.02
 # In its first steps every model only learns word frequencies: all recipes agree there, and none is tested.
 FEWEST_ITERATIONS = 200
 FEWEST_LINES = 20
-_LM_LOSS = f"{LOSS_PREFIX}lm loss"
-Curve = dict[int, float]  # loss, or a difference of it, by iteration
 ParityVerdict = Literal["within tolerance", "undecided", "lower", "apart", "diverged", "too short", "not comparable"]
 # How the sentence calls a verdict, where that is not its own name.
 _WORDS: Mapping[str, str] = {"lower": "lower loss", "apart": "higher loss"}
@@ -105,7 +101,7 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
         notes.append(f"{len(variant) - len(paired)} of {len(variant)} runs had other data or another schedule")
     found = _compared(pairs, base, curves)
     verdict, reasons = _judge(found, tolerance)
-    lost_at, whose = _first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
+    lost_at, whose = first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
     if lost_at is not None:
         verdict, reasons = "diverged", [f"{whose}: the loss is NaN from iteration {lost_at} on"]
     if found is None:
@@ -149,14 +145,14 @@ def _compared(
     """None where fewer than two iterations are common to all."""
     each = []
     for run, partners in pairs:
-        each.append(_relative(curves[id(run)], _mean([curves[id(partner)] for partner in partners])))
+        each.append(relative(curves[id(run)], mean([curves[id(partner)] for partner in partners])))
     common = sorted(set(each[0]).intersection(*each[1:]))
     if len(common) < 2:
         return None
     difference = [statistics.fmean(one[number] for one in each) for number in common]
     last = common[-max(1, len(common) // 4) :]
     window = max(1, len(common) // 20) | 1
-    noise = _noise([_average(one, last) for one in each], _own_spread(base, curves, last))
+    noise = _noise([average(one, last) for one in each], _own_spread(base, curves, last))
     quarter = statistics.fmean(difference[-len(last) :])
     return _Compared(common, difference, smooth(difference, window), window, quarter, noise)
 
@@ -181,25 +177,6 @@ def _pairs(variant: Sequence[RunData], base: Sequence[RunData]) -> list[tuple[Ru
     return found
 
 
-def _relative(mine: Curve, theirs: Curve) -> Curve:
-    """(mine - theirs) / theirs at the iterations that have both."""
-    found = {}
-    for number, loss in mine.items():
-        other = theirs.get(number, math.nan)
-        if math.isfinite(loss) and math.isfinite(other) and other > 0:
-            found[number] = (loss - other) / other
-    return found
-
-
-def _mean(curves: Sequence[Curve]) -> Curve:
-    common = set(curves[0]).intersection(*curves[1:])
-    return {number: statistics.fmean(curve[number] for curve in curves) for number in common}
-
-
-def _average(curve: Curve, numbers: Sequence[int]) -> float:
-    return statistics.fmean(curve[number] for number in numbers)
-
-
 def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequence[int]) -> list[list[float]]:
     """For each set of like runs of the baseline: the difference of each from their mean, over the last quarter."""
     sets: list[list[RunData]] = []
@@ -212,12 +189,12 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
             sets.append([run])
     found = []
     for alike in sets:
-        mean = _mean([curves[id(run)] for run in alike])
+        middle = mean([curves[id(run)] for run in alike])
         averages = []
         for run in alike:
-            difference = _relative(curves[id(run)], mean)
+            difference = relative(curves[id(run)], middle)
             if difference.keys() >= set(last):
-                averages.append(_average(difference, last))
+                averages.append(average(difference, last))
         found.append(averages)
     return found
 
@@ -234,41 +211,6 @@ def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float |
         squares += sum((value - mean) ** 2 for value in group)
     sides = 1 / len(variant) + 1 / max(1, sum(map(len, base)))
     return t_quantile(freedom) * math.sqrt(squares / freedom * sides)
-
-
-def losses(run: RunData) -> Curve:
-    """Return the loss by iteration, NaN where a line has none; without the first two lines of a process, which mix
-    iterations."""
-    lines = run.steady_state.lines
-    names = field_names(lines, LOSS_PREFIX)
-    if not names and run.report.nan_iterations:
-        # A loss that was NaN from the start has never been printed.
-        return dict.fromkeys((line.number for line in lines), math.nan)
-    if not names:
-        return {}
-    name = names[0]
-    if _LM_LOSS in names:
-        name = _LM_LOSS
-    mixed = set(run.steady_state.dropped.get("process start", ()))
-    curve = {}
-    for line, loss in zip(lines, values(lines, name), strict=True):
-        if line.number not in mixed:
-            curve[line.number] = loss
-    return curve
-
-
-def _first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
-    """The first iteration from which a curve has no value to its end, and whose curve it is."""
-    starts = []
-    for name, curve in curves:
-        gone = None
-        for number in sorted(curve, reverse=True):
-            if math.isfinite(curve[number]):
-                break
-            gone = number
-        if gone is not None:
-            starts.append((gone, name))
-    return min(starts, default=(None, ""))
 
 
 def _judge(found: _Compared | None, tolerance: float) -> tuple[ParityVerdict, list[str]]:
@@ -288,17 +230,6 @@ def _judge(found: _Compared | None, tolerance: float) -> tuple[ParityVerdict, li
             return "lower", []
         return "apart", []
     return "undecided", ["repeats differ too much; more repeats are needed"]
-
-
-def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Return the centred mean over `window` values, over fewer near the ends."""
-    sums = [0.0, *accumulate(values)]
-    half = window // 2
-    found = []
-    for i in range(len(values)):
-        first, last = max(0, i - half), min(len(values), i + half + 1)
-        found.append((sums[last] - sums[first]) / (last - first))
-    return found
 
 
 def _beyond_to_the_end(numbers: Sequence[int], smoothed: Sequence[float], tolerance: float) -> int | None:

@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Any
 
 from fp8launch.report.columns import Entry
-from fp8launch.report.parity import Parity, losses, smooth
+from fp8launch.report.loss_curves import losses, smooth
+from fp8launch.report.parity import Parity
 from fp8launch.report.plot_curves import Point, curve_key, draw_borders, draw_curve, rolling, values_of
 from fp8launch.report.plot_encoding import Encoding, curve_panels
 from fp8launch.report.plot_style import INK, Key, Panel, Picture, few_ticks, left_out, plain, thinned

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
-from fp8launch.report.parity import losses
+from fp8launch.report.loss_curves import losses
 from fp8launch.report.run_data import RunData
 from fp8launch.report.run_report import Statistic
 from fp8launch.report.steady_state import values

@@ -16,7 +16,6 @@ from fp8launch.engines.base import (
     Entry,
     Layout,
     NeededFile,
-    RecipeCatalog,
     StepArguments,
 )
 from fp8launch.engines.bridge import attributes
@@ -33,6 +32,7 @@ from fp8launch.engines.bridge.index import BridgeRecipe, find
 from fp8launch.engines.bridge.settings import Setting, settings, size
 from fp8launch.engines.bridge.spelling import spelled
 from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.engines.recipe_catalog import RecipeCatalog
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.recipe.load import LoadedRecipe

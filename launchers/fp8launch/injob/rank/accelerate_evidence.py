@@ -10,7 +10,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from fp8launch.injob.rank import probe
+from fp8launch.injob.rank import module_facts
 
 SHARDING = "fp8launch-sharding: "
 MIB = 2**20
@@ -110,7 +110,7 @@ def precision_of(args: argparse.Namespace, model: Any) -> dict[str, Any]:
 def fp8_of(module: Any, args: argparse.Namespace) -> dict[str, Any]:
     if type(module).__name__ == "Float8Linear":
         return {"ran_fp8": True, "recipe": f"torchao.{args.fp8_recipe}"}
-    found = probe.facts(module)
+    found = module_facts.facts(module)
     return {"ran_fp8": found["ran_fp8"], "recipe": found["recipe"]}
 
 

@@ -17,239 +17,22 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from fp8launch.injob.rank.module_facts import plain, probe
 
 PROBE = "fp8launch-probe: "
 KERNELS = "fp8launch-kernels: "
 VERSION = 1
 
-_LAYER = re.compile(r"\b(layers|local_experts)\.(\d+)\b")
-_LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
-_RAW = (
-    "fp8", "fp8_initialized", "fp8_calibration", "fp8_parameters", "primary_weights_in_fp8", "fp4",
-    "disable_parameter_transpose_cache", "save_original_input", "te_quant_params",
-)  # fmt: skip
 _ASKED = (
     "fp8", "fp8_recipe", "fp8_param_gather", "fp4", "fp4_recipe", "fp4_param_gather", "first_last_layers_bf16",
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "num_layers", "transformer_impl", "fp8_output_proj",
     "use_transformer_engine_op_fuser", "te_precision_config_file",
 )  # fmt: skip
-
-
-# --- What a module says of itself ------------------------------------------------------------------------------------
-
-
-def facts(module: Any) -> dict[str, Any]:
-    """The state of one module after its last forward: raw values, recipe, quantizers, kinds of weights, if known."""
-    metas = [getattr(module, "fp8_meta", None), *_values(getattr(module, "_fp8_metas", None))]
-    recipe = None
-    for meta in metas:
-        if recipe is None and isinstance(meta, Mapping):
-            recipe = meta.get("recipe") or None
-    raw = {}
-    for name in _RAW:
-        value = _plain(getattr(module, name, None))
-        if value or name == "fp8":
-            raw[name] = value
-    return {
-        "class": type(module).__name__,
-        "base": _base(module),
-        "ran_fp8": _ran_fp8(module),
-        "recipe": None if recipe is None else type(recipe).__name__,
-        "recipe_values": _recipe_values(recipe),
-        "quantizers": _quantizers(module),
-        "weights": dict(Counter(type(parameter).__name__ for parameter in matrices(module))),
-        "raw": raw,
-    }
-
-
-def _quantizers(module: Any) -> dict[str, list[str]] | None:
-    """The classes of a module's quantizers for each side, forward and backward."""
-    found = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
-    if not isinstance(found, Mapping):
-        return None
-    classes = {}
-    for side, listed in found.items():
-        classes[str(side)] = sorted({type(each).__name__ for each in listed if each is not None})
-    return classes
-
-
-def matrices(module: Any) -> list[Any]:
-    """The module's own parameters that a GEMM or a look-up can use: those of two dimensions or more."""
-    if not hasattr(module, "parameters"):
-        return []
-    return [parameter for parameter in module.parameters(recurse=False) if getattr(parameter, "ndim", 0) >= 2]
-
-
-def _ran_fp8(module: Any) -> bool:
-    """Whether the last forward was in FP8 (or FP4, which Transformer Engine calls the same)."""
-    if getattr(module, "fp8", None) is True:
-        return True
-    return bool(_values(getattr(module, "_fp8_metas", None))) and getattr(module, "_quantizers", None) is not None
-
-
-def _values(mapping: Any) -> list[Any]:
-    """The values of a mapping that are not None; none of anything else."""
-    if not isinstance(mapping, Mapping):
-        return []
-    return [value for value in mapping.values() if value is not None]
-
-
-def _base(module: Any) -> str | None:
-    """The class of Transformer Engine, or else of Megatron's tensor parallel layers, that a module is made of."""
-    for kind in type(module).__mro__:
-        if kind.__module__.startswith(("transformer_engine", "megatron.core.tensor_parallel", "torch.nn")):
-            return f"{kind.__module__.split('.', 1)[0]}.{kind.__name__}"
-    return None
-
-
-def _recipe_values(recipe: Any) -> dict[str, Any] | None:
-    if recipe is None:
-        return None
-    names = ("fp8_format", "fp4_format", "fp8_dpa", "fp8_mha", "backward_override", "amax_history_len",
-             "amax_compute_algo", "reduce_amax", "margin")  # fmt: skip
-    return {name: _plain(getattr(recipe, name)) for name in names if getattr(recipe, name, None) is not None}
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "name", None) or str(value)[:60]
-
-
-# --- Why a module is as it is ----------------------------------------------------------------------------------------
-
-
-def role(name: str, found: Mapping[str, Any]) -> str:
-    """`linear`, or what else owns a matrix: `embedding`, `lm head`, `router`, `other`."""
-    kind, base = found["class"], str(found["base"] or "")
-    last = name.rpartition(".")[2]
-    if last == "output_layer" or "LMHead" in kind:
-        return "lm head"
-    if "Embedding" in kind or "Embedding" in base:
-        return "embedding"
-    if "Router" in kind or last == "router":
-        return "router"
-    for word in ("Linear", "LayerNormMLP", "Experts", "GroupedMLP"):
-        if word in kind or word in base:
-            return "linear"
-    return "other"
-
-
-def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer: int | None) -> str | None:
-    """Why a module did not run under FP8; None if it did, or if there is no reason. `layer` counts from 1."""
-    if found["ran_fp8"]:
-        return None
-    if what == "embedding":
-        return "a look-up, not a GEMM"
-    if not (asked.get("fp8") or asked.get("fp4")):
-        return "FP8 is not asked for"
-    if what == "router":
-        return "Megatron computes routing in higher precision"
-    if what == "lm head" and not asked.get("fp8_output_proj"):
-        return "Megatron keeps the LM head in bf16"
-    if what == "other":
-        return "not a linear layer"
-    if found["raw"].get("te_quant_params"):
-        return "--te-precision-config-file gives it a precision of its own"
-    if layer is not None and asked.get("first_last_layers_bf16"):
-        start, end = (int(asked.get(f"num_layers_at_{side}_in_bf16") or 0) for side in ("start", "end"))
-        if layer <= start or layer > int(asked.get("num_layers") or 0) - end:
-            return "one of the first or last layers, which the arguments keep in bf16"
-    return None
-
-
-def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
-    """(name, module, layer number, replaced) of every module that owns a matrix.
-
-    Megatron hides the operations of `--use-transformer-engine-op-fuser` in a tuple, `_fused_impl`: they run in place
-    of the modules below them, whose weights they share. Those are `replaced`.
-    """
-    numbers: dict[str, int | None] = {"": None}
-    replaced: list[str] = []
-    for name, module in chunk.named_modules():
-        parent = name.rpartition(".")[0]
-        number = getattr(module, "layer_number", None)
-        # Only transformer layers know their number in the whole model; what is below them may count otherwise.
-        transformer = type(module).__name__.endswith("Layer") and "mtp" not in name
-        own = number if isinstance(number, int) and transformer else None
-        numbers[name] = numbers.get(parent) or own  # the outermost one's
-        hidden = getattr(module, "_fused_impl", None)
-        if isinstance(hidden, tuple | list):
-            replaced.append(name + ".")
-            for position, pipeline in enumerate(hidden):
-                for below, operation in pipeline.named_modules():
-                    if matrices(operation):
-                        yield f"{name}._fused_impl.{position}.{below}", operation, numbers[name], False
-        if matrices(module) or type(module).__name__ in _LOCAL:
-            yield name, module, numbers[name], any(map(name.startswith, replaced))
-
-
-def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The modules of this rank in groups that are alike in everything but their layer, and their sums."""
-    groups: dict[str, dict[str, Any]] = {}
-    totals = {"linears": 0, "fp8": 0, "explained": 0, "unexplained": 0, "weights": 0, "fp8_weights": 0}
-    for chunk in chunks:
-        for name, module, layer, replaced in walk(chunk):
-            found = facts(module)
-            what = role(name, found)
-            why = reason(what, found, asked, layer)
-            if replaced and not found["ran_fp8"]:
-                why = "replaced by fused operations"
-            entry = {"role": what, **found, "why": why}
-            pattern = _LAYER.sub(r"\1.*", re.sub(r"^(?:module\.)+", "", name))
-            key = json.dumps([pattern, entry], sort_keys=True, default=str)
-            group = groups.setdefault(key, {"modules": pattern, "n": 0, "layers": [], **entry})
-            group["n"] += 1
-            if layer is not None and layer not in group["layers"]:
-                group["layers"].append(layer)
-            _count(totals, what, found, why, replaced, shared="._fused_impl." in name)
-    for group in groups.values():
-        group["layers"] = _ranges(sorted(group["layers"]))
-    # What is empty is left out: the line stays short enough for one write.
-    return {"totals": totals, "groups": list(map(_without_empty, groups.values()))}
-
-
-def _without_empty(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if value not in (None, "", {})}
-
-
-def _count(
-    totals: dict[str, int], what: str, found: Mapping[str, Any], why: str | None, replaced: bool, shared: bool
-) -> None:
-    if not shared:  # Weights of fused operations are those of the modules that they replace.
-        totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
-        if what != "embedding":
-            totals["weights"] += sum(found["weights"].values())
-    if replaced or not (what == "linear" or found["ran_fp8"]):
-        return
-    totals["linears"] += 1
-    if found["ran_fp8"]:
-        totals["fp8"] += 1
-    elif why:
-        totals["explained"] += 1
-    else:
-        totals["unexplained"] += 1
-
-
-def is_quantized(kind: str) -> bool:
-    """Whether a tensor class of this name holds FP8 or FP4: all names of Transformer Engine's do (2.0 to 2.20)."""
-    return kind.startswith(("Float8", "MXFP8", "NVFP4", "HybridQuantized"))
-
-
-def _ranges(numbers: list[int]) -> str:
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 # --- In the training loop --------------------------------------------------------------------------------------------
@@ -321,7 +104,7 @@ def _probe_and_say(model: Any, iteration: int | None, arguments: Callable[[], An
     if place is None:
         return
     args = arguments()
-    asked = {name: _plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
+    asked = {name: plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
     found = probe(list(model) if isinstance(model, list | tuple) else [model], asked)
     record = {"v": VERSION, **place, "iteration": iteration, "asked": asked, "software": _software()}
     _say(PROBE, {**record, "ms": round((time.perf_counter() - began) * 1e3, 2), **found})

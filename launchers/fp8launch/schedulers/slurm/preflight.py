@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fp8launch.diagnostics import Problem, Severity, did_you_mean, nearest
+from fp8launch.diagnostics import Problem, Severity, did_you_mean
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
@@ -25,16 +25,14 @@ from fp8launch.schedulers.slurm.inventory import (
     Partition,
     Silent,
     Site,
-    gpu_model,
     minutes,
-    number,
     read_site,
 )
+from fp8launch.schedulers.slurm.preflight_gpus import PROFILE, first_of, gpu_problem, listed
 
 if TYPE_CHECKING:
     pass
 
-PROFILE = "cluster profile"
 SUBMIT_TIMEOUT = 30.0
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("slurm-partition", "slurm-time-limit", "slurm-nodes", "slurm-constraint", "slurm-gpus"), "error"),
@@ -158,7 +156,7 @@ def _nodes(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Pro
     if not partition.nodes:
         return
     yield from _constraint(partition, job)
-    problem, fitting = _gpus(partition, job, loaded)
+    problem, fitting = gpu_problem(partition, job, loaded)
     if problem is not None:
         yield problem
     else:
@@ -181,7 +179,7 @@ def _constraint(partition: Partition, job: Job) -> Iterator[Problem]:
     features = _features(dict(job.slurm).get("constraint") or "")
     known = frozenset[str]().union(*(node.features for node in partition.nodes))
     for feature in sorted(features - known):
-        message = f"no node of partition {partition.name} has the feature '{feature}'; features: {_list(known)}"
+        message = f"no node of partition {partition.name} has the feature '{feature}'; features: {listed(known)}"
         fix = did_you_mean(feature, known, "correct `constraint:` in the cluster profile")
         yield Problem("error", "slurm-constraint", message, f"{PROFILE}: constraint", fix)
 
@@ -190,83 +188,13 @@ def _nodes_out_of_service(partition: Partition, fitting: Sequence[Node], job: Jo
     out = [node for node in fitting if not node.in_service]
     up = len(fitting) - len(out)
     if job.nodes > up:
-        states = _first([f"{node.name} {node.state}" for node in out], 8)
+        states = first_of([f"{node.name} {node.state}" for node in out], 8)
         fix = f"use --nodes {up} or less" if up else None
         message = (
             f"the job needs {job.nodes} nodes, but only {up} of the {len(fitting)} suitable ones in partition "
             f"{partition.name} are in service: it will wait for the others ({states})"
         )
         yield Problem("warning", "slurm-nodes-down", message, where, fix)
-
-
-def _gpus(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[Problem | None, Sequence[Node]]:
-    """Whether enough nodes have the GPUs that the job asks for, and which."""
-    kind, count = _asked_gpus(dict(job.slurm))
-    if not count:
-        return None, partition.nodes
-    fitting = [node for node in partition.nodes if node.gpus_of(kind) >= count]
-    if len(fitting) >= job.nodes:
-        return _other_gpus(fitting, kind, loaded, partition), fitting
-    name = partition.name
-    kinds = sorted({k for node in partition.nodes for k in node.gpus})
-    if not kinds:
-        message = f"the job needs {count} GPUs per node, but Slurm knows no GPUs in partition {name}"
-        fix = (
-            "choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set `gpus: none` in the "
-            "cluster profile"
-        )
-        return Problem("error", "slurm-gpus", message, f"{PROFILE}: gpus", fix), fitting
-    if kind is not None and kind not in kinds:
-        return _no_such_gpus(kind, kinds, name), fitting
-    most = max(node.gpus_of(kind) for node in partition.nodes)
-    have, fix = f"its nodes have {most}", f"set resources.gpus_per_node to {most} or less"
-    if fitting:
-        have, fix = f"{len(fitting)} of its nodes have as many", f"use --nodes {len(fitting)} or less"
-    gpus = f"{kind} GPUs" if kind else "GPUs"
-    message = f"the job needs {job.nodes} x {count} {gpus}, but in partition {name} {have}"
-    return Problem("error", "slurm-gpus", message, loaded.where("resources", "gpus_per_node"), fix), fitting
-
-
-def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
-    have = _list(k or "some without a type" for k in kinds)
-    message = f"the job needs GPUs of type '{kind}', but partition {partition} has {have}"
-    near = nearest(kind, kinds)
-    if len(kinds) == 1:
-        near = kinds[0]
-    fix = "remove `gres_type:`"
-    if near:
-        fix = f"set `gres_type: {near}`"
-    elif any(kinds):
-        fix = "correct `gres_type:`"
-    return Problem("error", "slurm-gpus", message, f"{PROFILE}: gres_type", f"{fix} in the cluster profile")
-
-
-def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, partition: Partition) -> Problem | None:
-    """The recipe is for one GPU, and by the names of their types the nodes have another."""
-    wanted = loaded.recipe.resources.gpu
-    types: set[str] = set()
-    for node in nodes:
-        types.update(filter(None, node.gpus))
-    if kind is not None:
-        types &= {kind}
-    models = set(filter(None, map(gpu_model, types)))
-    if not models or wanted in models or len(models) < len(types):
-        return None
-    message = f"the recipe is for {wanted}, but the GPUs of partition {partition.name} are {_list(types)}"
-    where = loaded.where("resources", "gpu")
-    return Problem("warning", "slurm-gpu-model", message, where, f"set resources.gpu to {sorted(models)[0]}")
-
-
-def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
-    """The GPU type and count for each node that a job's options ask for."""
-    text = options.get("gpus-per-node") or ""
-    if not text:
-        kinds = (options.get("gres") or "").split(",")
-        asked = [one.removeprefix("gpu:") for one in kinds if one.startswith("gpu:")]
-        if asked:
-            text = asked[0]
-    kind, _, count = text.rpartition(":")
-    return kind or None, number(count) or 0
 
 
 def _features(constraint: str) -> set[str]:
@@ -299,14 +227,14 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         if account:
             message = f"you cannot use account '{account}'"
         if accounts:
-            message += f"; your accounts: {_list(accounts)}"
+            message += f"; your accounts: {listed(accounts)}"
         fix = did_you_mean(account or "", accounts, "set `account:` in the cluster profile")
         return Problem("error", "slurm-account", message, f"{PROFILE}: account", fix)
     if "qos" in low and "invalid" in low:
         allowed = qos_names()
         message = f"Slurm does not let you use QOS '{qos}'"
         if allowed:
-            message += f"; you may use: {_list(allowed)}"
+            message += f"; you may use: {listed(allowed)}"
         fix = did_you_mean(qos or "", allowed, "set `qos:` in the cluster profile to one that you may use")
         return Problem("error", "slurm-qos", message, f"{PROFILE}: qos", fix)
     fixes = {
@@ -329,13 +257,3 @@ def _clock(minutes: int) -> str:
     if days:
         return f"{days}-{clock}"
     return clock
-
-
-def _list(names: Iterable[str]) -> str:
-    return _first(sorted(names), 12) or "none"
-
-
-def _first(words: Sequence[str], most: int) -> str:
-    if len(words) > most:
-        words = [*words[:most], "..."]
-    return ", ".join(words)
