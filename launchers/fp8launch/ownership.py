@@ -52,7 +52,9 @@ def why_not_own(path: Path, or_of_the_system: bool = False) -> str | None:
     if found.st_uid != os.geteuid() and not (or_of_the_system and found.st_uid < SYSTEM_ACCOUNTS):
         return f"{path} belongs to {user_name(found.st_uid)}"
     writers = _other_writers(found)
-    return f"{path} can be written by {writers}" if writers else None
+    if not writers:
+        return None
+    return f"{path} can be written by {writers}"
 
 
 def why_others_may_replace(folder: Path) -> str | None:
@@ -60,8 +62,9 @@ def why_others_may_replace(folder: Path) -> str | None:
 
     That is so where they may write to it, or to a folder above it, and no sticky bit keeps them from renaming.
     """
-    places = [folder.absolute(), folder.absolute().resolve()]
-    for place in dict.fromkeys(part for start in places for part in (start, *start.parents)):
+    named = folder.absolute()
+    real = named.resolve()
+    for place in dict.fromkeys((named, *named.parents, real, *real.parents)):
         try:
             found = place.lstat()
         except OSError:

@@ -32,7 +32,18 @@ _FIELDS = {
     "mock_data": "data.kind",
     "virtual_pipeline_model_parallel_size": "parallel.vp",
 }
-_OF_FLAG = {flag: ".".join((*path, field)) for path, fields in FIELDS.items() for field, flag in fields.items()}
+
+
+def _fields_of_flags() -> dict[str, str]:
+    """For each flag the recipe field that sets it."""
+    found = {}
+    for path, fields in FIELDS.items():
+        for field, flag in fields.items():
+            found[flag] = ".".join((*path, field))
+    return found
+
+
+_OF_FLAG = _fields_of_flags()
 # Other words for an argument in Megatron's sentences.
 _ALIASES = {
     "num_moe_experts": "num_experts",

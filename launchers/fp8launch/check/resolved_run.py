@@ -82,7 +82,9 @@ class ResolvedRun:
     @property
     def precision(self) -> str:
         """Return the name of the run's quantization recipe; without one bf16, fp16 or fp32."""
-        names = ["bf16", "fp16", *(f"{operands}{part}" for operands in DEFAULT_RECIPE for part in ("", "_recipe"))]
+        names = ["bf16", "fp16"]
+        for operands in DEFAULT_RECIPE:
+            names += [operands, f"{operands}_recipe"]
         return requested({name: self.value(name) for name in names})
 
     @property
@@ -121,9 +123,12 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
         places.setdefault(name, loaded.where("launch", "config", name))
     defaults = {**prepared.engine.defaults(args), **entry.fills_in}
     # Fields of the config that have a flag too: what the processes run with, whatever the flag says.
-    behind = {name: value for name, value in recipe.launch.config.items() if name in defaults and entry.sets_config}
-    resources = ("gpu", "nodes", "gpus_per_node")
-    places |= {name: loaded.where("resources", name) for name in resources if name in recipe.resources.model_fields_set}
+    behind = {}
+    if entry.sets_config:
+        behind = {name: value for name, value in recipe.launch.config.items() if name in defaults}
+    for name in ("gpu", "nodes", "gpus_per_node"):
+        if name in recipe.resources.model_fields_set:
+            places[name] = loaded.where("resources", name)
     return ResolvedRun(
         loaded=loaded,
         args=args,

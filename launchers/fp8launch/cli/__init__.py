@@ -55,7 +55,9 @@ GROUPS = {
         "completion": ("completion", "print the completion script of your shell"),
     },
 }
-VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
+VERBS: dict[str, tuple[str, str]] = {}
+for _group in GROUPS.values():
+    VERBS |= _group
 
 
 _WIDEST = max(map(len, VERBS))

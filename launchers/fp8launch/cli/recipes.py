@@ -13,6 +13,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.diagnostics import did_you_mean, error
+from fp8launch.engines.recipe_catalog import RecipeCatalog
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import PRECISIONS
 from fp8launch.job.prepared import prepare
@@ -20,7 +21,11 @@ from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_reci
 from fp8launch.resources import pack_folder
 
 # Engines by name whose projects publish recipes of their own.
-_CATALOGS = {name: catalog for name in engines.names() if (catalog := engines.by_name(name).catalog()) is not None}
+_CATALOGS: dict[str, RecipeCatalog] = {}
+for _name in engines.names():
+    _catalog = engines.by_name(_name).catalog()
+    if _catalog is not None:
+        _CATALOGS[_name] = _catalog
 
 
 @click.command()

@@ -36,8 +36,10 @@ ASK_SECONDS = 5.0
 READ_SECONDS = 1.0
 LOG_BYTES = 1 << 18
 _ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left"}
-_ESCAPES = {f"\x1b{mode}{letter}": name for letter, name in _ARROWS.items() for mode in "[O"}
-_ESCAPES |= {"\x1b[5~": "page-up", "\x1b[6~": "page-down"}
+_ESCAPES = {"\x1b[5~": "page-up", "\x1b[6~": "page-down"}
+for _letter, _direction in _ARROWS.items():
+    # In both modes of the cursor keys.
+    _ESCAPES[f"\x1b[{_letter}"] = _ESCAPES[f"\x1bO{_letter}"] = _direction
 _KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape", "\x04": "quit"}
 
 

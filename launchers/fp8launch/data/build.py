@@ -54,7 +54,8 @@ def cores() -> int:
 def already_built(plan: BuildPlan, overwrite: bool) -> dict[str, Any] | None:
     """Return the manifest if this very dataset exists; raise UserError where something else has its name."""
     prefix = Path(plan.prefix)
-    there = [str(beside(prefix, end)) for end in ("bin", "idx", "manifest.json") if beside(prefix, end).exists()]
+    files = [beside(prefix, end) for end in ("bin", "idx", "manifest.json")]
+    there = [str(file) for file in files if file.exists()]
     if not there:
         return None
     try:

@@ -88,8 +88,10 @@ def _from_cache(name: str) -> Path:
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     hub = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
     model = Path(hub).expanduser().absolute() / f"models--{name.replace('/', '--')}"
-    commits = [path.read_text(encoding="utf-8").strip() for path in [model / "refs" / "main"] if path.is_file()]
-    commits += sorted(path.name for path in model.glob("snapshots/*"))
+    commits = sorted(path.name for path in model.glob("snapshots/*"))
+    main = model / "refs" / "main"
+    if main.is_file():
+        commits.insert(0, main.read_text(encoding="utf-8").strip())
     for commit in commits:
         found = _file_in(model / "snapshots" / commit)
         if found is not None:

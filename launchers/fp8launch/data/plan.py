@@ -107,9 +107,10 @@ def make_folder(folder: Path) -> None:
 
 def require_own(folder: Path) -> None:
     """Raise UserError where other users could have written a build's folder, its scripts or its plan."""
-    believed = (path for pattern in ("*.json", "*.sbatch") for path in folder.glob(pattern))
-    reason = next(filter(None, map(why_not_own, [folder, *believed])), None)
-    if reason is not None:
+    for path in (folder, *folder.glob("*.json"), *folder.glob("*.sbatch")):
+        reason = why_not_own(path)
+        if not reason:
+            continue
         message = f"other users could change the parts of this build: {reason}"
         fix = f"remove {folder}, or choose another --out"
         raise error("not-yours", message, str(folder), fix, MACHINE_LACKS)

@@ -52,21 +52,19 @@ def split_dataset(
     endings = ("bin", "idx", "lengths")
     try:
         with contextlib.ExitStack() as stack:
-            opened = [
-                _Files(
-                    stack.enter_context(beside(path, "bin").open("wb")),
-                    stack.enter_context(beside(path, "lengths").open("wb")),
-                )
-                for path in partial
-            ]
+            opened = []
+            for path in partial:
+                tokens = stack.enter_context(beside(path, "bin").open("wb"))
+                lengths = stack.enter_context(beside(path, "lengths").open("wb"))
+                opened.append(_Files(tokens, lengths))
             _distribute(prefix, index, owners, opened, progress)
         for path, files in zip(partial, opened, strict=True):
             with beside(path, "idx").open("wb") as stream:
                 write_index(stream, beside(path, "lengths"), index.token_type, files.documents)
-        return [
-            _name(prefix, index, part, path, files, seed)
-            for part, path, files in zip(parts, partial, opened, strict=True)
-        ]
+        manifests = []
+        for part, path, files in zip(parts, partial, opened, strict=True):
+            manifests.append(_name(prefix, index, part, path, files, seed))
+        return manifests
     finally:
         for path in partial:
             for ending in endings:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 Capability = tuple[int, int]
@@ -203,7 +204,7 @@ QUANTIZATION: dict[str, QuantizationRecipe] = {
 
 SELECTABLE = tuple(name for name, recipe in QUANTIZATION.items() if recipe.selectable)
 PRECISIONS = (*UNQUANTIZED, *SELECTABLE)
-FORMATS = tuple(dict.fromkeys(kind for recipe in QUANTIZATION.values() for kind in recipe.formats))
+FORMATS = tuple(dict.fromkeys(chain.from_iterable(recipe.formats for recipe in QUANTIZATION.values())))
 
 
 def operand_bytes(precision: str) -> float:

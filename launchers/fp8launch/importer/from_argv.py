@@ -203,13 +203,12 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
         again = as_parsed(engines.engine_of(loaded).translate(loaded).values, schema)
     except UserError as exc:
         return list(exc.problems)
-    different = [
-        flag
-        for flag in {**values, **again}
-        if repr(effective(values, flag, schema)) != repr(effective(again, flag, schema))
-    ]
-    message = "the recipe's value differs from that of the argument list"
-    return [Problem("error", "import-differs", f"{flag}: {message}") for flag in different]
+    problems = []
+    for flag in {**values, **again}:
+        if repr(effective(values, flag, schema)) != repr(effective(again, flag, schema)):
+            message = f"{flag}: the recipe's value differs from that of the argument list"
+            problems.append(Problem("error", "import-differs", message))
+    return problems
 
 
 def _comments(recipe: Tree, problems: Sequence[Problem]) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def translate(config: Mapping[str, Any], where: str) -> HfModel:
     if kind in EXPERTS:
         model |= _experts(reader, str(kind))
     if reader.refusals:
-        raise UserError([problem for refusal in reader.refusals for problem in refusal.problems])
+        raise UserError(chain.from_iterable(refusal.problems for refusal in reader.refusals))
     return HfModel(str(kind), model, tuple(notes))
 
 

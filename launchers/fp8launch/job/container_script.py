@@ -47,8 +47,10 @@ def _own_folders(job: Job) -> list[str]:
 
 def _names(job: Job) -> Iterable[str]:
     """The variables of the recipe and the cluster, which must win over what an image sets."""
-    of_phases = dict.fromkeys(name for one in job.phases for name, _ in one.environment)
-    return (*(name for name, _ in job.environment), *job.secrets, *of_phases)
+    of_phases: dict[str, str] = {}
+    for phase in job.phases:
+        of_phases |= dict(phase.environment)
+    return (*dict(job.environment), *job.secrets, *of_phases)
 
 
 def script_variables(job: Job) -> list[str]:

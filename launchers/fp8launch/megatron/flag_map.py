@@ -39,22 +39,22 @@ FIELDS: Mapping[Path, Mapping[str, str]] = {
     ("checkpoint",): {"dir": "save", "interval": "save_interval", "load": "load"},
 }
 
+
+def _megatron_fsdp(strategy: str) -> dict[str, bool | str]:
+    return {
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": strategy,
+        "ckpt_format": "fsdp_dtensor",
+    }
+
+
 # Named choices: the field's value sets these flags together.
 CHOICES: Mapping[Path, Mapping[str, Mapping[str, bool | str]]] = {
     ("parallel", "fsdp"): {
         "torch_fsdp2": {"use_torch_fsdp2": True, "ckpt_format": "torch_dist"},
-        **{
-            name: {
-                "use_megatron_fsdp": True,
-                "data_parallel_sharding_strategy": strategy,
-                "ckpt_format": "fsdp_dtensor",
-            }
-            for name, strategy in {
-                "megatron": "optim_grads_params",
-                "megatron_optim_grads": "optim_grads",
-                "megatron_optim": "optim",
-            }.items()
-        },
+        "megatron": _megatron_fsdp("optim_grads_params"),
+        "megatron_optim_grads": _megatron_fsdp("optim_grads"),
+        "megatron_optim": _megatron_fsdp("optim"),
     },
     ("optimizer", "grad_reduce"): {
         "bf16": {"grad_reduce_in_bf16": True},

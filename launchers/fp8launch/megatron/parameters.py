@@ -91,7 +91,10 @@ def whole_model(model: Architecture) -> tuple[int, int]:
 
 def stage_weights(model: Architecture, split: Division, stage: Sequence[Chunk]) -> list[Weight]:
     """The weights on one rank of a pipeline stage."""
-    return [weight for chunk in stage for weight in chunk_weights(model, split, chunk)]
+    weights: list[Weight] = []
+    for chunk in stage:
+        weights += chunk_weights(model, split, chunk)
+    return weights
 
 
 def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterator[Weight]:

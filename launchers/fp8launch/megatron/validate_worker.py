@@ -326,8 +326,14 @@ def _refusal(exception: BaseException, complained: str) -> dict[str, Json]:
 
 def _plain_attributes(thing: Any) -> dict[str, Json]:
     """Those attributes that JSON can hold; enums by name, dtypes as text."""
-    values = {} if thing is None else vars(thing)
-    return {name: _plain(value) for name, value in values.items() if _plain(value) is not _NOT_PLAIN}
+    if thing is None:
+        return {}
+    found = {}
+    for name, value in vars(thing).items():
+        plain = _plain(value)
+        if plain is not _NOT_PLAIN:
+            found[name] = plain
+    return found
 
 
 _NOT_PLAIN = object()

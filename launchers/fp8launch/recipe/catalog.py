@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ class Row:
         """How many GPUs of which kind, or the range of a study: `8 h100`, `16-128 h100`."""
         per_node = self.recipe.axes.get("resources.gpus_per_node") or [self.recipe.resources.gpus_per_node]
         nodes = self.recipe.nodes or [self.recipe.resources.nodes]
-        worlds = {n * g for n in nodes for g in per_node if isinstance(g, int)}
+        worlds = set()
+        for count_of_nodes, gpus in product(nodes, per_node):
+            if isinstance(gpus, int):
+                worlds.add(count_of_nodes * gpus)
         count = str(min(worlds))
         if len(worlds) > 1:
             count += f"-{max(worlds)}"

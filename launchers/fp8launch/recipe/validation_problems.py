@@ -27,7 +27,9 @@ def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError
     for err in exc.errors(include_url=False):
         path = _real_path(node, err["loc"])
         places.setdefault((path, err["type"] == "missing" and err["loc"]), []).append(err)
-    above = {path[:length] for path, _ in places for length in range(len(path))}
+    above: set[Path] = set()
+    for path, _ in places:
+        above.update(path[:length] for length in range(len(path)))
     for count, ((path, _), errors) in enumerate(places.items()):
         if count == MOST_PROBLEMS:
             message = f"{len(places) - count} more places are wrong"

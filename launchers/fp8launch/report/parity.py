@@ -109,7 +109,9 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
     beyond = None
     if verdict in ("apart", "lower", "diverged"):
         beyond = lost_at or _beyond_to_the_end(found.iterations, found.smoothed, tolerance)
-    partners = {id(partner) for _, each in pairs for partner in each}
+    partners: set[int] = set()
+    for _, each in pairs:
+        partners.update(map(id, each))
     return Parity(
         *names,
         verdict,
@@ -149,7 +151,8 @@ def _compared(
     common = sorted(set(each[0]).intersection(*each[1:]))
     if len(common) < 2:
         return None
-    difference = [statistics.fmean(one[number] for one in each) for number in common]
+    middle = mean(each)
+    difference = [middle[number] for number in common]
     last = common[-max(1, len(common) // 4) :]
     window = max(1, len(common) // 20) | 1
     noise = _noise([average(one, last) for one in each], _own_spread(base, curves, last))

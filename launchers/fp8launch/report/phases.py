@@ -34,10 +34,10 @@ class PhaseSpan:
 
 def spans_of(manifest: Mapping[str, Any]) -> tuple[PhaseSpan, ...]:
     """Return the phases that a run was submitted with."""
-    return tuple(
-        PhaseSpan(str(phase["name"]), int(phase["begin"]), int(phase["end"]), stated_arguments(phase))
-        for phase in manifest.get("phases") or ()
-    )
+    spans = []
+    for phase in manifest.get("phases") or ():
+        spans.append(PhaseSpan(str(phase["name"]), int(phase["begin"]), int(phase["end"]), stated_arguments(phase)))
+    return tuple(spans)
 
 
 def by_phase(logs: Sequence[ParsedLog], spans: Sequence[PhaseSpan] = ()) -> list[tuple[PhaseSpan, list[ParsedLog]]]:
@@ -102,12 +102,15 @@ def _first_and_last(log: ParsedLog, process: Process) -> list[int]:
 def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> PhaseSpan:
     """The phase of a process: by its first iteration, else by the end that it was given."""
     numbers = _first_and_last(log, process)
-    if numbers:
-        return next((s for s in spans if s.end is None or numbers[0] <= s.end), spans[-1])
-    if not process.head.arguments:
+    if not numbers and not process.head.arguments:
         return spans[0]
     end = process.head.arguments.get("exit_interval")
-    return next((s for s in spans if s.end == end), spans[-1])
+    for span in spans:
+        if numbers and (span.end is None or numbers[0] <= span.end):
+            return span
+        if not numbers and span.end == end:
+            return span
+    return spans[-1]
 
 
 def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[ParsedLog]]]:

@@ -53,15 +53,17 @@ class PlanPoints:
 
 def plan_pictures(points: PlanPoints) -> list[Picture]:
     """Return the pictures side by side; the last one only with several numbers of GPUs."""
-    bars = [(f"{number}  {one.name}", one) for number, one in enumerate(points.shown[:MOST_SHOWN], 1)]
+    bars = [(str(number), one) for number, one in enumerate(points.shown[:MOST_SHOWN], 1)]
     if points.own:
-        bars.append((f"recipe  {points.own.name}", points.own))
-    names = [textwrap.fill(name, _LINE, subsequent_indent="    ") for name, _ in bars]
-    rows = sum(1 + 0.4 * name.count("\n") for name in names)
+        bars.append(("recipe", points.own))
+    names, steps, rows = [], [], 0.0
+    for title, one in bars:
+        name = textwrap.fill(f"{title}  {one.name}", _LINE, subsequent_indent="    ")
+        names.append(name)
+        steps.append(one.step)
+        rows += 1 + 0.4 * name.count("\n")
     tall = max((0.65 + 0.4 * rows) / HEIGHT, 1.0)
-    steps = [one.step for _, one in bars]
-    longest = max(step.ms for step in steps)
-    used = [name for name in GROUPS if any(grouped(step).get(name, 0) > _SEEN * longest for step in steps)]
+    used = _groups_seen(steps)
     remark = ", ".join(_legend(name) for name in used if name.endswith("communication"))
     if remark:
         remark += ": exposed communication"
@@ -83,6 +85,15 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
         panel = Panel(partial(_draw_sizes, best=points.best))
         found.append(Picture("plan_sizes", "Time against the number of GPUs", (panel,), keys))
     return found
+
+
+def _groups_seen(steps: Sequence[StepTime]) -> list[str]:
+    """The groups of terms that are long enough in one of the bars."""
+    least = _SEEN * max(step.ms for step in steps)
+    seen: set[str] = set()
+    for step in steps:
+        seen.update(name for name, ms in grouped(step).items() if ms > least)
+    return [name for name in GROUPS if name in seen]
 
 
 def _legend(group: str) -> str:

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +214,10 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
     if not finite or width < 1:
         return ""
     count = min(width, len(finite))
-    cuts = [len(finite) * i // count for i in range(count + 1)]
-    means = [statistics.fmean(finite[begin:end]) for begin, end in pairwise(cuts)]
+    means = []
+    for i in range(count):
+        begin, end = len(finite) * i // count, len(finite) * (i + 1) // count
+        means.append(statistics.fmean(finite[begin:end]))
     low, high = min(means), max(means)
     if low == high:
         return _BARS[0] * count

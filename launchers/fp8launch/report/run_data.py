@@ -274,8 +274,10 @@ def _precision_in_phases(report: RunReport) -> str | None:
 
 def with_unset(runs: Sequence[RunData]) -> list[RunData]:
     """Return the runs with `unset` for every variable that only others set, where a run states its environment."""
-    names = chain.from_iterable(run.facts for run in runs)
-    settings = dict.fromkeys((name for name in names if name.startswith(SETTINGS)), UNSET)
+    settings: dict[str, object] = {}
+    for name in chain.from_iterable(run.facts for run in runs):
+        if name.startswith(SETTINGS):
+            settings[name] = UNSET
     found = []
     for run in runs:
         if "script" in run.facts:

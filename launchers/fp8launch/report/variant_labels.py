@@ -54,9 +54,13 @@ def variant_labels(runs: Sequence[RunData]) -> list[str]:
 
 def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Key]:
     """In a study, the axes that are no sizes and vary make a variant."""
-    points = [{**study.point, "recipe": run.facts.get("recipe")} for study, run in zip(studies, runs, strict=True)]
-    axes = [name for name in dict.fromkeys(chain.from_iterable(points)) if name not in _SIZE_KEYS]
-    varied = [name for name in axes if _varies(name, points)]
+    points = []
+    for study, run in zip(studies, runs, strict=True):
+        points.append({**study.point, "recipe": run.facts.get("recipe")})
+    varied = []
+    for name in dict.fromkeys(chain.from_iterable(points)):
+        if name not in _SIZE_KEYS and _varies(name, points):
+            varied.append(name)
     keys = []
     for point in points:
         keys.append(tuple((name, str(point[name])) for name in varied if point.get(name) is not None))
@@ -103,15 +107,20 @@ def _batch_per_gpu(run: RunData) -> float | None:
 
 def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
     """A short name for each variant, with environment and such only where they distinguish it; else its first run's."""
-    first = {key: runs[keys.index(key)] for key in dict.fromkeys(keys)}
-    parts = {key: _parts(key, run) for key, run in first.items()}
-    short = {key: ", ".join(parts[key][:_MOST_PARTS]) for key in first}
-    labels = {}
-    for key, label in short.items():
-        alike = [other for other in first if short[other] == label]
-        if len(alike) > 1:
-            label = ", ".join([*parts[key], *_own_settings(key, alike)])
-        labels[key] = label
+    first: dict[Key, RunData] = {}
+    for key, run in zip(keys, runs, strict=True):
+        first.setdefault(key, run)
+    parts: dict[Key, list[str]] = {}
+    by_label: dict[str, list[Key]] = {}
+    for key, run in first.items():
+        parts[key] = _parts(key, run)
+        by_label.setdefault(", ".join(parts[key][:_MOST_PARTS]), []).append(key)
+    labels: dict[Key, str] = {}
+    for label, alike in by_label.items():
+        for key in alike:
+            labels[key] = label
+            if len(alike) > 1:
+                labels[key] = ", ".join([*parts[key], *_own_settings(key, alike)])
     count = Counter(labels.values())
     for key, label in labels.items():
         if count[label] > 1:
@@ -139,7 +148,8 @@ def _part(name: str, value: str, in_study: bool) -> str:
     field = name.rpartition(".")[2]
     if in_study:
         # `parallel.tp` is called as the argument that it sets.
-        name = next((fact for fact in facts_of_axis(name) if fact in _SHORT), name)
+        for fact in facts_of_axis(name) & _SHORT.keys():
+            name = fact
     if name in _SHORT:
         if value in _SILENT and name not in ("micro_batch_size", "global_batch_size"):
             return ""

@@ -166,21 +166,17 @@ def _left_out(point: Point, why: str) -> dict[str, Any]:
 
 
 def _record(points: Sequence[GridPoint]) -> dict[str, Any]:
+    return {"format": 1, "created": now(), "command": sys.argv[1:], "points": list(map(_planned_point, points))}
+
+
+def _planned_point(one: GridPoint) -> dict[str, Any]:
     return {
-        "format": 1,
-        "created": now(),
-        "command": sys.argv[1:],
-        "points": [
-            {
-                "run": one.run_name,
-                "key": one.key,
-                "recipe": one.point.recipe,
-                "nodes": one.prepared.loaded.recipe.resources.nodes,
-                "values": dict(one.point.values),
-                "repeat": one.point.repeat,
-            }
-            for one in points
-        ],
+        "run": one.run_name,
+        "key": one.key,
+        "recipe": one.point.recipe,
+        "nodes": one.prepared.loaded.recipe.resources.nodes,
+        "values": dict(one.point.values),
+        "repeat": one.point.repeat,
     }
 
 

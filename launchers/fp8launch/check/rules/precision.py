@@ -215,6 +215,11 @@ def _not_delayed(run: ResolvedRun) -> bool:
     return run.precision != "delayed"
 
 
+def _no_dynamic_scaling(run: ResolvedRun) -> bool:
+    return not run.on("fp16") or run.on("loss_scale")
+
+
+_OF_DYNAMIC_SCALING = "only dynamic loss scaling, of fp16, uses it"
 # Argument, when it has no effect, why. Only arguments that a recipe sets are reported.
 _IDLE: tuple[tuple[str, Callable[[ResolvedRun], Any], str], ...] = (
     ("fp8_amax_history_len", _not_delayed, "only delayed scaling has a history"),
@@ -224,10 +229,10 @@ _IDLE: tuple[tuple[str, Callable[[ResolvedRun], Any], str], ...] = (
         "fp8_amax_compute_algo most_recent, Megatron's default, reads only the latest entry; use max",
     ),
     ("fp8_amax_compute_algo", _not_delayed, "only delayed scaling has a history"),
-    *(
-        (name, lambda run: not run.on("fp16") or run.on("loss_scale"), "only dynamic loss scaling, of fp16, uses it")
-        for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-    ),
+    ("initial_loss_scale", _no_dynamic_scaling, _OF_DYNAMIC_SCALING),
+    ("min_loss_scale", _no_dynamic_scaling, _OF_DYNAMIC_SCALING),
+    ("loss_scale_window", _no_dynamic_scaling, _OF_DYNAMIC_SCALING),
+    ("hysteresis", _no_dynamic_scaling, _OF_DYNAMIC_SCALING),
     (
         "grad_reduce_in_bf16",
         lambda run: not run.on("bf16"),

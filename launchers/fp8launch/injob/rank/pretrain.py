@@ -113,11 +113,12 @@ def _transformer_config() -> Any:
 def refused(argv: list[str]) -> list[str]:
     """A line for each argument that asks for what this entry does not do."""
     flags = {argument.split("=", 1)[0] for argument in argv}
-    return [
-        f"{flag} ({what}) is not supported by fp8launch's own entry; name Megatron-LM's pretrain_gpt.py as the script"
-        for flag, what in NOT_HERE.items()
-        if flag in flags
-    ]
+    advice = "name Megatron-LM's pretrain_gpt.py as the script"
+    lines = []
+    for flag, what in NOT_HERE.items():
+        if flag in flags:
+            lines.append(f"{flag} ({what}) is not supported by fp8launch's own entry; {advice}")
+    return lines
 
 
 def main(started: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, STEP_CANCELLED, VAGUE, Pattern
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
@@ -61,7 +62,7 @@ _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError",
 
 # A line that the classifier takes note of holds one of these; all others may be left out.
 NEEDLES: tuple[bytes, ...] = needles(
-    (alternative for pattern in PATTERNS for alternative in pattern.alternatives),
+    chain.from_iterable(pattern.alternatives for pattern in PATTERNS),
     "Traceback", '  File "', "Error", "Exception", "Exit", "Interrupt", "Expired",
     TRAINED, ALL_WRITTEN, "[exiting program", "Terminating ", "Job step aborted",
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from fp8launch.cluster.profile import Cluster
@@ -129,8 +130,8 @@ class SlurmScheduler(Scheduler):
         if not isinstance(site, Site):
             return False
         here = os.uname().nodename.partition(".")[0]
-        nodes = {node.name for partition in site.partitions.values() for node in partition.nodes}
-        return bool(nodes - {here})
+        nodes = chain.from_iterable(partition.nodes for partition in site.partitions.values())
+        return any(node.name != here for node in nodes)
 
     def describe(self, cluster: Cluster, environment: Mapping[str, str]) -> Iterable[Finding]:
         from fp8launch.schedulers.slurm import describe

@@ -44,7 +44,9 @@ CPU = torch.device("cpu")
 
 def missing_flags(argv: list[str]) -> list[str]:
     """The flags that Megatron's arguments lack for a CPU; a flag with another value counts as missing."""
-    words = [word for argument in argv for word in argument.split("=", 1)]
+    words: list[str] = []
+    for argument in argv:
+        words += argument.split("=", 1)
     missing = []
     for flag, value in FLAGS:
         at = len(words) - 1 - words[::-1].index(flag) if flag in words else None
