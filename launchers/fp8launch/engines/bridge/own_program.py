@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import lzma
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from fp8launch.injob.rank import bridge_release
 
 # Packages that Bridge imports and a rehearsal of Megatron-LM does not.
 PACKAGES = ("transformers", "omegaconf", "hydra")
-_HUB_MODELS = Path(__file__).with_name("hub_models.json")
+_HUB_MODELS = Path(__file__).with_name("hub_models.json.xz")
 
 
 class NotHere(Exception):
@@ -37,10 +38,13 @@ def own_program(args: EngineArguments, recipe: BridgeRecipe, folder: str | None)
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise NotHere(f"this Python lacks {', '.join(missing)}")
-    words, model = list(args.argv), None
+    words = list(args.argv)
+    model: Mapping[str, Any] | None = None
     if folder is None or not Path(folder, "config.json").is_file():
         words = [word for word in words if not word.startswith("--model=")]
-        model = next((hub_models()[hub] for hub in recipe.hub if hub in hub_models()), None)
+        known = [hub for hub in recipe.hub if hub in hub_models()]
+        if known:
+            model = hub_models()[known[0]]
         if model is None and recipe.hub:
             raise NotHere(f"the configuration of {recipe.hub[0]} is not here; name a folder as bridge.model")
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -50,5 +54,5 @@ def own_program(args: EngineArguments, recipe: BridgeRecipe, folder: str | None)
 @functools.cache
 def hub_models() -> Mapping[str, Mapping[str, Any]]:
     """The published configurations of models of the hub (config.json), as far as Bridge reads them."""
-    models: Mapping[str, Mapping[str, Any]] = json.loads(_HUB_MODELS.read_text(encoding="utf-8"))
+    models: Mapping[str, Mapping[str, Any]] = json.loads(lzma.decompress(_HUB_MODELS.read_bytes()))
     return models

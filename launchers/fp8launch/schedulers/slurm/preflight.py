@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fp8launch.diagnostics import Problem, Severity, did_you_mean
 from fp8launch.injob.supervisor.slurm_cli import will_pass
@@ -29,9 +28,6 @@ from fp8launch.schedulers.slurm.inventory import (
     read_site,
 )
 from fp8launch.schedulers.slurm.preflight_gpus import PROFILE, first_of, gpu_problem, listed
-
-if TYPE_CHECKING:
-    pass
 
 SUBMIT_TIMEOUT = 30.0
 CODES: Mapping[str, Severity] = {
