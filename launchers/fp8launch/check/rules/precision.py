@@ -9,7 +9,6 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.wording import shortened
 
-_FP8_UTILS = "megatron/core/fp8_utils.py"
 _EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon")
 
 
