@@ -93,7 +93,8 @@ def _judged(
         verdict = "better"
     elif interval.high < 1:
         verdict = "worse"
-    elif interval.high < 1 + LEAST_GAIN:
+    elif min(ratio, interval.high) < 1 + LEAST_GAIN:
+        # Its most likely gain is not worth another run, even where its interval reaches further.
         verdict = "same"
     elif last or min(len(mine), len(theirs)) >= MOST_RUNS:
         verdict = "not settled"

@@ -21,28 +21,38 @@ def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
     unit, speeds = _speeds(shown)
     figure = Figure(figsize=(7.5, 1.6 + 0.34 * len(shown)), dpi=150, layout="constrained")
     axes = figure.add_subplot()
+    ends = list(speeds)
     for place, (row, speed) in enumerate(zip(shown, speeds, strict=True)):
         colour = _LEFT
         if row.kept:
             colour = _KEPT
         axes.barh(place, speed, color=colour, alpha=0.85, height=0.62)
         if row.low and row.high and row.measured:
-            axes.errorbar(
-                speed, place, xerr=[[speed * (1 - row.low / row.measured)], [speed * (row.high / row.measured - 1)]],
-                color=_INK, capsize=3, linewidth=1,
-            )  # fmt: skip
+            low, high = speed * row.low / row.measured, speed * row.high / row.measured
+            axes.errorbar(speed, place, xerr=[[speed - low], [high - speed]], color=_INK, capsize=3, linewidth=1)
+            ends += [low, high]
         if row.predicted and row.measured:
-            axes.plot(speed / row.measured * row.predicted, place, "|", color=_PREDICTED, markersize=14)
+            predicted = speed / row.measured * row.predicted
+            axes.plot(predicted, place, "|", color=_PREDICTED, markersize=14)
+            ends.append(predicted)
     axes.set_yticks(range(len(shown)), [shown[0].change, *(f"+ {row.change}" for row in shown[1:])])
     axes.invert_yaxis()
-    axes.set_xlim(min(speeds) * 0.9, max(speeds) * 1.05)
+    left, scale = _left_end(min(ends), max(ends))
+    axes.set_xlim(left, max(ends) + 0.04 * (max(ends) - left))
     legend = "green: kept, blue mark: predicted, line: 95 % interval"
-    axes.set_xlabel(f"{unit} (axis does not begin at zero)\n{legend}", fontsize=8)
+    axes.set_xlabel(f"{unit}{scale}\n{legend}", fontsize=8)
     axes.set_title(title, fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(file)
     return True
+
+
+def _left_end(least: float, most: float) -> tuple[float, str]:
+    """Where the axis begins, and what to say of it: at zero, unless all speeds are so near that none could be told."""
+    if least < 0.7 * most:
+        return 0.0, ""
+    return least - 0.5 * (most - least) - 0.02 * least, " (axis does not begin at zero)"
 
 
 def _speed(row: Row) -> float | None:

@@ -94,6 +94,9 @@ class State:
     cut_seconds: float = 0.0
 
 
+_LATEST = 3
+
+
 def seconds_spent(state: State) -> float:
     """Seconds that the processes of all trials were alive."""
     return state.cut_seconds + sum(outcome.seconds for _, outcome in state.results)
@@ -105,9 +108,9 @@ def trials_run(state: State) -> int:
 
 
 def expected_seconds(state: State) -> float:
-    """What another trial takes: the most that one took, of those that ended well."""
+    """What another trial takes: the most of the latest that ended well; the first one also fills the caches."""
     took = [outcome.seconds for _, outcome in state.results if outcome.status == "ok" and outcome.seconds]
-    return max(took, default=state.expected_seconds)
+    return max(took[-_LATEST:], default=state.expected_seconds)
 
 
 def candidates_of(state: State, best: Variant) -> dict[str, Candidate]:
