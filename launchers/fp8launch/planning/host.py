@@ -54,6 +54,8 @@ def _experts(run: Workload, kind: str, quantized: bool) -> float:
     each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
     if run.on("use_transformer_engine_op_fuser"):
         each = 0.0  # one kernel for all experts
+    if run.split.ep == 1:
+        each *= software.launch_alone
     return (software.launch_dispatch + each * experts.count / run.split.ep) * (1 - graphed(run.args, "moe"))
 
 

@@ -71,7 +71,8 @@ class Software:
     Times of the host are seconds of a layer's forward and backward pass; `launch_forward` is the forward pass's part of
     them. `launch` is that of a dense layer, `launch_quantized` comes on top in FP8 or FP4. Experts take
     `launch_routing` up to the routing and `launch_dispatch` behind it, and `launch_expert` for each local expert by its
-    precision, because every expert's inputs are quantized by kernels of their own.
+    precision, because every expert's inputs are quantized by kernels of their own; of that `launch_alone` where all
+    experts are local, and no host waits for another's tokens.
     """
 
     permutation: float = 5.0
@@ -83,6 +84,8 @@ class Software:
     launch_quantized: float = 0.8e-3
     launch_routing: float = 2.3e-3
     launch_dispatch: float = 4.4e-3
+    # Six layers of Qwen3 30B-A3B on one GPU in bf16: benchmarks/h200, `2026-11-23-tuned-one`.
+    launch_alone: float = 0.52
     launch_forward: float = 0.45
     # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8: Qwen3 30B-A3B on
     # GB200, NVFP4: Nemotron 3 Super on B300.
