@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
@@ -103,13 +103,13 @@ def check_all(
     site = cluster or Cluster()
     shell = os.environ if environment is None else environment
     divided = [_parts(run, site) for run in runs]
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_ask_megatron, list(chain.from_iterable(divided)), say, layers)
-        inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
-        looked = []
-        for parts, inspection in zip(divided, inspected, strict=True):
-            looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
-        answers = iter(asked.result())
+    asked = _Asked(list(chain.from_iterable(divided)), say, layers)
+    asked.start()
+    inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
+    looked = []
+    for parts, inspection in zip(divided, inspected, strict=True):
+        looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
+    answers = iter(asked.answers())
     results = []
     for run, parts, inspection, found in zip(runs, divided, inspected, looked, strict=True):
         answered = list(islice(answers, len(parts)))
@@ -141,6 +141,29 @@ _Answer = tuple[MegatronVerdict | None, str]
 def _parts(run: Prepared, site: Cluster) -> list[_Part]:
     environment = {name: str(value) for name, value in site.env.items()}
     return [_Part(part, resolve_run(part, environment), job_paths(part.loaded, site)) for part in run.parts]
+
+
+class _Asked(threading.Thread):
+    """Asks Megatron in a thread of its own. `concurrent.futures` would take a hundredth of a check to import."""
+
+    def __init__(self, parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> None:
+        super().__init__()
+        self._question = (parts, say, layers)
+        self._answers: list[_Answer] = []
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._answers = _ask_megatron(*self._question)
+        except BaseException as failure:
+            self._failure = failure
+
+    def answers(self) -> list[_Answer]:
+        """Wait for the answers. Raises what kept Megatron from being asked."""
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._answers
 
 
 def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[_Answer]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,8 +82,14 @@ def ask_megatron(
                     f"uncertain: it needs {', '.join(verdict.unanswered)} from packages that are not installed here"
                 )
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(ask, _shares(versions)))
+    shares = _shares(versions)
+    if len(shares) > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(ask, shares))
+    else:
+        list(map(ask, shares))
     return verdicts, states
 
 

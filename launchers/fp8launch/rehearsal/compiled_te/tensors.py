@@ -9,6 +9,7 @@ ones of the right shape take their place.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -139,6 +140,12 @@ TORCH_TYPES = {
 }
 
 
+@functools.cache
+def _accepted(tensor_class: type) -> frozenset[str]:
+    """The arguments of a class of tensors, which thousands of tensors of a rehearsal are made with."""
+    return frozenset(inspect.signature(tensor_class.__new__).parameters)
+
+
 def create_empty_quantized_tensor(
     quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: Any = None, pin_memory: bool = False
 ) -> Any:
@@ -181,7 +188,7 @@ def create_empty_quantized_tensor(
         "is_2D_scaled": getattr(quantizer, "block_scaling_dim", 1) == 2,
         "with_gemm_swizzled_scales": False,
     }
-    accepted = inspect.signature(tensor_class.__new__).parameters
+    accepted = _accepted(tensor_class)
     return tensor_class(
         shape=tuple(shape), dtype=dtype, **{name: part for name, part in parts.items() if name in accepted}
     )
