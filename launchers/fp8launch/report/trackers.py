@@ -224,11 +224,7 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
             params = [entities.Param(_key(name), str(value)[:_LONGEST_PARAM]) for name, value in run.config.items()]
             for some in _pieces(params, _PARAMS_AT_ONCE):
                 client.log_batch(made, params=some)
-            metrics = []
-            for step, row in (*run.history, (run.last_step, run.summary)):
-                for name, value in row.items():
-                    metrics.append(entities.Metric(_key(name), value, 0, step))
-            for some in _pieces(metrics, _METRICS_AT_ONCE):
+            for some in _pieces(_mlflow_metrics(entities, run), _METRICS_AT_ONCE):
                 client.log_batch(made, metrics=some)
             state = "FINISHED"
             if run.status == "failed":
@@ -236,6 +232,14 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
             client.set_terminated(made, state)
             places.append(f"{_without_login(uri)}, experiment {project}, run {made}")
     return places
+
+
+def _mlflow_metrics(entities: Any, run: Tracked) -> list[Any]:
+    metrics = []
+    for step, row in (*run.history, (run.last_step, run.summary)):
+        for name, value in row.items():
+            metrics.append(entities.Metric(_key(name), value, 0, step))
+    return metrics
 
 
 TRACKERS: Mapping[str, Callable[[Sequence[Tracked], str, Path, bool], list[str]]] = {
