@@ -142,3 +142,14 @@ def test_linear_attention_wants_shapes_that_fit_and_gives_gradients() -> None:
     with pytest.raises(ValueError, match="12 channels over 16"):
         causal_conv1d(x=torch.ones(1, 8, 16), weight=torch.ones(12, 4))
     assert torch.allclose(l2norm(torch.full((2, 4), 3.0)), torch.full((2, 4), 0.5))
+
+
+def test_a_stream_is_a_context_as_torchs_is() -> None:
+    """Transformer Engine 2.20 enters the stream of a replayed graph."""
+    import torch
+
+    from fp8launch.injob.rank.compat.cpu import _Stream
+
+    assert hasattr(torch.Stream, "__enter__")
+    with _Stream() as stream:
+        assert stream.query()
