@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from fp8launch.megatron.architecture import architecture, division, microbatches
-from fp8launch.megatron.memory import MIB, TIGHT, MemoryEstimate, estimate
+from fp8launch.megatron.architecture import architecture, divided_model, division, microbatches
+from fp8launch.megatron.dtype_sizes import precision
+from fp8launch.megatron.memory import MIB, TIGHT, MemoryEstimate, estimate, offloaded_bytes
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import whole_model
 from fp8launch.planning.change import Target
 
 # Bytes of a parameter that no saving takes away without FSDP: weight and gradient.
 LEAST_BYTES = 3
+# For activations of one GPU: three quarters of half of the 480 GB of a Grace (17 TB of LPDDR5X in a GB200 NVL72).
+HOST_BYTES = 180e9
 
 
 def fits(memory: MemoryEstimate, target: Target) -> bool:
@@ -19,6 +22,15 @@ def fits(memory: MemoryEstimate, target: Target) -> bool:
 def memory_of(args: Arguments, target: Target) -> MemoryEstimate | None:
     number = microbatches(args, division(args, target.gpus), target.global_batch)
     return estimate(args, target.gpus, number, target.gpu)
+
+
+def fits_host(args: Arguments, target: Target) -> bool:
+    """Whether the host's memory holds the activations that wait there, of a run without a pipeline."""
+    divided = divided_model(args, target.gpus)
+    if divided is None:
+        return False
+    model, split, pipeline = divided
+    return offloaded_bytes(args, model, split, precision(args, target.gpu), pipeline[0]) <= HOST_BYTES
 
 
 def divides(args: Arguments, target: Target) -> bool:

@@ -19,7 +19,7 @@ from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.divisions import divisions
 from fp8launch.planning.execution import layer_graphs
-from fp8launch.planning.fitting import divides, fits, is_too_large, memory_of, parameters_of
+from fp8launch.planning.fitting import divides, fits, fits_host, is_too_large, memory_of, parameters_of
 from fp8launch.planning.layouts import Layout, Search, family_of
 from fp8launch.planning.pipelines import lighter_last_stage
 from fp8launch.planning.savings import gathers, layer_recomputes, module_recomputes, no_savings, offloads, smaller_types
@@ -211,7 +211,9 @@ class _Finder:
                     # No recompute is faster than none.
                     self._push(min(times), replace(item, saves=True))
                 case _Layers():
-                    self._push_timed(self._fewest(item), item.key)
+                    fewest = self._fewest(item)
+                    if fits_host(fewest.args, self._target):
+                        self._push_timed(fewest, item.key)
 
     def _can_fit(self, item: _Division) -> bool:
         """Whether everything that saves memory together makes a division fit; else it is a miss."""
