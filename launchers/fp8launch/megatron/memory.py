@@ -118,7 +118,10 @@ def offloaded_bytes(
     args: Arguments, model: Architecture, split: Division, formats: PrecisionSizes, chunks: Sequence[Chunk]
 ) -> float:
     """Bytes of a micro batch's activations that wait in the host's memory."""
-    run, number = _Run(args, model, split, 1, formats), offloaded_layers(args)
+    number = offloaded_layers(args)
+    if not number:
+        return 0.0
+    run = _Run(args, model, split, 1, formats)
     return sum(layer.kept for chunk in chunks for layer in _layers(run, chunk)[:number])
 
 
