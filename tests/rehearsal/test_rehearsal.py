@@ -112,6 +112,19 @@ def test_a_run_that_no_machine_here_has_gpus_for_passes(
 
 @needs_torch
 @pytest.mark.train
+def test_what_has_no_stand_in_is_no_refusal(write: Callable[[str, str], str]) -> None:
+    recipe = DENSE.replace(
+        "precision: {param_gather: true}", "parallel: {tp: 2}\nmegatron: {symmetric_ar_type: two_shot}"
+    )
+    recipe += "env: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\n"
+    run = prepare(write("r.yaml", recipe))
+    [result] = with_rehearsal([run], check_all([run], layers=("schema",)), Cluster())
+    assert result.rehearsal is not None
+    assert [role.result for role in result.rehearsal.roles] == ["no verdict"] * 2, result.rehearsal
+
+
+@needs_torch
+@pytest.mark.train
 def test_ranks_that_read_no_data_take_their_step_too(write: Callable[[str, str], str]) -> None:
     """Refused in the first layer: a stage in the middle and the last tensor parallel rank get there."""
     parallel = "parallel: {tp: 2, pp: 4}\nenv: {CUDA_DEVICE_MAX_CONNECTIONS: 1}\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fp8launch.rehearsal.compiled_te import NotRehearsed
 from fp8launch.rehearsal.cuda_graphs import Generator
 from fp8launch.rehearsal.storage import share_storage
 
@@ -31,6 +32,9 @@ def install() -> None:
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
     with suppress(ImportError):
         _values_of_fp4(importlib.import_module("transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage"))
+    with suppress(ImportError):
+        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        symmetric.empty = _no_symmetric_memory
     with suppress(ImportError):
         _uneven_shards()
     with suppress(ImportError):
@@ -94,6 +98,10 @@ def predicts_by_the_last_layer() -> None:
             return layers.get_gpt_mtp_block_spec(model, spec, use_transformer_engine=True, vp_stage=vp_stage)
 
         models.mtp_block_spec = mtp_block_spec
+
+
+def _no_symmetric_memory(*_: Any, **__: Any) -> Any:
+    raise NotRehearsed("symmetric memory, which symmetric_ar_type asks for")
 
 
 def _strong_references(module: Any) -> None:
