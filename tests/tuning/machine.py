@@ -34,8 +34,10 @@ def main() -> None:
         while True:
             taken.append(bytearray(50_000_000))
     usual = {1: 160.0, 2: 100.0, 4: 80.0}[micro]
-    # Two threads make the steps vary so much that seven of them decide nothing.
+    # Two threads make the steps vary so much that seven of them decide nothing, and their first run was a lucky one.
     spread = 0.05 if threads == 2 else 0.001
+    if threads == 2 and "-r1-" in os.environ["FP8LAUNCH_LOCAL_RUN"]:
+        usual *= 0.98
     number, batch = value("--train-iters"), value("--global-batch-size")
     for i in range(1, number + 1):
         ms = usual * (1 + spread * (i * 7 % 5 - 2))
