@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers more than processors for `-n auto`: those with a test cluster leave theirs half idle."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One worker more than processors for `-n auto`: those with a test cluster leave theirs half idle."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
