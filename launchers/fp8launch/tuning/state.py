@@ -94,6 +94,7 @@ class State:
     cut_seconds: float = 0.0
 
 
+# Trials that say how long the next one takes.
 _LATEST = 3
 
 
