@@ -24,7 +24,7 @@ ENGINES = {"0.17": ("2.14",), "0.18": ("2.16",), "0.19": ("2.20", "2.20", "2.16"
 HEADS = {"llama3_1_405b": 32, "nemotron4_340b": 32, "llama3_70b": 32, "nemotron4_15b": 32, "qwen3_14b": 32}
 # Models whose attention FlashAttention 3 does not have: other head sizes, or learned sinks.
 NO_FLASH = (*LATENT, "gpt_oss_120b", "gpt_oss_20b")
-# What the parts of models set, to be changed where they do.
+# Flags that belong into the section `model` of a recipe.
 OF_MODEL = (
     "normalization", "attention_dropout", "hidden_dropout", "qk_layernorm", "mtp_num_layers", "window_size",
     "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "add_qkv_bias", "position_embedding_type",

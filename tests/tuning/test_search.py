@@ -32,10 +32,10 @@ def state(*candidates: Candidate, memory: float | None = 100.0, **more: object) 
     return State((Start("recipe", candidates, memory),), capacity_gib=CAPACITY, **more)  # type: ignore[arg-type]
 
 
-def ran(at: State, speed: float, spread: float = 0.001, **more: object) -> State:
+def ran(at: State, speed: float, spread: float = 0.001, seconds: float = 60.0, **more: object) -> State:
     """The state after its next trial ran at about this speed."""
     speeds = tuple(speed * (1 + spread * (i % 5 - 2)) for i in range(7))
-    return ended(at, Outcome("ok", speeds=speeds, **{"seconds": 60.0, **more}))  # type: ignore[arg-type]
+    return ended(at, Outcome("ok", speeds=speeds, seconds=seconds, **more))  # type: ignore[arg-type]
 
 
 def ended(at: State, outcome: Outcome) -> State:

@@ -111,7 +111,7 @@ def main() -> None:
     sys.exit(status)
 
 
-# What stands for our own signs in encodings that lack them.
+# Replacements for the signs of tables and charts in encodings that lack them.
 _IN_ASCII = {"±": "+-", "×": "x", "█": "#", "▶": ">", "–": "-", "…": "...", "·": "-"}
 _IN_ASCII |= dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))
 

@@ -44,7 +44,7 @@ JOB_PACKAGES = {
     "nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager": "LocalCheckpointManager",
     "torch_memory_saver": "torch_memory_saver",
 }
-# What `--apply-rope-fusion` looks for among the kernels of Transformer Engine.
+# Kernels of Transformer Engine that `--apply-rope-fusion` needs.
 ROTARY_EMBEDDING = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
 # What `--moe-permute-fusion` looks for among the kernels of Transformer Engine 2.1 and newer.
 PERMUTATION = (

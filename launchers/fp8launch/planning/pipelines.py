@@ -26,7 +26,7 @@ _OF_ONE_PIPELINE = (
 def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
     """The split of the layers over `pp` stages, plain and with virtual stages."""
     layers, mtp = layer_count(args) or 0, whole(args, "mtp_num_layers") or 0
-    # What the recipe says of its own pipeline does not hold for another.
+    # The recipe's own split belongs to its own number of stages.
     cleared = Change(
         dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
     )

@@ -16,8 +16,9 @@ from fp8launch.report.plot_values import Of, Value, loss, memory, value_of
 
 # More bars than this are no picture where lines show the same numbers.
 MOST_BARS = 16
-# What a second line of a name takes, in rows; letters of a line.
+# Height of each further line of a name, in rows of the chart.
 _MORE = 0.4
+# Letters of a line.
 _LINE = 56
 
 

@@ -194,7 +194,7 @@ class Bridge(Engine):
                 files = [f"{prefix}.{end}" for prefix in blend_prefixes(value) for end in ("bin", "idx")]
                 found += [NeededFile(key, file, "data-missing") for file in files]
         for key, folder in named.items():
-            # What is saved where it is loaded from is there from the second start on.
+            # A run that loads its own checkpoints finds them from the second start on.
             if isinstance(folder, str) and folder != recipe.checkpoint.dir:
                 found.append(NeededFile(key, folder, "checkpoint-missing", "folder"))
         return found

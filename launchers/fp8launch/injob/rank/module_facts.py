@@ -189,7 +189,7 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
             _count(totals, what, found, why, replaced, shared="._fused_impl." in name)
     for group in groups.values():
         group["layers"] = _ranges(sorted(group["layers"]))
-    # What is empty is left out: the line stays short enough for one write.
+    # Empty entries are left out, so that the line is short enough for one write.
     return {"totals": totals, "groups": list(map(_without_empty, groups.values()))}
 
 
