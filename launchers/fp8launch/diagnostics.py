@@ -6,9 +6,9 @@ Exit codes of every command: 0 done; 1 the answer is no; 2 wrong usage or a reci
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Severity = Literal["error", "warning"]
 
@@ -54,6 +54,26 @@ class Problem:
         return text
 
 
+class HasProblems(Protocol):
+    """The result of a check, or an error."""
+
+    @property
+    def problems(self) -> Sequence[Problem]: ...
+
+
+def problems_of(results: Iterable[HasProblems]) -> list[Problem]:
+    """Return the problems of several results in order, each once."""
+    found: dict[Problem, None] = {}
+    for result in results:
+        found |= dict.fromkeys(result.problems)
+    return list(found)
+
+
+def errors_in(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems that are errors."""
+    return [problem for problem in problems if problem.severity == "error"]
+
+
 def printable(text: str) -> str:
     """A text that a terminal only shows: escape sequences and other controls are spelt out."""
     if text.isprintable():
@@ -81,6 +101,15 @@ def error(
 ) -> UserError:
     """A `UserError` with a single problem."""
     return UserError([Problem("error", code, message, where, fix)], exit_code)
+
+
+def advice_on(refusal: str, advice: Mapping[str, str], otherwise: str | None = None) -> str | None:
+    """Return the fix for the words of another program: that of the first key, in lower case, that they contain."""
+    words = refusal.lower()
+    for phrase, fix in advice.items():
+        if phrase in words:
+            return fix
+    return otherwise
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

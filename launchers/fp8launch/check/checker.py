@@ -18,7 +18,7 @@ from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.rule import Rule, all_rules
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, did_you_mean
+from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, did_you_mean, errors_in
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.validators import MegatronVerdict
@@ -59,7 +59,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        return not any(p.severity == "error" for p in self.problems)
+        return not errors_in(self.problems)
 
     def as_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import click
@@ -27,7 +26,7 @@ from fp8launch.cli.output import (
     with_options,
 )
 from fp8launch.cluster.profile import Cluster, load_cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError, exit_code
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, errors_in, exit_code, problems_of
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.schedulers.base import Scheduler
@@ -88,8 +87,8 @@ def refuse_errors(
     """Check runs that `scheduler` is to get: warnings are shown, errors raise UserError unless they are skipped."""
     results = check_all(prepared, cluster, say=eprint, scheduler=scheduler)
     results = _rehearse_some(prepared, results, cluster, rehearse)
-    problems = list(dict.fromkeys(chain.from_iterable(result.problems for result in results)))
-    if not skip and any(problem.severity == "error" for problem in problems):
+    problems = problems_of(results)
+    if errors_in(problems) and not skip:
         raise UserError(problems, ANSWER_IS_NO)
     print_problems(problem for problem in problems if problem.severity == "warning")
     notes: dict[str, None] = {}
@@ -181,18 +180,22 @@ def _results(
     unknown: dict[str, UserError],
 ) -> Iterator[CheckResult]:
     """The result of each recipe; those that parse are added to `prepared`. `unknown` are no recipes."""
-    refused = {name: schema_result(exc) for name, exc in unknown.items()}
+    refused = dict(unknown)
     for name in with_bar([name for name in names if name not in unknown], "reading recipes"):
         try:
             prepared[name] = prepare(name, overrides, nodes, cluster)
         except UserError as exc:
-            refused[name] = schema_result(exc)
+            refused[name] = exc
     runs = list(prepared.values())
     found = check_all(runs, cluster, say=eprint)
     if rehearse:
         found = rehearsed(runs, found, cluster, count=count)
-    every = refused | dict(zip(prepared, found, strict=True))
-    return (every[name] for name in names)
+    checked = dict(zip(prepared, found, strict=True))
+    for name in names:
+        if name in refused:
+            yield schema_result(refused[name])
+        else:
+            yield checked[name]
 
 
 def _as_json(results: dict[str, CheckResult]) -> dict[str, object]:
@@ -237,10 +240,13 @@ def _show(results: dict[str, CheckResult], verbose: bool) -> None:
             line += f" ({', '.join(names)})"
         eprint(f"note: layer {line}")
     rehearsals = [result.rehearsal for result in results.values() if result.rehearsal]
-    programs = dict.fromkeys(one.program for one in rehearsals)
+    programs: dict[str | None, None] = {}
+    left_out: dict[str, None] = {}
+    for one in rehearsals:
+        programs[one.program] = None
+        left_out |= dict.fromkeys(one.not_rehearsed)
     for program in filter(None, programs):
         eprint(f"note: rehearsed: {program}'s own code")
-    left_out = dict.fromkeys(chain.from_iterable(one.not_rehearsed for one in rehearsals))
     if left_out:
         eprint(f"note: not rehearsed: {', '.join(left_out)}")
     eprint(_verdict(results.values(), rehearsals))
@@ -263,10 +269,11 @@ def _verdict(results: Collection[CheckResult], rehearsals: Sequence[RehearsalRep
         parts.append(f"{unknown} without a verdict")
     else:
         parts.append("no errors found")
-    roles = list(chain.from_iterable(one.roles for one in rehearsals))
-    if roles:
-        passed = sum(role.result == "passed" for role in roles)
-        parts.append(f"{passed} of {counted(len(roles), 'role')} rehearsed without an error")
+    ends: list[str] = []
+    for rehearsal in rehearsals:
+        ends += [role.result for role in rehearsal.roles]
+    if ends:
+        parts.append(f"{ends.count('passed')} of {counted(len(ends), 'role')} rehearsed without an error")
     if warned:
         parts.append(f"{warned} with warnings")
     if silenced:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,11 +23,13 @@ def _recipes() -> list[str]:
     return pack_names("", "studies")
 
 
-def _runs() -> list[str]:
+def _runs() -> Iterator[str]:
     """The ids of studies, and of runs, newest first."""
     from fp8launch.rundir.registry import all_runs, all_studies
 
-    return ["latest", *(study.study_id for study in all_studies()), *(run.run_id for run in reversed(all_runs()))]
+    yield "latest"
+    yield from map(attrgetter("study_id"), all_studies())
+    yield from map(attrgetter("run_id"), reversed(all_runs()))
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -63,11 +66,13 @@ def _keys(incomplete: str) -> Iterator[str]:
     if section in ("megatron", "model") and "." in incomplete:
         from fp8launch.megatron.schema import load_schema, supported_versions
 
-        yield from (f"{section}.{flag.dest}" for flag in load_schema(supported_versions()[-1]).flags())
+        for flag in load_schema(supported_versions()[-1]).flags():
+            yield f"{section}.{flag.dest}"
         return
     for name, field in Recipe.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from (f"{name}.{part.alias or key}" for key, part in field.annotation.model_fields.items())
+            for key, part in field.annotation.model_fields.items():
+                yield f"{name}.{part.alias or key}"
         elif name == "precision":
             yield from ("precision.recipe", "precision.format", "precision.param_gather", "precision.bf16_layers")
         elif name == "data":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from fp8launch.cli.output import echo, eprint, show_json, show_table
 from fp8launch.diagnostics import UserError, did_you_mean, error
@@ -33,7 +34,7 @@ def show(
     eprint(f"{len(found)} recipes of {catalog.project} {shown}; other releases: {others}")
     show_table(
         ["recipe", "layout", "batch", "published (tokens/s/GPU)"],
-        [(one.name, one.layout, one.batch, one.throughput) for one in found],
+        map(attrgetter("name", "layout", "batch", "throughput"), found),
         unbroken=("recipe",),
         drop=("layout", "batch"),
     )
@@ -55,14 +56,16 @@ def show_published(
     if as_json:
         show_json([one.record for one in found])
         return
-    without = sum(one.recipe is None for one in found)
+    without = 0
+    rows = []
+    for one in found:
+        recipe = one.recipe or f"none: {one.why_none}"
+        rows.append((one.where, one.run, one.batch, one.throughput, recipe))
+        without += one.recipe is None
     eprint(f"{len(found)} published figures: {len(found) - without} of a recipe, {without} of none")
-    if found:
-        show_table(
-            ["NeMo", "run", "batch", "tokens/s/GPU", "recipe, or why there is none"],
-            [(one.where, one.run, one.batch, one.throughput, one.recipe or f"none: {one.why_none}") for one in found],
-            drop=("batch",),
-        )
+    if rows:
+        columns = ["NeMo", "run", "batch", "tokens/s/GPU", "recipe, or why there is none"]
+        show_table(columns, rows, drop=("batch",))
 
 
 def _explain(catalog: RecipeCatalog, recipe: CatalogRecipe, as_json: bool) -> None:
@@ -80,13 +83,13 @@ def _explain(catalog: RecipeCatalog, recipe: CatalogRecipe, as_json: bool) -> No
 
 def _nothing(catalog: RecipeCatalog, release: str, filters: Mapping[str, str | None]) -> UserError:
     """The error of filters that no recipe fits: an unknown value if there is one, else their combination."""
-    what = f"{catalog.project} {release} has no recipe with"
-    stated = {field: value for field, value in filters.items() if value is not None}
-    for field, value in stated.items():
-        if catalog.select(release, **{field: value}):
+    what = lacks = f"{catalog.project} {release} has no recipe with"
+    for field, value in filters.items():
+        if value is None:
             continue
-        known = catalog.values_of(field, release)
-        fix = did_you_mean(value.lower(), known, f"use one of {', '.join(known)}")
-        return error("no-such-recipe", f"{what} --{field} {value}", None, fix)
-    words = " ".join(f"--{field} {value}" for field, value in stated.items())
-    return error("no-such-recipe", f"{what} {words} together", None, "leave out one of the filters")
+        what += f" --{field} {value}"
+        if not catalog.select(release, **{field: value}):
+            known = catalog.values_of(field, release)
+            fix = did_you_mean(value.lower(), known, f"use one of {', '.join(known)}")
+            return error("no-such-recipe", f"{lacks} --{field} {value}", None, fix)
+    return error("no-such-recipe", f"{what} together", None, "leave out one of the filters")

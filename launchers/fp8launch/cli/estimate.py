@@ -24,6 +24,7 @@ from fp8launch.cli.output import (
     with_options,
 )
 from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
+from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.cost import Cost, Throughput, cost
@@ -54,7 +55,7 @@ def estimate(
     Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
     """
     prepared = prepare(recipe_named(recipe), with_gpu(overrides, gpu), nodes)
-    refused = [problem for problem in check(prepared, layers=("rules",)).problems if problem.severity == "error"]
+    refused = errors_in(check(prepared, layers=("rules",)).problems)
     if refused:
         eprint(f"`check` refuses this run, so what is estimated need not hold: {refused[0].message}")
     estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fp8launch.cli.output import echo, print_problems
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import error, errors_in, exit_code
 from fp8launch.megatron.schema import supported_versions
 from fp8launch.recipe.yaml_source import MAX_BYTES
 
@@ -39,7 +39,7 @@ def import_(file: str, megatron: str | None) -> int:
     recipe, problems = import_text(text, name, megatron)
     print_problems(problems)
     echo(recipe, nl=False)
-    return ANSWER_IS_NO if any(p.severity == "error" for p in problems) else 0
+    return exit_code(not errors_in(problems))
 
 
 def _read(file: str) -> bytes:

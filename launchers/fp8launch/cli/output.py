@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -51,6 +52,11 @@ def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
     if gpu is None:
         return tuple(overrides)
     return (*overrides, f"resources.gpu={gpu}")
+
+
+def overrides_text(overrides: Iterable[str]) -> str:
+    """Return overrides as the options of a command line."""
+    return " ".join(f"--set {shlex.quote(word)}" for word in overrides)
 
 
 def number_text(value: float | None, form: str) -> str:
@@ -173,7 +179,7 @@ def show_table(
     rows: Iterable[Sequence[str]],
     title: str | None = None,
     err: bool = False,
-    unbroken: Sequence[str] = (),
+    unbroken: Collection[str] = (),
     drop: Sequence[str] = (),
     right: Sequence[str] = (),
 ) -> None:
@@ -204,7 +210,7 @@ def show_table(
 
 
 def _columns_that_fit(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, unbroken: Sequence[str], drop: Sequence[str]
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, unbroken: Collection[str], drop: Sequence[str]
 ) -> tuple[list[int], int]:
     """Return the positions of the columns to show, and the width that they need at least."""
     least = []
@@ -225,5 +231,6 @@ def _columns_that_fit(
     for column in drop:
         if needed() <= width:
             break
-        kept.remove(columns.index(column))
+        if column in columns:
+            kept.remove(columns.index(column))
     return kept, needed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, show_table
+from fp8launch.cli.output import echo, eprint, json_option, overrides_text, set_option, show_json, show_table
 from fp8launch.cli.plan_files import PlanFiles
 from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
 from fp8launch.cli.planned import Planned, accepted, own_layout
@@ -203,7 +202,7 @@ def _show(
     if indivisible := _indivisible(target):
         eprint(indivisible)
     echo()
-    echo("the first one: " + " ".join(f"--set {shlex.quote(word)}" for word in planned[0].overrides))
+    echo(f"the first one: {overrides_text(planned[0].overrides)}")
 
 
 def _indivisible(target: Target) -> str:

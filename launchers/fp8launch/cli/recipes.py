@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -101,11 +102,11 @@ def _list(gpu: str | None, model: str | None, precision: str | None, kind: str |
     single: list[Row] = []
     studies: list[Row] = []
     if kind != "studies":
-        single = [row for row in pack_recipes() if _fits(row, gpu, model, precision)]
+        single = _fitting(pack_recipes(), gpu, model, precision)
     if kind != "recipes":
-        studies = [row for row in pack_recipes("studies") if _fits(row, gpu, model, precision)]
+        studies = _fitting(pack_recipes("studies"), gpu, model, precision)
     if as_json:
-        show_json([row.as_dict() for row in [*single, *studies]])
+        show_json(list(map(Row.as_dict, [*single, *studies])))
         return
     _show_rows(single, studies)
     if kind is None and not (gpu or model or precision):
@@ -118,7 +119,7 @@ def _show_rows(single: Sequence[Row], studies: Sequence[Row]) -> None:
     if single:
         show_table(
             ["recipe", "model", "GPUs", "precision", "description"],
-            [(row.name, row.model, row.gpus, row.precision, row.recipe.description) for row in single],
+            map(attrgetter("name", "model", "gpus", "precision", "recipe.description"), single),
             unbroken=("recipe",),
             drop=("model",),
         )
@@ -149,15 +150,20 @@ def _show_parts(parts: Sequence[Part], as_json: bool) -> None:
     if as_json:
         show_json(list(map(asdict, parts)))
         return
-    show_table(["to extend", "description"], [(part.name, part.description) for part in parts], unbroken=("to extend",))
+    show_table(["to extend", "description"], map(attrgetter("name", "description"), parts), unbroken=("to extend",))
 
 
-def _fits(row: Row, gpu: str | None, model: str | None, precision: str | None) -> bool:
-    if gpu is not None and row.recipe.resources.gpu != gpu.lower():
-        return False
-    if model is not None and model.lower().replace("-", "_") not in row.model:
-        return False
-    return precision is None or precision.lower() in row.precision.split(", ")
+def _fitting(rows: Iterable[Row], gpu: str | None, model: str | None, precision: str | None) -> list[Row]:
+    """The rows that pass every filter that is set."""
+    found = []
+    for row in rows:
+        if gpu is not None and row.recipe.resources.gpu != gpu.lower():
+            continue
+        if model is not None and model.lower().replace("-", "_") not in row.model:
+            continue
+        if precision is None or precision.lower() in row.precision.split(", "):
+            found.append(row)
+    return found
 
 
 def _explain(name: str, as_json: bool) -> None:

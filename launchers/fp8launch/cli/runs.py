@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -90,14 +91,11 @@ def _show(rows: Sequence[_Row]) -> None:
     table = list(map(_cells, rows))
     columns = []
     for name in table[0]:
-        if name in _ALWAYS or any(cells[name] for cells in table):
+        if name in _ALWAYS or any(map(itemgetter(name), table)):
             columns.append(name)
-    lines = []
-    for cells in table:
-        lines.append([cells[name] for name in columns])
-    unbroken = [name for name in columns if name != "detail"]
-    drop = [name for name in _DROPPED if name in columns]
-    show_table(columns, lines, unbroken=unbroken, drop=drop, right=("ETA", "loss", "tokens/s/GPU"))
+    lines = map(itemgetter(*columns), table)
+    unbroken = set(columns) - {"detail"}
+    show_table(columns, lines, unbroken=unbroken, drop=_DROPPED, right=("ETA", "loss", "tokens/s/GPU"))
 
 
 def _cells(row: _Row) -> dict[str, str]:

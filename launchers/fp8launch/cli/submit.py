@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from fp8launch.cli.output import (
 )
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, exit_code
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, errors_in, exit_code, problems_of
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
@@ -246,8 +245,7 @@ def _ready(
             refused.append((point, exc))
     if refused and not skip_bad:
         reasons = [reason for _, reason in refused]
-        problems = dict.fromkeys(chain.from_iterable(reason.problems for reason in reasons))
-        raise UserError(problems, max(reason.exit_code for reason in reasons))
+        raise UserError(problems_of(reasons), max(reason.exit_code for reason in reasons))
     checked = refuse_errors([one for _, one in prepared], profile, scheduler, skip=skip_bad, rehearse=rehearse)
     left_out = []
     for point, reason in refused:
@@ -266,7 +264,7 @@ def _ready(
 def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
     eprint(f"skipped: {point.label}")
     print_problems(problems)
-    codes = dict.fromkeys(problem.code for problem in problems if problem.severity == "error")
+    codes = dict.fromkeys(problem.code for problem in errors_in(problems))
     return point, f"fails the check: {', '.join(codes)}"
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cli.tune_output import Ended, finish, show_candidates, wrote
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError, did_you_mean, error
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, did_you_mean, error, errors_in, problems_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
 from fp8launch.report.plots import require_drawable
@@ -149,17 +149,17 @@ def _chosen(wanted: str | None, numerics: str) -> list[Knob]:
     names = list(known)
     if wanted:
         names = [name.strip() for name in wanted.split(",")]
+    chosen = []
     for name in names:
         if name not in known:
             fix = did_you_mean(name, known, f"knobs: {', '.join(known)}")
             raise error("unknown-knob", f"'{name}' is not a knob", "--knobs", fix)
-        if wanted and numerics == "keep" and not known[name].keeps_numerics:
+        if numerics == "allow" or known[name].keeps_numerics:
+            chosen.append(known[name])
+        elif wanted:
             message = f"the knob '{name}' changes what is computed"
             raise error("changes-numerics", message, "--knobs", "add --numerics allow")
-    chosen = [known[name] for name in names]
-    if numerics == "allow":
-        return chosen
-    return [knob for knob in chosen if knob.keeps_numerics]
+    return chosen
 
 
 def _need_new_files(write: Path | None, picture: Path | None, study: StudyFolder) -> None:
@@ -188,17 +188,16 @@ def _need_legal(bases: Sequence[Base], profile: Cluster, scheduler: Scheduler, d
         refuse_errors(prepared, profile, scheduler)
         return
     results = check_all(prepared, profile, say=eprint, layers=("rules", "megatron"))
-    found = dict.fromkeys(chain.from_iterable(result.problems for result in results))
-    errors = [problem for problem in found if problem.severity == "error"]
-    if errors:
+    if errors := errors_in(problems_of(results)):
         raise UserError(errors, ANSWER_IS_NO)
 
 
 def _nothing_to_change(bases: Sequence[Base], numerics: str, profile: Cluster) -> UserError:
     """The error for knobs without an effect; it names those that have one."""
     known = _chosen(None, numerics)
-    candidates = chain.from_iterable(begin(base, known, profile, eprint).start.candidates for base in bases)
-    legal = {candidate.knob for candidate in candidates}
+    legal: set[str] = set()
+    for base in bases:
+        legal |= {candidate.knob for candidate in begin(base, known, profile, eprint).start.candidates}
     message = "none of these knobs changes this recipe in a way that the check accepts"
     fix = "no knob does; with --numerics allow there are more of them"
     if legal:
@@ -208,12 +207,11 @@ def _nothing_to_change(bases: Sequence[Base], numerics: str, profile: Cluster) -
 
 
 def _one_size(bases: Sequence[Base]) -> int:
-    sizes = {base.prepared.layout.world for base in bases}
-    batches = {base.prepared.layout.global_batch for base in bases}
-    if len(sizes) > 1 or len(batches) > 1:
+    layouts = [base.prepared.layout for base in bases]
+    if len(set(map(attrgetter("world", "global_batch"), layouts))) > 1:
         message = "the recipes differ in GPUs or global batch, so their speeds cannot be compared"
         raise error("tune-sizes", message, "RECIPE", "tune them one by one, or set resources and --global-batch")
-    return sizes.pop()
+    return layouts[0].world
 
 
 def _limits(budget: float | None, minutes: float | None, trials: int | None, gpus: int) -> Limits:
@@ -227,11 +225,16 @@ def _limits(budget: float | None, minutes: float | None, trials: int | None, gpu
 
 def _fresh(bases: Sequence[Base], chosen: Sequence[Knob], profile: Cluster, gpus: int) -> Record:
     """A search at its beginning: what may be changed, by the check's word."""
-    begins = [begin(base, chosen, profile, eprint) for base in bases]
-    capacity = min(gpu(base.prepared.loaded.recipe.resources.gpu).memory_gib for base in bases) or None
+    starts, overrides, refused, memory = [], [], [], []
+    for base in bases:
+        found = begin(base, chosen, profile, eprint)
+        starts.append(found.start)
+        overrides.append(found.overrides)
+        refused.append(found.refused)
+        memory.append(gpu(base.prepared.loaded.recipe.resources.gpu).memory_gib)
     expected = max(map(trial_seconds, bases))
-    state = State(tuple(one.start for one in begins), capacity_gib=capacity, expected_seconds=expected)
-    return Record(state, tuple(one.overrides for one in begins), tuple(one.refused for one in begins), gpus)
+    state = State(tuple(starts), capacity_gib=min(memory) or None, expected_seconds=expected)
+    return Record(state, tuple(overrides), tuple(refused), gpus)
 
 
 def _same(found: Record, bases: Sequence[Base], name: str, identity: str) -> Record:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.cli.output import echo, eprint, show_json, show_table
+from fp8launch.cli.output import echo, eprint, overrides_text, show_json, show_table
 from fp8launch.diagnostics import exit_code
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
@@ -171,7 +170,7 @@ def _as_json(
         "gpu_hours": seconds_spent(record.state) * record.gpus / 3600,
         "ended": why,
         "picture": picture and str(picture),
-        "rows": [row.as_json() for row in table],
+        "rows": list(map(Row.as_json, table)),
     }
     if best is not None:
         result["recipe"] = record.state.starts[best.start].name
@@ -198,7 +197,7 @@ def _show(record: Record, table: Sequence[Row], best: Variant) -> None:
     else:
         echo(f"best: {record.state.starts[best.start].name}, {describe(best)}")
         overrides = Point("", None, record.values(best)).overrides
-        echo("  " + " ".join(f"--set {shlex.quote(word)}" for word in overrides))
+        echo(f"  {overrides_text(overrides)}")
     for note in _notes(record, best):
         eprint(f"note: {note}")
 

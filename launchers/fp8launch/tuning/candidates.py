@@ -11,7 +11,7 @@ from fp8launch.check.checker import check_all
 from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import Problem, UserError, error
+from fp8launch.diagnostics import Problem, UserError, error, errors_in
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.planning.step_time import step_time
 from fp8launch.recipe.load import RecipeSource
@@ -277,7 +277,7 @@ def _judged(
 
 def first_error(problems: Iterable[Problem]) -> str:
     """Return the message of the first error."""
-    return next(problem.message for problem in problems if problem.severity == "error")
+    return errors_in(problems)[0].message
 
 
 def _candidate(one: _Accepted, base: Prediction, run: ResolvedRun) -> Candidate:
