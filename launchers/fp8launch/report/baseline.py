@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import product, starmap
+from itertools import permutations, product, starmap
 
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.quantization import UNQUANTIZED
 from fp8launch.report.differences import speed_comparability
-from fp8launch.report.grouping import ComparisonRow
+from fp8launch.report.grouping import ComparisonRow, labels_of
 
 
 def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[ComparisonRow]:
@@ -16,16 +17,16 @@ def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[Com
 
     Raises UserError where no row is meant.
     """
-    labels = list(dict.fromkeys(row.label for row in rows))
+    labels = labels_of(rows)
     if wanted is None:
         if len(labels) < 2:
             return []
         return _default_baseline(rows)
     found = [row for row in rows if _is_meant(row, wanted)]
     if not found:
-        names = ", ".join(f"'{label}'" for label in labels)
+        names = "', '".join(labels)
         hint = did_you_mean(wanted, labels, "pass a variant, a precision, key=value or a run's name")
-        raise error("unknown-baseline", f"'{wanted}' is not a row; rows: {names}", "--baseline", hint)
+        raise error("unknown-baseline", f"'{wanted}' is not a row; rows: '{names}'", "--baseline", hint)
     return found
 
 
@@ -55,31 +56,40 @@ def _alike(a: ComparisonRow, b: ComparisonRow) -> bool:
 
 def _partners(rows: Sequence[ComparisonRow]) -> dict[str, int]:
     """With how many rows each row can be compared, where there are any."""
-    found: dict[str, int] = {}
-    for row in rows:
-        count = sum(row.label != other.label and _alike(row, other) for other in rows)
-        if count:
-            found[row.name] = count
+    found: Counter[str] = Counter()
+    for row, other in permutations(rows, 2):
+        if row.label != other.label and _alike(row, other):
+            found[row.name] += 1
     return found
 
 
 def _is_meant(row: ComparisonRow, wanted: str) -> bool:
     key, equals, value = wanted.partition("=")
     if equals:
-        points = [run.study.point for run in row.runs if run.study]
-        return any(str(facts.get(key)) == value for facts in (*points, row.facts))
+        return value in _stated(row, key)
     precision = str(row.facts.get("precision", ""))
     names = {row.label, row.name, precision}
     if " then " not in precision:
         names.add(precision.split(" ")[0])
-    return wanted in names or any(run.name == wanted or wanted in run.sources for run in row.runs)
+    for run in row.runs:
+        names.update((run.name, *run.sources))
+    return wanted in names
+
+
+def _stated(row: ComparisonRow, key: str) -> set[str]:
+    """What a row has under a key, as a fact or as an axis of its study."""
+    found = {str(row.facts.get(key))}
+    for run in row.runs:
+        if run.study:
+            found.add(str(run.study.point.get(key)))
+    return found
 
 
 def baseline_name(bases: Sequence[ComparisonRow], wanted: str | None) -> str | None:
     """Return what the baseline rows have in common: their label, else what was asked for, else their precision."""
-    labels = {row.label for row in bases}
+    labels = labels_of(bases)
     if len(labels) == 1:
-        return labels.pop()
+        return labels[0]
     if wanted or not bases:
         return wanted
     return str(bases[0].facts.get("precision"))

@@ -7,57 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from fp8launch.report.cells import NONE, count_text, quantity_text, ratio_text
 from fp8launch.report.differences import Comparability
-from fp8launch.report.grouping import ComparisonRow, Measure
-from fp8launch.report.loss_summary import LossSummary, compares_learning
-from fp8launch.report.scaling import Ratio, ScalingEfficiency
-
-
-@dataclass(frozen=True)
-class Published:
-    """The speed that the recipe quotes; `ratio` is the measured speed over it, in tokens/s/GPU."""
-
-    tokens_per_s_per_gpu: float
-    tflops_per_gpu: float | None
-    gpus: int | None
-    source: str
-    ratio: float | None
-    notes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, object]:
-        return {**vars(self), "notes": list(self.notes)}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row with its numbers. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, currency/million."""
-
-    row: ComparisonRow
-    tokens: Measure | None
-    step_time: Measure | None
-    tflops: Measure | None
-    mfu: Measure | None
-    peak_tflops: float | None
-    peak_memory_mib: float | None
-    tokens_total: float | None
-    energy_per_token: float | None
-    cost_per_million_tokens: float | None
-    speedup: Ratio | None
-    efficiency: ScalingEfficiency | None
-    published: Published | None
-    notes: tuple[str, ...]
-    loss: LossSummary | None = None
-
-    def as_json(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for column in COLUMNS:
-            value = column.value(self)
-            as_json = getattr(value, "as_json", None)
-            found[column.name] = as_json() if as_json else value
-        return found
+from fp8launch.report.entry import Entry, about_loss, scaling_modes
+from fp8launch.report.grouping import Measure
 
 
 @dataclass(frozen=True)
@@ -81,17 +35,30 @@ class Column:
         return {self.name: self.value} if self.csv is None else self.csv
 
 
+def entry_json(entry: Entry) -> dict[str, object]:
+    """Return a row as the JSON report has it."""
+    found: dict[str, object] = {}
+    for column in COLUMNS:
+        value = column.value(entry)
+        as_json = getattr(value, "as_json", None)
+        found[column.name] = as_json() if as_json else value
+    return found
+
+
 def csv_names() -> list[str]:
     """Return the header of the CSV file."""
-    return list(chain.from_iterable(column.csv_cells for column in COLUMNS))
-
-
-def csv_row(entry: Entry) -> dict[str, object]:
-    """Return the cells of one line of the CSV file, numbers unrounded, None where nothing is known."""
-    cells: dict[str, object] = {}
+    names: list[str] = []
     for column in COLUMNS:
-        for name, value in column.csv_cells.items():
-            cells[name] = value(entry)
+        names += column.csv_cells
+    return names
+
+
+def csv_row(entry: Entry) -> list[object]:
+    """Return the cells of one line of the CSV file, numbers unrounded, None where nothing is known."""
+    cells = []
+    for column in COLUMNS:
+        for value in column.csv_cells.values():
+            cells.append(value(entry))
     return cells
 
 
@@ -239,22 +206,33 @@ def _tokens(entry: Entry) -> object:
     return entry.tokens
 
 
-LOSS = "loss"
-
+# Its place depends on what is compared.
+_LOSS = Column(
+    "loss",
+    lambda e: e.loss,
+    "loss at the end (perplexity)",
+    _loss_text,
+    csv={
+        "loss_last": _of(lambda e: e.loss, "last"),
+        "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
+        "perplexity": _of(lambda e: e.loss, "perplexity"),
+    },
+)
+_RUNS = Column(
+    "runs",
+    _runs,
+    "runs",
+    _runs_text,
+    csv={"runs_ok": lambda e: len(e.row.good), "runs": lambda e: len(e.row.runs)},
+    number=False,
+)
 COLUMNS: tuple[Column, ...] = (
     Column("variant", lambda e: e.row.label, "variant", lambda e: e.row.label, number=False),
     Column("nodes", lambda e: e.row.nodes, "nodes", lambda e: count_text(e.row.nodes)),
     Column("gpus", lambda e: e.row.world, "GPUs", lambda e: count_text(e.row.world)),
     Column("status", _status, csv={"status": lambda e: e.row.status}),
     Column("status_text", lambda e: e.row.status, csv={}),
-    Column(
-        "runs",
-        _runs,
-        "runs",
-        _runs_text,
-        csv={"runs_ok": lambda e: len(e.row.good), "runs": lambda e: len(e.row.runs)},
-        number=False,
-    ),
+    _RUNS,
     Column(
         "tokens_per_s_per_gpu",
         _tokens,
@@ -325,17 +303,7 @@ COLUMNS: tuple[Column, ...] = (
             "published_ratio": _of(lambda e: e.published, "ratio"),
         },
     ),
-    Column(
-        LOSS,
-        lambda e: e.loss,
-        "loss at the end (perplexity)",
-        _loss_text,
-        csv={
-            "loss_last": _of(lambda e: e.loss, "last"),
-            "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
-            "perplexity": _of(lambda e: e.loss, "perplexity"),
-        },
-    ),
+    _LOSS,
     Column("notes", lambda e: list(e.notes), csv={}),
 )
 
@@ -354,17 +322,16 @@ class Table:
 
 def _table_columns(entries: Sequence[Entry]) -> list[Column]:
     """The columns in the order of the table: the loss comes first where the rows differ in how they learn, else not."""
-    columns = {column.name: column for column in COLUMNS}
-    loss = columns.pop(LOSS)
-    ordered = list(columns.values())
-    if compares_learning([entry.row.runs for entry in entries]):
-        ordered.insert(ordered.index(columns["runs"]) + 1, loss)
+    ordered = list(COLUMNS)
+    ordered.remove(_LOSS)
+    if about_loss(entries):
+        ordered.insert(ordered.index(_RUNS) + 1, _LOSS)
     return ordered
 
 
 def main_table(entries: Sequence[Entry]) -> Table:
     """Return the columns in which something is known. Runs without a number keep their row."""
-    modes = ", ".join(sorted({entry.efficiency.mode for entry in entries if entry.efficiency}))
+    modes = ", ".join(scaling_modes(entries))
     if modes:
         modes = f" ({modes})"
     headers: list[str] = []
@@ -374,7 +341,7 @@ def main_table(entries: Sequence[Entry]) -> Table:
         if not column.header:
             continue
         texts = list(map(column.text, entries))
-        if cells and all(text == NONE for text in texts):
+        if cells and set(texts) <= {NONE}:
             continue
         headers.append(column.header.format(modes=modes))
         cells.append(texts)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
-from fp8launch.report.columns import Entry, Published
+from fp8launch.report.columns import entry_json
+from fp8launch.report.comparison_notes import comparison_notes, row_notes
 from fp8launch.report.differences import (
     Comparability,
     FactDifference,
     affects_loss,
-    differing,
+    differing_facts,
     facts_of_axis,
     kind_of,
     speed_comparability,
 )
+from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
-from fp8launch.report.loss_summary import compares_learning, loss_summary
+from fp8launch.report.json_values import json_list
+from fp8launch.report.loss_summary import loss_summary
 from fp8launch.report.parity import TOLERANCE, Parity, parity
-from fp8launch.report.run_data import NOT_SUBMITTED, RunData, with_unset
+from fp8launch.report.published import published_speed
+from fp8launch.report.run_data import RunData, with_unset
 from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
 from fp8launch.report.steady_state import RULE
-from fp8launch.wording import counted
 
 # Beyond this, a log counts TFLOP/s by another formula instead of rounding them differently.
 SAME_FORMULA = 0.01
-# A longer list of names is cut, with a note.
-_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,19 @@ class Comparison:
     rule: str = RULE
 
     @property
+    def rows(self) -> list[ComparisonRow]:
+        return [entry.row for entry in self.entries]
+
+    @property
+    def good(self) -> list[Entry]:
+        """The rows with a number."""
+        return [entry for entry in self.entries if entry.row.good]
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """Why the comparison is not valid."""
         found = []
-        if not any(entry.row.good for entry in self.entries):
+        if not self.good:
             found.append("no run has a number to compare")
         for name, entry, one in self.ratios():
             # A failed run has no ratio that could mislead.
@@ -65,7 +74,7 @@ class Comparison:
     @property
     def about_loss(self) -> bool:
         """Whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
-        return compares_learning([entry.row.runs for entry in self.entries])
+        return about_loss(self.entries)
 
     def ratios(self) -> Iterator[tuple[str, Entry, Ratio]]:
         """Yield every ratio by its name, `speed-up` or `scaling`, with its entry."""
@@ -76,7 +85,7 @@ class Comparison:
                 yield "scaling", entry, entry.efficiency.ratio
 
     def runs(self) -> list[RunData]:
-        return list(chain.from_iterable(entry.row.runs for entry in self.entries))
+        return list(chain.from_iterable(row.runs for row in self.rows))
 
     def commands(self) -> list[str]:
         """The commands that started the runs, each once."""
@@ -86,14 +95,14 @@ class Comparison:
         phases = {}
         for run in self.runs():
             if len(run.report.phases) > 1:
-                phases[run.name] = [phase.as_json() for phase in run.report.phases]
+                phases[run.name] = json_list(run.report.phases)
         return {
             "comparable": self.valid,
             "reasons": list(self.problems),
             "baseline": self.baseline,
-            "rows": [entry.as_json() for entry in self.entries],
-            "differences": [difference.as_json() for difference in self.differences],
-            "parity": [parity.as_json() for parity in self.parities],
+            "rows": list(map(entry_json, self.entries)),
+            "differences": json_list(self.differences),
+            "parity": json_list(self.parities),
             "phases": phases,
             "price_per_gpu_hour": self.price_per_gpu_hour,
             "notes": list(self.notes),
@@ -127,7 +136,7 @@ def compare(
             if len(rows) > 1:
                 speedup = _speedup(row, base, axes, force)
         entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
-    if {efficiency.mode for efficiency in scaling.values()} == {"weak"}:
+    if scaling_modes(entries) == ["weak"]:
         # In weak scaling the batch grows with the GPUs, as it should.
         axes.add("global_batch_size")
     return Comparison(
@@ -135,7 +144,7 @@ def compare(
         tuple(_differences(rows, axes)),
         tuple(parities),
         baseline_name(bases, baseline),
-        tuple(_notes(rows, recomputed)),
+        tuple(comparison_notes(rows, recomputed)),
         price_per_gpu_hour,
     )
 
@@ -192,7 +201,7 @@ def _entry(
     step_time = row.measure(lambda report: report.step_time_ms)
     tflops = row.measure(lambda report: _tflops(report, recomputed))
     peak = _peak_tflops(row)
-    memory = [run.report.peak_memory_mib for run in row.good if run.report.peak_memory_mib]
+    memory = row.known(lambda report: report.peak_memory_mib)
     tokens_total, cost = None, None
     if tokens and row.world:
         tokens_total = tokens.median * row.world
@@ -211,8 +220,8 @@ def _entry(
         cost_per_million_tokens=cost,
         speedup=speedup,
         efficiency=efficiency,
-        published=_published(row, tokens, rows),
-        notes=tuple(_row_notes(row, recomputed)),
+        published=published_speed(row, tokens, rows),
+        notes=tuple(row_notes(row, recomputed)),
         loss=loss_summary(row.good),
     )
 
@@ -233,7 +242,7 @@ def _peak_tflops(row: ComparisonRow) -> float | None:
 def _mfu(tflops: Measure | None, peak: float | None) -> Measure | None:
     if tflops is None or not peak:
         return None
-    return Measure(tflops.median / peak, tuple(v / peak for v in tflops.runs), tflops.iqr / peak, tflops.n, None)
+    return tflops.over(peak)
 
 
 def _energy_per_token(row: ComparisonRow, tokens: Measure | None, step_time: Measure | None) -> float | None:
@@ -244,93 +253,18 @@ def _energy_per_token(row: ComparisonRow, tokens: Measure | None, step_time: Mea
     return energy.median / (tokens.median * step_time.median / 1e3)
 
 
-def _published(row: ComparisonRow, tokens: Measure | None, rows: Sequence[ComparisonRow]) -> Published | None:
-    figure = _quoted(row)
-    if figure is None:
-        return None
-    value = figure.get("tokens_per_s_per_gpu")
-    if not isinstance(value, int | float) or not value > 0:
-        return None
-    gpus = figure.get("gpus")
-    notes = []
-    if gpus and row.world and gpus != row.world:
-        notes.append(f"the published figure is for {gpus} GPUs")
-    sharing: set[str] = set()
-    for other in rows:
-        if any(run.reference == figure for run in other.runs):
-            sharing.add(other.label)
-    if len(sharing) > 1:
-        notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
-    ours = None
-    if tokens:
-        ours = tokens.median / value
-    source = str(figure.get("source", ""))
-    return Published(float(value), figure.get("tflops_per_gpu"), gpus, source, ours, tuple(notes))
-
-
-def _quoted(row: ComparisonRow) -> Mapping[str, Any] | None:
-    """The figure that the recipe of a row quotes."""
-    for run in row.runs:
-        if run.reference:
-            return run.reference
-    return None
-
-
-def _row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
-    notes = list(row.notes)
-    if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
-        notes.append("TFLOP/s are the log's own: its arguments do not determine them")
-    differ = differing([run.facts for run in row.runs])
-    names = ", ".join(name for name in differ if kind_of(name) != "neutral")
-    if names:
-        notes.append(f"its runs differ in {names}")
-    notes += dict.fromkeys(chain.from_iterable(run.report.notes for run in row.good))
-    return notes
-
-
 def _differences(rows: Sequence[ComparisonRow], axes: set[str]) -> list[FactDifference]:
     """Differences between the rows that matter to speed or loss; those that forbid ratios come first."""
     found = []
-    for name in differing([row.facts for row in rows]):
+    for name in differing_facts(rows):
         kind = kind_of(name)
         if kind == "neutral" and not affects_loss(name):
             continue
         compared = name in axes or name in ("precision", "world_size")
-        values = {row.name: row.facts[name] for row in rows if name in row.facts}
+        values = {}
+        for row in rows:
+            if name in row.facts:
+                values[row.name] = row.facts[name]
         found.append(FactDifference(name, kind, compared, values))
     order = ("unlike", "noted", "neutral")
     return sorted(found, key=lambda one: (not one.axis, order.index(one.kind), one.name))
-
-
-def _notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
-    notes = []
-    if recomputed:
-        notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
-    absent: list[RunData] = []
-    peaks: set[object] = set()
-    for row in rows:
-        for run in row.runs:
-            if run.absent:
-                absent.append(run)
-            if run.good and run.report.mfu_denominator:
-                peaks.add(run.report.mfu_denominator["peak_tflops"])
-    if absent:
-        notes.append(_note_of_absent(absent))
-    if any(len(row.good) == 1 for row in rows):
-        notes.append(
-            "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
-            "--repeat 3 measures them"
-        )
-    if len(peaks) > 1:
-        notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
-    return notes
-
-
-def _note_of_absent(runs: Sequence[RunData]) -> str:
-    names = [run.name for run in runs[:_MOST_NAMES]]
-    if len(runs) > _MOST_NAMES:
-        names.append(f"and {len(runs) - _MOST_NAMES} more")
-    text = f"{counted(len(runs), 'run')} of the study missing: {', '.join(names)}"
-    if any(run.absent == NOT_SUBMITTED for run in runs):
-        text += "; repeat the same `submit` to submit the rest"
-    return text

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from itertools import chain
 
-from fp8launch.report.columns import Entry
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.entry import Entry
 from fp8launch.report.intervals import Interval, difference_interval
 from fp8launch.report.parity import Parity
 from fp8launch.report.scaling import Ratio
@@ -22,8 +22,7 @@ _LONGEST = 90
 
 def conclusion(comparison: Comparison) -> str:
     """Return the sentence that a report opens with."""
-    good = [entry for entry in comparison.entries if entry.row.good]
-    text = _sentence(comparison, good)
+    text = _sentence(comparison, comparison.good)
     # The size is part of every name; where all rows have the same, it says nothing.
     sizes = {entry.row.size for entry in comparison.entries}
     if len(comparison.entries) > 1 and len(sizes) == 1 and "" not in sizes:
@@ -67,12 +66,12 @@ def names(rows: Sequence[str]) -> str:
 
 
 def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
-    rated = []
+    rated, bases = [], set()
     for entry in good:
         speedup = entry.speedup
         if speedup and speedup.value is not None and speedup.against != entry.row.name:
             rated.append((entry, speedup))
-    bases = {ratio.against for _, ratio in rated}
+            bases.add(speedup.against)
     if len(bases) == 1:
         return _fastest(rated, bases.pop())
     if bases:
@@ -121,13 +120,18 @@ def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
             if near:
                 text += f", no difference seen to {names(near)}"
             return text
-    unsure = [(entry, ratio) for entry, ratio in rated if not _sure(ratio)]
+    unsure: list[Ratio] = []
+    rows = [base]
+    for entry, ratio in rated:
+        if not _sure(ratio):
+            unsure.append(ratio)
+            rows.append(entry.row.name)
     if not unsure:
         entry, ratio = rated[0]
         value = ratio.value or 1.0
         return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(ratio.interval)})"
-    alike = names([base, *(entry.row.name for entry, _ in unsure)])
-    interval = unsure[0][1].interval
+    alike = names(rows)
+    interval = unsure[0].interval
     if interval is None:
         return f"No difference in speed can be shown between {alike}: too few iterations"
     return f"No difference in speed seen between {alike} ({_interval(interval)})"
@@ -236,7 +240,10 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
         return f"whether the loss of {rows} agrees is undecided"
     if parities[0].verdict == "diverged":
         return f"the loss of {rows} diverged"
-    sizes = [100 * one.last_quarter for one in parities if one.last_quarter is not None]
+    sizes = []
+    for one in parities:
+        if one.last_quarter is not None:
+            sizes.append(100 * one.last_quarter)
     shown = f"{min(sizes):+.2f} to {max(sizes):+.2f} %"
     if len(sizes) == 1:
         shown = f"{sizes[0]:+.2f} %"
@@ -245,7 +252,10 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
 
 def _about_loss(good: Sequence[Entry]) -> str:
     """Which row had the lowest loss at the end, and whether the next one's differs."""
-    known = [(entry.row.name, entry.loss) for entry in good if entry.loss]
+    known = []
+    for entry in good:
+        if entry.loss:
+            known.append((entry.row.name, entry.loss))
     known.sort(key=lambda named: named[1].smoothed)
     if len(known) < 2:
         return "No two runs have a loss to compare"

@@ -7,9 +7,9 @@ neutral  does not change the speed (seeds, learning rates, paths): matters to lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from fp8launch.megatron.flag_map import FIELDS, MODEL_FLAGS
 
@@ -119,6 +119,10 @@ def kind_of(name: str) -> Effect:
     return "noted"
 
 
+def affects_speed(name: str) -> bool:
+    return kind_of(name) != "neutral"
+
+
 def affects_loss(name: str) -> bool:
     """Whether a fact decides the loss at each iteration, and follows from no other."""
     return name in PARITY and name not in _DERIVED
@@ -126,15 +130,27 @@ def affects_loss(name: str) -> bool:
 
 def differing(all_facts: Sequence[Facts]) -> list[str]:
     """Name the facts that two of the runs state differently. What only some of them state is not known to differ."""
-    stated: dict[str, list[object]] = {}
+    first: dict[str, object] = {}
+    found = set()
     for facts in all_facts:
         for name, value in facts.items():
-            stated.setdefault(name, []).append(value)
-    return sorted(name for name, values in stated.items() if _several(values))
+            if name not in first:
+                first[name] = value
+            elif not _same(value, first[name]):
+                found.add(name)
+    return sorted(found)
 
 
-def _several(values: Sequence[object]) -> bool:
-    return any(not _same(value, values[0]) for value in values[1:])
+class HasFacts(Protocol):
+    """A run, or a row of runs."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+
+def differing_facts(runs: Iterable[HasFacts]) -> list[str]:
+    """Name the facts that two of these runs state differently."""
+    return differing([run.facts for run in runs])
 
 
 def _same(a: object, b: object) -> bool:
@@ -149,20 +165,22 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
 
     Facts in `axes` are varied on purpose.
     """
-    compared, unlike, noted = [], [], []
-    for name in differing([a, b]):
-        effect = kind_of(name)
-        if effect == "neutral":
-            continue
-        if name == "precision" or name in axes:
-            compared.append(name)
-        elif effect == "unlike":
-            unlike.append(_describe(name, a, b))
+    compared = 0
+    unlike, noted, varied = [], [], []
+    for name in filter(affects_speed, differing([a, b])):
+        described = _describe(name, a, b)
+        if name == "precision":
+            compared += 1
+        elif name in axes:
+            compared += 1
+            varied.append(described)
+        elif kind_of(name) == "unlike":
+            unlike.append(described)
         else:
-            noted.append(_describe(name, a, b))
-    if len(compared) > 1:
+            noted.append(described)
+    if compared > 1:
         # One axis is what is compared; with two at once, either may have made the difference.
-        noted += [_describe(name, a, b) for name in compared if name != "precision"]
+        noted += varied
     # Without the arguments of either side nothing was compared at all.
     unknown = _not_in_both(("seq_length", "global_batch_size", "num_layers"), a, b)
     if unknown:
@@ -172,7 +190,7 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:
     """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
-    found = [_describe(name, a, b) for name in differing([a, b]) if name in PARITY]
+    found = _described(PARITY, a, b)
     for name in _not_in_both(("seed", "seq_length", "global_batch_size", "lr"), a, b):
         found.append(f"{name} is not known of both")
     return found
@@ -184,7 +202,11 @@ def _not_in_both(names: Sequence[str], a: Facts, b: Facts) -> list[str]:
 
 def initialisation_differences(a: Facts, b: Facts) -> list[str]:
     """Name what makes Megatron draw other initial weights from the same seed: sizes of its parallel groups."""
-    return [_describe(name, a, b) for name in differing([a, b]) if name in _INITIALISATION]
+    return _described(_INITIALISATION, a, b)
+
+
+def _described(names: Collection[str], a: Facts, b: Facts) -> list[str]:
+    return [_describe(name, a, b) for name in differing([a, b]) if name in names]
 
 
 def _describe(name: str, a: Facts, b: Facts) -> str:

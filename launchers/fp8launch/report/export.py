@@ -15,6 +15,7 @@ from fp8launch.diagnostics import printable
 from fp8launch.report.columns import Table, csv_names, csv_row, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
+from fp8launch.report.parity import Parity
 from fp8launch.report.remarks import difference_lines, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.text import add_column
@@ -23,7 +24,9 @@ from fp8launch.report.text import add_column
 def to_markdown(comparison: Comparison) -> str:
     """Return GitHub's Markdown: the conclusion, the table, remarks, differences, parity, commands."""
     parts = [f"**{_escaped(conclusion(comparison))}**", _markdown_table(main_table(comparison.entries))]
-    lines = [f"**unlike**: {_escaped(problem)}" for problem in comparison.problems]
+    lines = []
+    for problem in comparison.problems:
+        lines.append(f"**unlike**: {_escaped(problem)}")
     lines += map(_escaped, [*remarks(comparison), RULE_NOTE])
     parts.append(_bullets(lines))
     phases = phases_table(comparison)
@@ -33,11 +36,11 @@ def to_markdown(comparison: Comparison) -> str:
     if differences.rows:
         parts.append("### Differences\n\n" + _markdown_table(differences))
     if comparison.parities:
-        sentences = [_escaped(parity.sentence()) for parity in comparison.parities]
-        parts.append("### Loss parity\n\n" + _bullets(sentences))
-    commands = [printable(command).replace("```", "` ` `") for command in comparison.commands()]
+        sentences = map(Parity.sentence, comparison.parities)
+        parts.append("### Loss parity\n\n" + _bullets(map(_escaped, sentences)))
+    commands = "\n".join(map(printable, comparison.commands()))
     if commands:
-        parts.append("### Commands\n\n```\n" + "\n".join(commands) + "\n```")
+        parts.append("### Commands\n\n```\n" + commands.replace("```", "` ` `") + "\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -75,10 +78,10 @@ def _escaped(text: str) -> str:
 def to_csv(comparison: Comparison) -> str:
     """Return one line for each row, numbers unrounded, an empty cell where nothing is known."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, csv_names(), lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(csv_names())
     for entry in comparison.entries:
-        writer.writerow({name: csv_cell(value) for name, value in csv_row(entry).items()})
+        writer.writerow(map(csv_cell, csv_row(entry)))
     return out.getvalue()
 
 
@@ -104,10 +107,12 @@ def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableT
     phases = phases_table(comparison)
     if phases:
         parts += [_rich_table(phases, width), Text("")]
-    parts += [Text(f"not valid: {problem}", style="bold red") for problem in comparison.problems]
+    for problem in comparison.problems:
+        parts.append(Text(f"not valid: {problem}", style="bold red"))
     parts += map(Text, remarks(comparison))
     parts += map(Text, difference_lines(comparison))
-    parts += [Text(f"parity: {parity.sentence()}") for parity in comparison.parities]
+    for parity in comparison.parities:
+        parts.append(Text(f"parity: {parity.sentence()}"))
     parts.append(Text(style="dim"))
     return Group(*parts)
 
@@ -132,8 +137,7 @@ def _rich_table(table: Table, width: int | None) -> RichTable:
 def _widths(table: Table, width: int | None) -> dict[int, int | None]:
     """The columns that are shown, and in a terminal how wide each is: words stay whole, and so do numbers."""
     columns: dict[int, tuple[int, int]] = {}
-    for position, header in enumerate(table.headers):
-        cells = [row[position] for row in table.rows]
+    for position, (header, *cells) in enumerate(zip(table.headers, *table.rows, strict=True)):
         parts = header.split()
         for cell in cells:
             if len(cell) <= _WHOLE:
@@ -149,13 +153,16 @@ def _widths(table: Table, width: int | None) -> dict[int, int | None]:
 
     room = width + _GAP
     for start in _DROPPED:
-        if needed() > room:
-            columns = {at: size for at, size in columns.items() if not table.headers[at].startswith(start)}
+        if needed() <= room:
+            break
+        for position in list(columns):
+            if table.headers[position].startswith(start):
+                del columns[position]
     # The narrowest columns are given all that they want first.
     spare = room - needed()
-    widths = {}
+    widths: dict[int, int | None] = dict.fromkeys(columns)
     for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):
         more = max(min(most - least, spare), 0)
         widths[at] = least + more
         spare -= more
-    return {at: widths[at] for at in columns}
+    return widths

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from typing import TypeVar
 
 from fp8launch.report.differences import Facts
 from fp8launch.report.intervals import Interval, interval_json, mean_interval
@@ -16,6 +16,8 @@ from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.variant_labels import variant_labels
 from fp8launch.untyped import as_int
 from fp8launch.wording import counted
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Measure:
         if len(self.runs) > 1:
             return (max(self.runs) - min(self.runs)) / 2
         return self.iqr / 2
+
+    def over(self, whole: float) -> Measure:
+        """Return the share of a whole, without an interval."""
+        runs = tuple(value / whole for value in self.runs)
+        return Measure(self.median / whole, runs, self.iqr / whole, self.n, None)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -66,9 +73,11 @@ class ComparisonRow:
         """The facts of the first run, with the nodes of all runs."""
         runs = self.good or self.runs
         facts = dict(runs[0].facts)
-        nodes = compressed(chain.from_iterable(run.report.machines.nodes for run in runs))
+        nodes: set[str] = set()
+        for run in runs:
+            nodes.update(run.report.machines.nodes)
         if nodes:
-            facts["node set"] = nodes
+            facts["node set"] = compressed(nodes)
         return facts
 
     @property
@@ -103,16 +112,19 @@ class ComparisonRow:
             return bad
         return f"{len(self.good)} of {len(self.runs)} ok; {bad}"
 
+    def known(self, of: Callable[[RunReport], T | None]) -> list[T]:
+        """Return a value of the reports of the runs that have it."""
+        return list(filter(None, (of(run.report) for run in self.good)))
+
     def measure(self, of: Callable[[RunReport], Statistic | None]) -> Measure | None:
         """Summarise one statistic of the runs that have it."""
-        found = [statistic for statistic in (of(run.report) for run in self.good) if statistic]
-        if not found:
-            return None
         medians, spreads, lines = [], [], 0
-        for statistic in found:
+        for statistic in self.known(of):
             medians.append(statistic.median)
             spreads.append(statistic.iqr)
             lines += statistic.n
+        if not medians:
+            return None
         spread = statistics.median(spreads)
         return Measure(statistics.median(medians), tuple(medians), spread, lines, mean_interval(medians))
 
@@ -138,12 +150,19 @@ def group_runs(runs: Sequence[RunData]) -> list[ComparisonRow]:
     rows = []
     for key in sorted(grouped, key=place):
         same = grouped[key]
-        own_notes = chain.from_iterable(notes.get(run.name, ()) for run in same)
+        own_notes: list[str] = []
+        for run in same:
+            own_notes += notes.get(run.name, ())
         rows.append(ComparisonRow(key[0], tuple(same), tuple(own_notes)))
     distinct = len({row.name for row in rows}) == len(rows)
     if not distinct:
         rows = [replace(row, by_gpus=True) for row in rows]
     return rows
+
+
+def labels_of(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return the labels of rows, each once."""
+    return list(dict.fromkeys(row.label for row in rows))
 
 
 def _number(value: object) -> float:

@@ -12,8 +12,10 @@ from fp8launch.report.cells import NONE
 from fp8launch.report.columns import Table, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
+from fp8launch.report.grouping import labels_of
 from fp8launch.report.html_pictures import picture_html
 from fp8launch.report.html_text import LONGEST_PART, breakable, quiet
+from fp8launch.report.parity import Parity
 from fp8launch.report.plot_bars import MOST_BARS
 from fp8launch.report.plots import available, pictures
 from fp8launch.report.remarks import LEGEND, differences_table, phases_table, remarks
@@ -72,7 +74,8 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 
 def to_html(comparison: Comparison) -> str:
     """Render the whole report. Pictures are left out where matplotlib is missing."""
     condemned = unlike_rows(comparison)
-    results = _html_table(main_table(comparison.entries), [condemned.get(e.row.name, "") for e in comparison.entries])
+    why = [condemned.get(row.name, "") for row in comparison.rows]
+    results = _html_table(main_table(comparison.entries), why)
     tables = [_section("Results", results, _legend(comparison))]
     phases = phases_table(comparison)
     if phases:
@@ -90,7 +93,7 @@ def to_html(comparison: Comparison) -> str:
         none = "The logs and manifests show no other differences that affect speed or loss."
         parts.append(_section("Differences", f"<p>{none}</p>"))
     if comparison.parities:
-        parts.append(_section("Loss parity", _list([parity.sentence() for parity in comparison.parities])))
+        parts.append(_section("Loss parity", _list(list(map(Parity.sentence, comparison.parities)))))
     parts.append(_section("Runs", _html_table(_runs(comparison)), _commands(comparison)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -105,7 +108,7 @@ def _head(comparison: Comparison) -> str:
     """The conclusion, and below it what was compared."""
     runs = len(comparison.runs())
     made = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
-    labels = list(dict.fromkeys(entry.row.label for entry in comparison.entries))
+    labels = labels_of(comparison.rows)
     title = "; ".join(labels)
     if len(labels) > 4:
         title = f"{len(labels)} variants"
@@ -135,7 +138,11 @@ def _list(lines: Sequence[str]) -> str:
 
 def _legend(comparison: Comparison) -> str:
     cells = " ".join(map(" ".join, main_table(comparison.entries).rows))
-    return quiet("; ".join(f"{mark}: {text}" for mark, text in LEGEND.items() if mark in cells))
+    used = []
+    for mark, text in LEGEND.items():
+        if mark in cells:
+            used.append(f"{mark}: {text}")
+    return quiet("; ".join(used))
 
 
 def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:

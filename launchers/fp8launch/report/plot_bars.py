@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fp8launch.report.cells import ratio_mark
-from fp8launch.report.columns import Entry, Published
+from fp8launch.report.entry import Entry, Published
 from fp8launch.report.plot_encoding import Encoding
 from fp8launch.report.plot_style import HEIGHT, INK, Panel, Picture, few_ticks, plain, thousands
 from fp8launch.report.plot_values import Of, Value, loss, memory, value_of

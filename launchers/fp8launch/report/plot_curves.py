@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from fp8launch.report.columns import Entry
+from fp8launch.report.entry import Entry
 from fp8launch.report.plot_encoding import Encoding, Lines, curve_panels
 from fp8launch.report.plot_style import (
     INK,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
-from fp8launch.report.columns import Entry
+from fp8launch.report.entry import Entry
 from fp8launch.report.plot_style import COLOURS, DASHES, MARKERS, MOST_LINES, Key, plain
 from fp8launch.untyped import as_int
 from fp8launch.wording import counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fp8launch.report.columns import Entry
+from fp8launch.report.entry import Entry
 from fp8launch.report.plot_encoding import Encoding, Lines, Size, grouped, length, lines_of, row_names, world
 from fp8launch.report.plot_style import INK, Panel, Picture, doubling_axis, left_out, thousands
 from fp8launch.report.plot_values import Of, Value, memory, total, value_of

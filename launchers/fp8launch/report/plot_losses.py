@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from fp8launch.report.columns import Entry
+from fp8launch.report.entry import Entry
 from fp8launch.report.loss_curves import losses, smooth
 from fp8launch.report.parity import Parity
 from fp8launch.report.plot_curves import Point, curve_key, draw_borders, draw_curve, rolling, values_of

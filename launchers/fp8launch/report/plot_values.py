@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fp8launch.report.columns import Entry
+from fp8launch.report.entry import Entry
 from fp8launch.report.grouping import Measure
 
 

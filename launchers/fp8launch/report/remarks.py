@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8launch.report.columns import Entry, Table
+from fp8launch.report.columns import Table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import shortened
+from fp8launch.report.entry import Entry
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_data import UNITS
 
@@ -106,7 +107,7 @@ def remarks(comparison: Comparison) -> list[str]:
             f"speed-up: tokens/s/GPU over {comparison.baseline}, of the row that differs least; intervals marked "
             "'within' cover the iterations of two single runs, the others cover repeats"
         )
-    if any(entry.row.good for entry in comparison.entries):
+    if comparison.good:
         lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from fp8launch.logs import Failure
+from fp8launch.report.json_values import json_mapping
 from fp8launch.report.machines import Machines
 from fp8launch.report.steady_state import RULE, SteadyState, ranges
 
@@ -123,20 +123,12 @@ class RunReport:
         """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""
         out: dict[str, object] = {}
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, Statistic | Failure | Machines):
-                value = value.as_json()
-            out[name] = value
+            out[name] = getattr(self, name)
         del out["steady_state"], out["argument_dump"]
         out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
-        out["validations"] = list(self.validations)
-        out["attempts"] = [attempt.as_json() for attempt in self.attempts]
-        out["timers_ms"] = {name: value.as_json() for name, value in self.timers_ms.items()}
-        out["notes"] = list(self.notes)
-        out["phases"] = [phase.as_json() for phase in self.phases]
         if self.status != "failed":
             del out["failure"]
-        return {name: _json_value(value) for name, value in out.items()}
+        return json_mapping(out)
 
 
 @dataclass(frozen=True)
@@ -169,16 +161,3 @@ class PhaseReport:
         )  # fmt: skip
         whole = self.report.as_json()
         return {"name": self.name, "begin": self.begin, "end": self.end, **{name: whole[name] for name in kept}}
-
-
-def _json_value(value: object) -> object:
-    """Replace what JSON does not know: NaN and infinity become None, anything else its text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): _json_value(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set):
-        return list(map(_json_value, value))
-    return str(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fp8launch.report.differences import Comparability, speed_comparability
-from fp8launch.report.grouping import ComparisonRow
+from fp8launch.report.grouping import ComparisonRow, labels_of
 from fp8launch.report.intervals import Interval, interval_json, ratio_interval
 from fp8launch.report.run_data import UNITS, Unit
 
@@ -89,7 +89,7 @@ class ScalingEfficiency:
 def efficiencies(rows: Sequence[ComparisonRow], force: bool = False) -> dict[str, ScalingEfficiency]:
     """Return by row name the efficiency of every variant that was run on several numbers of GPUs."""
     found: dict[str, ScalingEfficiency] = {}
-    for label in dict.fromkeys(row.label for row in rows):
+    for label in labels_of(rows):
         sized = [row for row in rows if row.label == label and row.world]
         sized.sort(key=lambda row: row.world or 0)
         good = [row for row in sized if row.good]

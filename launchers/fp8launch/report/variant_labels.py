@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 
 from fp8launch.engines.base import OWN_ENTRY_TITLE
-from fp8launch.report.differences import differing, facts_of_axis, kind_of
+from fp8launch.report.differences import affects_speed, differing_facts, facts_of_axis
 from fp8launch.report.run_data import RunData, StudyPoint
 from fp8launch.report.run_facts import SETTINGS, UNSET
 
@@ -73,7 +73,7 @@ def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
 
 def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     """Without a study, whatever may change the speed and differs between the runs makes a variant."""
-    names = list(filter(_makes_variant, differing([run.facts for run in runs])))
+    names = list(filter(_makes_variant, differing_facts(runs)))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
     per_gpu = set(map(_batch_per_gpu, runs))
     if len(per_gpu) == 1 and None not in per_gpu and "global_batch_size" in names:
@@ -95,7 +95,7 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
 def _makes_variant(name: str) -> bool:
     if name in _CIRCUMSTANCES:
         return False
-    return name == "precision" or kind_of(name) != "neutral"
+    return name == "precision" or affects_speed(name)
 
 
 def _batch_per_gpu(run: RunData) -> float | None:

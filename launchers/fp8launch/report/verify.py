@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from fp8launch.logs import Evidence, ParsedLog, Process, attempts_of
 from fp8launch.report.fp8_evidence import FindingKind, Fp8Finding, kernels_finding, modules_finding
+from fp8launch.report.json_values import json_list
 from fp8launch.report.sharding import judge_sharding
 from fp8launch.untyped import as_mapping
 
@@ -66,7 +67,7 @@ class Verification:
             "ok": self.ok,
             "asked": self.asked,
             "recipe": self.recipe,
-            "evidence": [f.as_json() for f in self.findings],
+            "evidence": json_list(self.findings),
             "not_partitioned": self.not_partitioned and self.not_partitioned.text,
             "warnings": list(self.warnings),
         }
@@ -188,7 +189,7 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
         "verified": found.verdict == "verified",
         "verdict": found.verdict,
         "evidence": evidence,
-        "findings": [finding.as_json() for finding in found.findings],
+        "findings": json_list(found.findings),
         "warnings": list(found.warnings),
     }
 

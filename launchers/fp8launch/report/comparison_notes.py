@@ -1,0 +1,61 @@
+"""Notes on a comparison: what to know before its numbers are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from fp8launch.report.differences import affects_speed, differing_facts
+from fp8launch.report.grouping import ComparisonRow
+from fp8launch.report.run_data import NOT_SUBMITTED, RunData
+from fp8launch.wording import counted
+
+# A longer list of names is cut, with a note.
+_MOST_NAMES = 8
+
+
+def row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
+    """Return what to know of one row. `recomputed` says that TFLOP/s are not those of the logs."""
+    notes = list(row.notes)
+    if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
+        notes.append("TFLOP/s are the log's own: its arguments do not determine them")
+    names = ", ".join(filter(affects_speed, differing_facts(row.runs)))
+    if names:
+        notes.append(f"its runs differ in {names}")
+    notes += dict.fromkeys(chain.from_iterable(run.report.notes for run in row.good))
+    return notes
+
+
+def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
+    """Return what to know of all rows together."""
+    notes = []
+    if recomputed:
+        notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
+    absent: list[RunData] = []
+    peaks: set[object] = set()
+    for row in rows:
+        for run in row.runs:
+            if run.absent:
+                absent.append(run)
+            if run.good and run.report.mfu_denominator:
+                peaks.add(run.report.mfu_denominator["peak_tflops"])
+    if absent:
+        notes.append(_note_of_absent(absent))
+    if any(len(row.good) == 1 for row in rows):
+        notes.append(
+            "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
+            "--repeat 3 measures them"
+        )
+    if len(peaks) > 1:
+        notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
+    return notes
+
+
+def _note_of_absent(runs: Sequence[RunData]) -> str:
+    names = [run.name for run in runs[:_MOST_NAMES]]
+    if len(runs) > _MOST_NAMES:
+        names.append(f"and {len(runs) - _MOST_NAMES} more")
+    text = f"{counted(len(runs), 'run')} of the study missing: {', '.join(names)}"
+    if any(run.absent == NOT_SUBMITTED for run in runs):
+        text += "; repeat the same `submit` to submit the rest"
+    return text

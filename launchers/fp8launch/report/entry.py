@@ -1,0 +1,56 @@
+"""A row of a comparison with its numbers: what tables and pictures show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fp8launch.report.grouping import ComparisonRow, Measure
+from fp8launch.report.loss_summary import LossSummary, compares_learning
+from fp8launch.report.scaling import Ratio, ScalingEfficiency
+
+
+@dataclass(frozen=True)
+class Published:
+    """The speed that the recipe quotes; `ratio` is the measured speed over it, in tokens/s/GPU."""
+
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float | None
+    gpus: int | None
+    source: str
+    ratio: float | None
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {**vars(self), "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row with its numbers. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, currency/million."""
+
+    row: ComparisonRow
+    tokens: Measure | None
+    step_time: Measure | None
+    tflops: Measure | None
+    mfu: Measure | None
+    peak_tflops: float | None
+    peak_memory_mib: float | None
+    tokens_total: float | None
+    energy_per_token: float | None
+    cost_per_million_tokens: float | None
+    speedup: Ratio | None
+    efficiency: ScalingEfficiency | None
+    published: Published | None
+    notes: tuple[str, ...]
+    loss: LossSummary | None = None
+
+
+def about_loss(entries: Iterable[Entry]) -> bool:
+    """Return whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
+    return compares_learning([entry.row.runs for entry in entries])
+
+
+def scaling_modes(entries: Iterable[Entry]) -> list[str]:
+    """Return how rows of the same variant grow with the number of GPUs: weak, strong or neither."""
+    return sorted({entry.efficiency.mode for entry in entries if entry.efficiency})
