@@ -13,7 +13,10 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import truediv
 from typing import Literal
+
+from fp8launch.report.pieces import pieces
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -78,7 +81,7 @@ def mean_interval(runs: Sequence[float]) -> Interval | None:
 
 
 def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.median(values) for values in runs if values]
+    return list(map(statistics.median, filter(None, runs)))
 
 
 def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
@@ -101,7 +104,7 @@ def _within_runs(ours: Sequence[float], base: Sequence[float]) -> Interval | Non
     # A fixed seed: the same logs give the same report.
     dice = random.Random(20)
     a, b = _resampled_medians(ours, dice), _resampled_medians(base, dice)
-    ratios = sorted(x / y for x, y in zip(a, b, strict=True))
+    ratios = sorted(map(truediv, a, b))
     edge = int(RESAMPLES * (1 - CONFIDENCE) / 2)
     method = f"block bootstrap over {len(ours)} and {len(base)} iteration lines"
     return Interval(ratios[edge], ratios[-1 - edge], "iterations", method)
@@ -125,7 +128,7 @@ def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[flo
 
 def _batched(values: Sequence[float]) -> list[float]:
     size = -(-len(values) // MOST_BATCHES)
-    return [statistics.median(values[i : i + size]) for i in range(0, len(values), size)]
+    return list(map(statistics.median, pieces(values, size)))
 
 
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.report.run_data import RunData
-from fp8launch.report.steady_state import field_names, values
+from fp8launch.report.steady_state import NUMBER, field_names, values
 
 _LM_LOSS = f"{LOSS_PREFIX}lm loss"
 Curve = dict[int, float]  # loss, or a difference of it, by iteration
+Point = tuple[int, float]
 
 
 def relative(mine: Curve, theirs: Curve) -> Curve:
@@ -27,8 +28,10 @@ def relative(mine: Curve, theirs: Curve) -> Curve:
 
 def mean(curves: Sequence[Curve]) -> Curve:
     """Return the mean of curves at the iterations that all have."""
-    common = set(curves[0]).intersection(*curves[1:])
-    return {number: statistics.fmean(curve[number] for curve in curves) for number in common}
+    found = {}
+    for number in set(curves[0]).intersection(*curves[1:]):
+        found[number] = statistics.fmean([curve[number] for curve in curves])
+    return found
 
 
 def average(curve: Curve, numbers: Sequence[int]) -> float:
@@ -43,7 +46,7 @@ def losses(run: RunData) -> Curve:
     names = field_names(lines, LOSS_PREFIX)
     if not names and run.report.nan_iterations:
         # A loss that was NaN from the start has never been printed.
-        return dict.fromkeys((line.number for line in lines), math.nan)
+        return dict.fromkeys(map(NUMBER, lines), math.nan)
     if not names:
         return {}
     name = names[0]
@@ -55,6 +58,16 @@ def losses(run: RunData) -> Curve:
         if line.number not in mixed:
             curve[line.number] = loss
     return curve
+
+
+def finite_losses(run: RunData) -> list[Point]:
+    """Return the losses of a run by iteration, without those that are missing or NaN."""
+    return [(number, loss) for number, loss in sorted(losses(run).items()) if math.isfinite(loss)]
+
+
+def values_of(points: Iterable[Point]) -> list[float]:
+    """Return the values of a curve, without their iterations."""
+    return [value for _, value in points]
 
 
 def first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from fp8launch.report.differences import UNLIKE, Facts
-from fp8launch.report.loss_curves import losses
+from fp8launch.report.loss_curves import finite_losses, values_of
 from fp8launch.report.run_data import RunData
 
 # The end of a training that is smoothed: this share of its iterations, and at least so many.
@@ -57,27 +57,27 @@ class LossSummary:
 
 def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
     """Summarise the losses of runs of one kind; None where none has logged a finite one."""
-    ends = []
+    lasts, smoothed, counts = [], [], []
     for run in runs:
-        curve = losses(run)
-        values = [curve[number] for number in sorted(curve) if math.isfinite(curve[number])]
+        values = values_of(finite_losses(run))
         if values:
             count = min(len(values), max(LEAST, round(SHARE * len(values))))
-            ends.append((values[-1], statistics.fmean(values[-count:]), count))
-    if not ends:
+            lasts.append(values[-1])
+            smoothed.append(statistics.fmean(values[-count:]))
+            counts.append(count)
+    if not counts:
         return None
-    smoothed = [end[1] for end in ends]
     middle = statistics.median(smoothed)
     perplexity = None
     if middle < _LARGEST:
         perplexity = math.exp(middle)
     return LossSummary(
-        last=statistics.median(end[0] for end in ends),
+        last=statistics.median(lasts),
         smoothed=middle,
         perplexity=perplexity,
         spread=max(smoothed) - min(smoothed),
-        iterations=min(end[2] for end in ends),
-        runs=len(ends),
+        iterations=min(counts),
+        runs=len(counts),
         values=tuple(smoothed),
     )
 
@@ -90,8 +90,8 @@ def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
         facts = runs[0].facts
         work = _texts(facts, ("precision", "script", *sorted(UNLIKE)))
         alike.setdefault(work, set()).add(_texts(facts, LEARNING))
-    return any(len(different) > 1 for different in alike.values())
+    return max(map(len, alike.values()), default=0) > 1
 
 
 def _texts(facts: Facts, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(str(facts.get(name)) for name in names)
+    return tuple(map(str, map(facts.get, names)))

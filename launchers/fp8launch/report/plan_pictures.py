@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from fp8launch.planning.step_time import StepTime
@@ -53,7 +54,7 @@ class PlanPoints:
 
 def plan_pictures(points: PlanPoints) -> list[Picture]:
     """Return the pictures side by side; the last one only with several numbers of GPUs."""
-    bars = [(str(number), one) for number, one in enumerate(points.shown[:MOST_SHOWN], 1)]
+    bars = list(zip(map(str, count(1)), points.shown[:MOST_SHOWN], strict=False))
     if points.own:
         bars.append(("recipe", points.own))
     names, steps, rows = [], [], 0.0
@@ -64,7 +65,12 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
         rows += 1 + 0.4 * name.count("\n")
     tall = max((0.65 + 0.4 * rows) / HEIGHT, 1.0)
     used = _groups_seen(steps)
-    remark = ", ".join(_legend(name) for name in used if name.endswith("communication"))
+    keys, exposed = [], []
+    for group in used:
+        keys.append(Key(_legend(group), _COLOUR[group], shape="bar"))
+        if group.endswith("communication"):
+            exposed.append(_legend(group))
+    remark = ", ".join(exposed)
     if remark:
         remark += ": exposed communication"
     found = [
@@ -73,27 +79,34 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
             "plan_terms",
             "Where the time of a step goes",
             (Panel(partial(_draw_terms, names=names, steps=steps, used=used), tall=tall, left=0.15),),
-            tuple(Key(_legend(name), _COLOUR[name], shape="bar") for name in used),
+            tuple(keys),
             remark,
         ),
     ]
     if len(points.best) > 1:
-        keys = (
+        explained = (
             Key("fastest layout at each size, same batch", _FRONT, marker="o"),
             Key("if every GPU stayed as fast", _OTHER, dash="--"),
         )
         panel = Panel(partial(_draw_sizes, best=points.best))
-        found.append(Picture("plan_sizes", "Time against the number of GPUs", (panel,), keys))
+        found.append(Picture("plan_sizes", "Time against the number of GPUs", (panel,), explained))
     return found
 
 
 def _groups_seen(steps: Sequence[StepTime]) -> list[str]:
     """The groups of terms that are long enough in one of the bars."""
-    least = _SEEN * max(step.ms for step in steps)
-    seen: set[str] = set()
+    least = _SEEN * _longest(steps)
+    seen = set()
     for step in steps:
-        seen.update(name for name, ms in grouped(step).items() if ms > least)
+        for name, ms in grouped(step).items():
+            if ms > least:
+                seen.add(name)
     return [name for name in GROUPS if name in seen]
+
+
+def _longest(steps: Sequence[StepTime]) -> float:
+    """The time of the longest step in ms."""
+    return max(step.ms for step in steps)
 
 
 def _legend(group: str) -> str:
@@ -113,7 +126,8 @@ def _keys(points: PlanPoints) -> tuple[Key, ...]:
 
 def _draw_memory(ax: Any, points: PlanPoints) -> None:
     """Draw every layout, the front, and the numbers of the layouts shown in a column at the right."""
-    ax.plot(*zip(*points.cloud, strict=True), ".", color=_OTHER, alpha=0.45, markersize=3.5, markeredgewidth=0)
+    memories, speeds = map(list, zip(*points.cloud, strict=True))
+    ax.plot(memories, speeds, ".", color=_OTHER, alpha=0.45, markersize=3.5, markeredgewidth=0)
     ax.plot(*zip(*sorted(points.front), strict=True), "-o", color=_FRONT, markersize=3.5, linewidth=1.2)
     shown = points.shown[:MOST_SHOWN]
     ax.axvline(points.capacity, color=INK, linestyle=":", linewidth=1.2)
@@ -121,9 +135,11 @@ def _draw_memory(ax: Any, points: PlanPoints) -> None:
     if points.own:
         named.append(points.own)
         ax.plot(points.own.peak, points.own.step.tokens_per_s_per_gpu, "D", color=_OWN, markersize=5, zorder=4)
-    speeds = [speed for _, speed in points.cloud] + [one.step.tokens_per_s_per_gpu for one in named]
-    widest = max([points.capacity, *(one.peak for one in named)])
-    top = 1.1 * max(speeds)
+    widest, fastest = points.capacity, max(speeds)
+    for one in named:
+        widest = max(widest, one.peak)
+        fastest = max(fastest, one.step.tokens_per_s_per_gpu)
+    top = 1.1 * fastest
     # Labels in the order of their speeds, far enough apart to be read.
     level = top
     for number, one in sorted(enumerate(shown, 1), key=lambda pair: -pair[1].step.tokens_per_s_per_gpu):
@@ -143,7 +159,7 @@ def _draw_memory(ax: Any, points: PlanPoints) -> None:
 
 def _draw_terms(ax: Any, names: Sequence[str], steps: Sequence[StepTime], used: Sequence[str]) -> None:
     """Draw a stacked bar for each step below its name."""
-    longest = max(step.ms for step in steps)
+    longest = _longest(steps)
     place = {"textcoords": "offset points", "fontsize": 8}
     top = 0.0
     for name, step in zip(names, steps, strict=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from fp8launch.report.entry import Entry
+from fp8launch.report.loss_curves import Point, values_of
 from fp8launch.report.plot_encoding import Encoding, Lines, curve_panels
 from fp8launch.report.plot_style import (
     INK,
@@ -22,7 +23,6 @@ from fp8launch.report.plot_style import (
 )
 from fp8launch.report.run_data import RunData
 
-Point = tuple[int, float]
 # The frame of step times ends at this many medians.
 _FRAME = 2.0
 # More rows than this are no picture of step time over iterations.
@@ -55,11 +55,6 @@ def draw_curve(ax: Any, points: Sequence[Point], key: Key, offset: int, count: i
 
 
 # --- Step time ------------------------------------------------------------------------------------------------------
-
-
-def values_of(points: Iterable[Point]) -> list[float]:
-    """Return the values of a curve, without their iterations."""
-    return [value for _, value in points]
 
 
 def rolling(points: Sequence[Point], window: int) -> list[tuple[int, float, float, float]]:

@@ -45,19 +45,23 @@ class Encoding:
 
 def encode(entries: Sequence[Entry]) -> Encoding:
     """Choose what the colours and the panels of these rows stand for."""
-    words = {entry.row.name: _precision(entry) for entry in entries}
-    panels = {entry.row.name: _rest(entry) for entry in entries}
+    words, panels = _by_row(entries, _precision), _by_row(entries, _rest)
     if _tells_apart(entries, words, panels):
         return Encoding(words, panels, _precision_colours(list(dict.fromkeys(words.values()))))
-    words = {entry.row.name: _without_length(entry) for entry in entries}
+    words = _by_row(entries, _without_length)
     # In bf16 first: it has the same colour in every report.
     order = sorted(dict.fromkeys(words.values()), key=lambda word: not word.startswith("bf16"))
     pages = dict.fromkeys(order, "")
     count = -(-len(order) // MOST_LINES)
     if count > 1:
-        pages = {word: f"{i // MOST_LINES + 1} of {count}" for i, word in enumerate(order)}
+        for i, word in enumerate(order):
+            pages[word] = f"{i // MOST_LINES + 1} of {count}"
     panels = {name: pages[word] for name, word in words.items()}
     return Encoding(words, panels, dict(zip(order, cycle(COLOURS), strict=False)))
+
+
+def _by_row(entries: Sequence[Entry], word: Callable[[Entry], str]) -> dict[str, str]:
+    return {entry.row.name: word(entry) for entry in entries}
 
 
 def _tells_apart(entries: Sequence[Entry], words: Mapping[str, str], panels: Mapping[str, str]) -> bool:
@@ -92,13 +96,19 @@ def _precision(entry: Entry) -> str:
 
 
 def _without_length(entry: Entry) -> str:
-    parts = [part for part in _parts(entry) if part != f"seq {length(entry)}"]
-    return ", ".join(parts) or _precision(entry)
+    return _label_without(entry, _length_part(entry)) or _precision(entry)
 
 
 def _rest(entry: Entry) -> str:
     """The label without precision and sequence length."""
-    left_out = (_precision(entry), f"seq {length(entry)}")
+    return _label_without(entry, _precision(entry), _length_part(entry))
+
+
+def _length_part(entry: Entry) -> str:
+    return f"seq {length(entry)}"
+
+
+def _label_without(entry: Entry, *left_out: str) -> str:
     return ", ".join(part for part in _parts(entry) if part not in left_out)
 
 
@@ -203,7 +213,10 @@ def curve_panels(entries: Sequence[Entry], encoding: Encoding) -> list[tuple[str
             size = world
         else:
             panel = partial(_panel_and_gpus, encoding)
-    return [(title, same, lines_of(same, size)) for title, same in grouped(entries, panel).items()]
+    panels = []
+    for title, same in grouped(entries, panel).items():
+        panels.append((title, same, lines_of(same, size)))
+    return panels
 
 
 def _panel_and_gpus(encoding: Encoding, entry: Entry) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fp8launch.report.entry import Entry
+from fp8launch.report.entry import Entry, scaling_modes
 from fp8launch.report.plot_encoding import Encoding, Lines, Size, grouped, length, lines_of, row_names, world
 from fp8launch.report.plot_style import INK, Panel, Picture, doubling_axis, left_out, thousands
 from fp8launch.report.plot_values import Of, Value, memory, total, value_of
@@ -62,8 +62,8 @@ def sequence_pictures(entries: Sequence[Entry], encoding: Encoding, memory: bool
 def scaling_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]:
     """Return scaling efficiency over GPUs, and total speed where the sequence length does not have it already."""
     over = _Over("scaling", "number of GPUs", "GPUs (log scale)", world, length)
-    modes = {entry.efficiency.mode for entry in entries if entry.efficiency}
-    unit = f"speed per GPU, % of the fewest GPUs\n({', '.join(sorted(modes))} scaling)"
+    modes = ", ".join(scaling_modes(entries))
+    unit = f"speed per GPU, % of the fewest GPUs\n({modes} scaling)"
     efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
     found = []
     if len(set(map(length, entries))) < 2:
@@ -99,7 +99,7 @@ def _line_picture(entries: Sequence[Entry], encoding: Encoding, quantity: Quanti
     dashes = lines_of(shown, over.other)
     top = None
     if quantity.shared:
-        top = max(_top(entry, quantity) for entry in shown)
+        top = _top(shown, quantity)
     panels = []
     for title, same in grouped(shown, encoding.panel).items():
         draw = partial(
@@ -126,11 +126,12 @@ def _lines(entries: Sequence[Entry], encoding: Encoding, over: _Over) -> dict[st
     return grouped(entries, line)
 
 
-def _top(entry: Entry, quantity: Quantity) -> float:
+def _top(entries: Sequence[Entry], quantity: Quantity) -> float:
+    """The highest end of an error bar."""
     top = quantity.full or 0.0
-    value = quantity.value(entry)
-    if value:
-        top = max(top, value.number + value.spread)
+    for entry in entries:
+        if value := quantity.value(entry):
+            top = max(top, value.number + value.spread)
     return top
 
 
@@ -165,7 +166,7 @@ def _draw_lines(
     if quantity.full is not None:
         ax.axhline(quantity.full, color=INK, linewidth=0.8, linestyle=":")
     doubling_axis(ax, list(filter(None, map(over.size, entries))), over.label)
-    ax.set_ylim(0, 1.08 * (top or max(_top(entry, quantity) for entry in entries)))
+    ax.set_ylim(0, 1.08 * (top or _top(entries, quantity)))
     unit = quantity.unit
     if with_ideal:
         unit += "\n(dotted: ideal)"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from fp8launch.report.entry import Entry
-from fp8launch.report.loss_curves import losses, smooth
+from fp8launch.report.loss_curves import Point, finite_losses, smooth, values_of
 from fp8launch.report.parity import Parity
-from fp8launch.report.plot_curves import Point, curve_key, draw_borders, draw_curve, rolling, values_of
+from fp8launch.report.plot_curves import curve_key, draw_borders, draw_curve, rolling
 from fp8launch.report.plot_encoding import Encoding, curve_panels
 from fp8launch.report.plot_style import INK, Key, Panel, Picture, few_ticks, left_out, plain, thinned
 from fp8launch.report.run_data import RunData
@@ -24,11 +22,6 @@ _MOST_ZOOMS = 2
 
 
 # --- Loss -----------------------------------------------------------------------------------------------------------
-
-
-def finite_losses(run: RunData) -> list[Point]:
-    """Return the losses of a run by iteration, without those that are missing or NaN."""
-    return [(number, loss) for number, loss in sorted(losses(run).items()) if math.isfinite(loss)]
 
 
 def _smoothed(run: RunData) -> list[Point]:
@@ -96,17 +89,17 @@ def _draw_losses(ax: Any, curves: _Curves, inset: bool) -> None:
     for i, (_, curve, key) in enumerate(curves):
         draw_curve(ax, curve, key, i, len(curves))
     draw_borders(ax, [entry.row.runs[0] for entry, *_ in curves])
-    _loss_axis(ax, values + _values(curves))
+    _loss_axis(ax, values + values_of(_points(curves)))
     ax.set_xlabel("iteration")
     if inset:
         _inset(ax, curves)
 
 
-def _values(curves: _Curves) -> list[float]:
-    """The losses of all these curves."""
-    found: list[float] = []
+def _points(curves: _Curves) -> list[Point]:
+    """The points of all these curves."""
+    found: list[Point] = []
     for _, points, _ in curves:
-        found += values_of(points)
+        found += points
     return found
 
 
@@ -137,7 +130,7 @@ def _draw_end(ax: Any, curves: _Curves) -> None:
     ends = _ends(curves)
     for i, (_, end, key) in enumerate(ends):
         draw_curve(ax, end, key, i, len(ends))
-    _loss_axis(ax, _values(ends))
+    _loss_axis(ax, values_of(_points(ends)))
     ax.set_xlabel("iteration")
 
 
@@ -148,15 +141,17 @@ _INSET = (0.5, 0.5, 0.48, 0.44)
 def _inset(ax: Any, curves: _Curves) -> None:
     """Draw the last quarter into the upper right corner, which falling curves leave free or are given."""
     low, high = ax.get_ylim()
-    points = list(chain.from_iterable(curve for _, curve, _ in curves))
+    points = _points(curves)
     first, last = min(points)[0], max(points)[0]
     border = first + (_INSET[0] - 0.15) * (last - first)
-    reach = max((loss for number, loss in points if number >= border), default=low)
-    reach = max(low, reach)
+    reach = low
+    for number, loss in points:
+        if number >= border:
+            reach = max(reach, loss)
     ax.set_ylim(low, max(high, low + (reach - low) / (_INSET[1] - 0.14)))
     small = ax.inset_axes(_INSET)
     _draw_end(small, curves)
-    values = _values(_ends(curves))
+    values = values_of(_points(_ends(curves)))
     room = 0.08 * (max(values) - min(values) or max(values))
     small.set_ylim(min(values) - room, max(values) + room)
     small.set(xlabel="", ylabel="")
@@ -172,7 +167,13 @@ def _inset(ax: Any, curves: _Curves) -> None:
 
 def parity_pictures(entries: Sequence[Entry], parities: Sequence[Parity], encoding: Encoding) -> list[Picture]:
     """Return each variant's loss relative to its baseline, with the noise between repeats as a band."""
-    drawable = {p.variant: p for p in parities if len(p.difference) > 1 and p.verdict != "too short"}
+    drawable: dict[str, Parity] = {}
+    missing: list[str] = []
+    for parity in parities:
+        if len(parity.difference) > 1 and parity.verdict != "too short":
+            drawable[parity.variant] = parity
+        else:
+            missing.append(parity.variant)
     shown = [entry for entry in entries if entry.row.name in drawable]
     if not shown:
         return []
@@ -196,7 +197,6 @@ def parity_pictures(entries: Sequence[Entry], parities: Sequence[Parity], encodi
         keys.append(Key(f"tolerance: ±{100 * tolerance:g} %", INK, ":"))
         draw = partial(_draw_parity, curves=curves, noise=noise, baseline=" or ".join(sorted(bases)))
         found.append(Panel(draw, title, tuple(keys)))
-    missing = [parity.variant for parity in parities if parity.variant not in drawable]
     remark = left_out(missing, "too short or not comparable")
     return [Picture("parity", "Loss relative to the baseline", tuple(found), (), remark)]
 
@@ -217,18 +217,22 @@ def _judged(parity: Parity) -> str:
     return f"{size} %, {parity.word}"
 
 
+def _percent(iterations: Sequence[int], differences: Sequence[float]) -> list[Point]:
+    return [(number, 100 * value) for number, value in zip(iterations, differences, strict=True)]
+
+
 def _draw_parity(ax: Any, curves: Sequence[tuple[Parity, Key]], noise: float | None, baseline: str) -> None:
     tolerance = 100 * curves[0][0].tolerance
     reach = 0.0
     for i, (parity, key) in enumerate(curves):
-        points = [(number, 100 * value) for number, value in zip(parity.iterations, parity.smoothed, strict=True)]
+        points = _percent(parity.iterations, parity.smoothed)
         if noise is None and len(curves) <= 4:
-            each = [(number, 100 * value) for number, value in zip(parity.iterations, parity.difference, strict=True)]
+            each = _percent(parity.iterations, parity.difference)
             numbers, low, _, high = zip(*thinned(rolling(each, max(9, parity.window))), strict=True)
             ax.fill_between(numbers, low, high, color=key.colour, alpha=0.15, linewidth=0)
         draw_curve(ax, points, key, i, len(curves))
         # The first tenth, where every model learns fastest, would set the scale of the rest.
-        reach = max(reach, *(abs(value) for _, value in points[len(points) // 10 :]))
+        reach = max(reach, *map(abs, values_of(points[len(points) // 10 :])))
     if noise is not None:
         ax.axhspan(-100 * noise, 100 * noise, color=INK, alpha=0.15, linewidth=0)
     for bound in (-tolerance, tolerance):

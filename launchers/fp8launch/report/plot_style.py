@@ -97,7 +97,7 @@ def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
     """Scale the x axis by powers of two, with a tick at each value."""
     numbers = sorted(set(values))
     ax.set_xscale("log", base=2)
-    ax.set_xticks(numbers, [f"{number:,}" for number in numbers])
+    ax.set_xticks(numbers, list(map("{:,}".format, numbers)))
     ax.minorticks_off()
     ax.set_xlim(numbers[0] / 1.15, numbers[-1] * 1.15)
     ax.set_xlabel(label)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.pieces import pieces
 from fp8launch.report.plot_bars import LOSS, MEMORY, MOST_BARS, STEP_TIME, THROUGHPUT, bar_picture
 from fp8launch.report.plot_curves import step_time_pictures
 from fp8launch.report.plot_encoding import encode
@@ -29,7 +30,7 @@ _TITLE = 0.36
 _PANEL_TITLE = 0.26
 _BELOW = 0.5
 _RIGHT = 0.2
-_ACROSS = 3
+_MOST_ACROSS = 3
 DPI = 150
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -45,7 +46,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     Where rows differ in how they learn, the losses come first.
     """
     every = comparison.entries
-    entries = [entry for entry in every if entry.row.good]
+    entries = comparison.good
     encoding = encode(every)
     learning = loss_pictures(every, encoding) + parity_pictures(every, comparison.parities, encoding)
     lines = sequence_pictures(entries, encoding, memory=len(entries) > MOST_BARS)
@@ -157,7 +158,7 @@ def figure_of(found: Sequence[Picture]) -> Any:
     from matplotlib.figure import Figure
 
     rows = list(_packed(found))
-    across = max(sum(picture.width for picture in row) for row in rows)
+    across = max(map(_across, rows))
     heights = [max(map(_height, row)) for row in rows]
     top = sum(heights)
     with _style():
@@ -174,7 +175,7 @@ def figure_of(found: Sequence[Picture]) -> Any:
 def _packed(found: Sequence[Picture]) -> Iterator[list[Picture]]:
     row: list[Picture] = []
     for picture in found:
-        if row and sum(other.width for other in row) + picture.width > _ACROSS:
+        if row and _across([*row, picture]) > _MOST_ACROSS:
             yield row
             row = []
         row.append(picture)
@@ -182,8 +183,13 @@ def _packed(found: Sequence[Picture]) -> Iterator[list[Picture]]:
         yield row
 
 
-def _panel_rows(picture: Picture) -> list[tuple[Panel, ...]]:
-    return [picture.panels[i : i + picture.width] for i in range(0, len(picture.panels), picture.width)]
+def _across(row: Sequence[Picture]) -> int:
+    """The number of panels side by side."""
+    return sum(picture.width for picture in row)
+
+
+def _panel_rows(picture: Picture) -> Iterator[Sequence[Panel]]:
+    return pieces(picture.panels, picture.width)
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -195,10 +201,10 @@ def _texts_height(picture: Picture) -> float:
     return _TITLE + _LINE * (remark.count("\n") + bool(remark)) + _LEGEND_LINE * len(_key_rows(picture))
 
 
-def _key_rows(picture: Picture) -> list[tuple[Key, ...]]:
+def _key_rows(picture: Picture) -> list[Sequence[Key]]:
     """The common legend in rows that fit the width."""
-    count = max(1, (78 * picture.width) // (8 + max((len(key.text) for key in picture.keys), default=1)))
-    return [picture.keys[i : i + count] for i in range(0, len(picture.keys), count)]
+    longest = max((len(key.text) for key in picture.keys), default=1)
+    return list(pieces(picture.keys, max(1, (78 * picture.width) // (8 + longest))))
 
 
 def _row_height(row: Sequence[Panel]) -> float:

@@ -85,7 +85,7 @@ class SteadyState:
         return covered
 
 
-_LOG, _NUMBER = attrgetter("log"), attrgetter("number")
+_LOG, NUMBER = attrgetter("log"), attrgetter("number")
 
 
 def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> SteadyState:
@@ -104,13 +104,13 @@ def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> Steady
         for reason in disturbed:
             kept += left_out.pop(reason)
         if disturbed:
-            kept.sort(key=_NUMBER)
+            kept.sort(key=NUMBER)
             notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
     if chosen and len(kept) < FEWEST:
         notes.append(f"{counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
     dropped: dict[str, tuple[int, ...]] = {}
     for reason, left in left_out.items():
-        dropped[reason] = tuple(map(_NUMBER, left))
+        dropped[reason] = tuple(map(NUMBER, left))
     if superseded:
         dropped["repeated by a later attempt"] = tuple(sorted(superseded))
     return SteadyState(chosen, tuple(kept), dropped, tuple(notes))

@@ -12,13 +12,14 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.report.loss_curves import losses
+from fp8launch.report.pieces import pieces
 from fp8launch.report.run_data import RunData
 from fp8launch.report.run_report import Statistic
 from fp8launch.report.steady_state import values
@@ -222,9 +223,9 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
                 tags["study"] = run.group
             made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
             params = [entities.Param(_key(name), str(value)[:_LONGEST_PARAM]) for name, value in run.config.items()]
-            for some in _pieces(params, _PARAMS_AT_ONCE):
+            for some in pieces(params, _PARAMS_AT_ONCE):
                 client.log_batch(made, params=some)
-            for some in _pieces(_mlflow_metrics(entities, run), _METRICS_AT_ONCE):
+            for some in pieces(_mlflow_metrics(entities, run), _METRICS_AT_ONCE):
                 client.log_batch(made, metrics=some)
             state = "FINISHED"
             if run.status == "failed":
@@ -277,7 +278,3 @@ def file_name(name: str) -> str:
 
 def _key(name: str) -> str:
     return re.sub(r"[^\w .:/-]+", "_", name)[:250]
-
-
-def _pieces(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    return (items[i : i + size] for i in range(0, len(items), size))
