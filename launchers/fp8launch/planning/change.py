@@ -21,10 +21,28 @@ class Change:
         return Change({**self.args, **other.args}, {**self.overrides, **other.overrides})
 
 
-def switched_off(args: Mapping[str, Any], *flags: str) -> Change:
-    """What takes flags away that a run has."""
-    on = [flag for flag in flags if args.get(flag)]
-    return Change(dict.fromkeys(on, False), {f"megatron.{flag}": "null" for flag in on})
+def flags(**values: Any) -> Change:
+    """Set Megatron's arguments by flags that a recipe states under the same names."""
+    overrides = {}
+    for name, value in values.items():
+        text = str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        elif isinstance(value, list):
+            text = f"[{', '.join(value)}]"
+        overrides[f"megatron.{name}"] = text
+    return Change(values, overrides)
+
+
+def cleared(args: Mapping[str, Any], *names: str) -> Change:
+    """Clear arguments, and the flags among them that a run states."""
+    return Change(dict.fromkeys(names), {f"megatron.{name}": "null" for name in names if args.get(name)})
+
+
+def switched_off(args: Mapping[str, Any], *names: str) -> Change:
+    """Switch off what a run has switched on of these flags."""
+    on = list(filter(args.get, names))
+    return Change(dict.fromkeys(on, False), cleared(args, *on).overrides)
 
 
 def _everything(overrides: Mapping[str, str]) -> bool:
@@ -53,4 +71,6 @@ class Target:
 
 def _plain(key: str, value: str) -> str:
     """One of the ways to write a value that means nothing else."""
-    return "1" if key == "parallel.vp" and value == "null" else value
+    if key == "parallel.vp" and value == "null":
+        return "1"
+    return value

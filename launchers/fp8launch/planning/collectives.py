@@ -25,7 +25,9 @@ class Group:
 
     def link(self, speeds: Speeds) -> str:
         """The slowest link that the group uses."""
-        return "NVLink" if self.inside(speeds.device.links.domain) >= self.size else "network"
+        if self.inside(speeds.device.links.domain) >= self.size:
+            return "NVLink"
+        return "network"
 
 
 def gather(size: float, group: Group, speeds: Speeds) -> float:
@@ -34,10 +36,13 @@ def gather(size: float, group: Group, speeds: Speeds) -> float:
         return 0.0
     share = size * (group.size - 1) / group.size
     inside = group.inside(speeds.device.links.domain)
-    over_nvlink = share / speeds.nvlink if inside > 1 else 0.0
+    over_network = share / (inside * speeds.network)
+    if inside == 1:
+        return over_network
+    over_nvlink = share / speeds.nvlink
     if inside >= group.size:
         return over_nvlink
-    return max(over_nvlink, share / (inside * speeds.network))
+    return max(over_nvlink, over_network)
 
 
 def exchange(size: float, group: Group, speeds: Speeds) -> float:
@@ -64,5 +69,6 @@ def rotate(size: float, group: Group, speeds: Speeds) -> float:
     """Seconds in which every member of a ring sends `size` bytes to the next: those of the slowest link."""
     if group.size <= 1:
         return 0.0
-    inside = group.inside(speeds.device.links.domain)
-    return size / (speeds.nvlink if inside >= group.size else speeds.network)
+    if group.inside(speeds.device.links.domain) >= group.size:
+        return size / speeds.nvlink
+    return size / speeds.network

@@ -26,9 +26,9 @@ def divisions(args: Arguments, target: Target) -> Iterator[Change]:
     """Every legal division: TP, PP with virtual stages, CP, EP, FSDP and the micro batch."""
     domain = target.speeds.device.links.domain
     for tp in _powers(min(domain, 8, target.gpus)):
-        if not _tensors_divide(args, tp):
+        if target.gpus % tp or not _tensors_divide(args, tp):
             continue
-        for pp in _divisors(target.gpus // tp, MOST_STAGES) if target.gpus % tp == 0 else ():
+        for pp in _divisors(target.gpus // tp, MOST_STAGES):
             for cp in _powers(target.gpus // (tp * pp)):
                 if not _sequences_divide(args, tp, cp) or target.gpus % (tp * pp * cp):
                     continue
@@ -113,23 +113,27 @@ def _tensors_divide(args: Arguments, tp: int) -> bool:
         sizes += [mamba.heads, mamba.groups]
     if any(size is None or size % tp for size in sizes):
         return False
+    multiple = 1
     recipe = QUANTIZATION.get(requested(args))
-    multiple = recipe.feature_multiple if recipe else None
-    ffn, hidden = whole(args, "ffn_hidden_size"), whole(args, "hidden_size")
-    return all(size is None or size // tp % (multiple or 1) == 0 for size in (ffn, hidden))
+    if recipe and recipe.feature_multiple:
+        multiple = recipe.feature_multiple
+    ffn, hidden = whole(args, "ffn_hidden_size") or 0, whole(args, "hidden_size") or 0
+    return ffn // tp % multiple == 0 and hidden // tp % multiple == 0
 
 
 def _sequences_divide(args: Arguments, tp: int, cp: int) -> bool:
     length = whole(args, "seq_length") or 0
-    if cp > 1 and (args.get("window_size") or cp > 16):
+    if cp == 1:
+        return length % tp == 0
+    if args.get("window_size") or cp > 16:
         return False
-    if cp > 1 and "mamba" in layer_kinds(args):
+    if "mamba" in layer_kinds(args):
         # Context parallel ranks divide the heads, and groups or copies of them (mamba_context_parallel.py).
         mamba = mamba_mixer(args)
         groups = max(mamba.groups // tp, 1)
         if mamba.heads // tp % cp or (groups % cp and cp % groups):
             return False
-    return length % (cp * 2 * tp if cp > 1 else tp) == 0
+    return length % (cp * 2 * tp) == 0
 
 
 def _experts(args: Arguments, target: Target, tp: int, pp: int) -> Iterator[Change]:

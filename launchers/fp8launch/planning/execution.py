@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fp8launch.megatron.dtype_sizes import offloaded_layers, recomputed_modules
 from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, whole
-from fp8launch.planning.change import Change, Target
+from fp8launch.planning.change import Change, Target, cleared, flags
 
 LAYER_GRAPHS = ("local", "transformer_engine")
 _GRAPH_FLAGS = ("cuda_graph_impl", "cuda_graph_modules", "cuda_graph_scope")
@@ -26,24 +26,23 @@ def dispatcher(args: Arguments, target: Target, ep: int) -> Change:
     flex = kind == "flex"
     if flex and args.get("moe_flex_dispatcher_backend") == "hybridep":
         return Change({}, {"env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(ep, domain))})
-    fixed = "megatron.moe_token_dispatcher_type" in target.fixed or any(args.get(name) for name in _ALLTOALL_ONLY)
+    fixed = "megatron.moe_token_dispatcher_type" in target.fixed or any(map(args.get, _ALLTOALL_ONLY))
     if flex or fixed or ep == 1 or target.gpu.capability < (9, 0):
         return Change()
-    hybridep = Change(
-        {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
-        {
-            "megatron.moe_token_dispatcher_type": "flex",
-            "megatron.moe_flex_dispatcher_backend": "hybridep",
-            "megatron.moe_hybridep_num_sms": "32",
-            "env.NVTE_FWD_LAYERNORM_SM_MARGIN": "20",
-            "env.NVTE_BWD_LAYERNORM_SM_MARGIN": "20",
-            "env.NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
-            "env.NVLINK_DOMAIN_SIZE": str(domain),
-            "env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(ep, domain)),
-            "env.USE_MNNVL": str(int(domain > 8)),
-        },
-    )
-    return hybridep if target.writable(hybridep.overrides) else Change()
+    settings = {
+        "megatron.moe_hybridep_num_sms": "32",
+        "env.NVTE_FWD_LAYERNORM_SM_MARGIN": "20",
+        "env.NVTE_BWD_LAYERNORM_SM_MARGIN": "20",
+        "env.NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
+        "env.NVLINK_DOMAIN_SIZE": str(domain),
+        "env.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(ep, domain)),
+        "env.USE_MNNVL": str(int(domain > 8)),
+    }
+    hybridep = flags(moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="hybridep")
+    hybridep = hybridep.then(Change({}, settings))
+    if not target.writable(hybridep.overrides):
+        return Change()
+    return hybridep
 
 
 def layer_graphs(args: Arguments, target: Target) -> Change | None:
@@ -68,21 +67,15 @@ def layer_graphs(args: Arguments, target: Target) -> Change | None:
             modules.pop()  # the number of rows varies
     if "mamba" in layer_kinds(args):
         modules.append("mamba")
-    graphs = Change(
-        {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules, "te_rng_tracker": True},
-        {
-            "megatron.cuda_graph_impl": "transformer_engine",
-            "megatron.cuda_graph_modules": "[" + ", ".join(modules) + "]",
-            "megatron.te_rng_tracker": "true",
-            "env.NCCL_GRAPH_REGISTER": "0",
-        },
-    )
-    return graphs if target.writable(graphs.overrides) else None
+    graphs = flags(cuda_graph_impl="transformer_engine", cuda_graph_modules=modules, te_rng_tracker=True)
+    graphs = graphs.then(Change({}, {"env.NCCL_GRAPH_REGISTER": "0"}))
+    if not target.writable(graphs.overrides):
+        return None
+    return graphs
 
 
 def no_layer_graphs(args: Arguments) -> Change:
     """What takes graphs of layers away, which Megatron refuses beside full recompute."""
     if args.get("cuda_graph_impl") not in LAYER_GRAPHS:
         return Change()
-    stated = [name for name in _GRAPH_FLAGS if args.get(name)]
-    return Change(dict.fromkeys(_GRAPH_FLAGS), {f"megatron.{name}": "null" for name in stated})
+    return cleared(args, *_GRAPH_FLAGS)

@@ -39,7 +39,9 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
     forward = software.launch_forward * (before + after) * scale
     backward = (before + after) * scale - forward
     launched = software.launch_forward * after * scale
-    waiting = max(launched - routed, 0.0) if _waits_for_routing(run) else 0.0
+    waiting = 0.0
+    if _waits_for_routing(run):
+        waiting = max(launched - routed, 0.0)
     if "moe" in recomputed_modules(run.args):
         # The backward pass begins with another forward pass of these.
         return HostTime(forward, backward + launched, 2 * waiting)
@@ -50,8 +52,7 @@ def _experts(run: Workload, kind: str, quantized: bool) -> float:
     """Seconds to launch dispatch, experts and combination for both passes, on the host of our measurements."""
     software, experts = run.speeds.software, run.model.experts_of(kind)
     assert experts is not None
-    recipe = run.recipe if quantized else "bf16"
-    each = software.launch_expert.get(recipe, software.launch_expert["bf16"])
+    each = software.launch_expert.get(run.recipe(quantized), software.launch_expert["bf16"])
     if run.on("use_transformer_engine_op_fuser"):
         each = 0.0  # one kernel for all experts
     if run.split.ep == 1:
@@ -70,13 +71,15 @@ def graphed(args: Arguments, *parts: str) -> float:
     """The share of these parts of a layer that CUDA graphs cover."""
     kind = args.get("cuda_graph_impl")
     scope = args.get("cuda_graph_modules") or args.get("cuda_graph_scope") or ()
-    scopes = {scope} if isinstance(scope, str) else set()
-    if isinstance(scope, (list, tuple)):
-        scopes = {str(one) for one in scope}
+    if isinstance(scope, str):
+        scope = (scope,)
+    elif not isinstance(scope, (list, tuple)):
+        scope = ()
+    scopes = set(map(str, scope))
     if kind == "full_iteration" or "full_iteration" in scopes:
         return 1.0
     if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
         return 0.0
     if not scopes or scopes == {"full"}:
         return float("moe" not in parts)
-    return sum(part in scopes for part in parts) / len(parts)
+    return len(scopes.intersection(parts)) / len(parts)

@@ -55,8 +55,10 @@ def _add_tensor_parallel(run: Workload, time: LayerTime, kind: str, recipe: str)
     if run.split.sequence_parallel:
         # Backward gathers the inputs of the column-parallel layers once more.
         backward += pairs * gathered
-    exposed = run.speeds.software.tp_overlapped if run.on("tp_comm_overlap") else 1.0
-    _add(time, f"TP communication ({group.link(run.speeds)})", forward * exposed, backward * exposed)
+    if run.on("tp_comm_overlap"):
+        forward *= run.speeds.software.tp_overlapped
+        backward *= run.speeds.software.tp_overlapped
+    _add(time, f"TP communication ({group.link(run.speeds)})", forward, backward)
 
 
 def _add_exchange_of_heads(run: Workload, time: LayerTime) -> None:

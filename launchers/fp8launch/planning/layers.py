@@ -41,9 +41,9 @@ def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
 def _passes(run: Workload, kind: str, quantized: bool) -> LayerTime:
     """Both passes of the parts `kind`, without what is recomputed."""
     time = LayerTime()
-    recipe = run.recipe if quantized else "bf16"
+    recipe = run.recipe(quantized)
     for linear in linears(run, kind):
-        _add_product(run, time, linear, recipe if linear.quantized else "bf16")
+        _add_product(run, time, linear, run.recipe(quantized and linear.quantized))
     if ATTENTION in kind:
         _add_attention(run, time, quantized)
     if MAMBA in kind and run.model.mamba:
@@ -64,12 +64,12 @@ def _add_product(run: Workload, time: LayerTime, linear: Linear, recipe: str) ->
     if recipe == "bf16":
         return
     traffic = QUANTIZING.get(recipe, 6.0) / run.speeds.memory
-    fused = linear.name == "experts fc2" and run.on("use_transformer_engine_op_fuser")
-    if not fused:
+    fused = run.on("use_transformer_engine_op_fuser")
+    if not (fused and linear.name == "experts fc2"):
         time.forward["quantization"] += linear.rows * linear.k * traffic
         if of_experts:
             time.routed += linear.rows * linear.k * traffic
-    if linear.name != "experts fc1" or not run.on("use_transformer_engine_op_fuser"):
+    if not (fused and linear.name == "experts fc1"):
         time.backward["quantization"] += linear.rows * linear.n * traffic
 
 
@@ -83,8 +83,9 @@ def _add_attention(run: Workload, time: LayerTime, quantized: bool) -> None:
     if model.latent:
         widths = model.latent.head + model.latent.rope + model.latent.value
     flops = 2 * run.tokens * heads * widths * _keys(run)
-    fp8 = quantized and run.on("fp8_dot_product_attention")
-    rate = run.speeds.attention_fp8 if fp8 else run.speeds.attention
+    rate = run.speeds.attention
+    if quantized and run.on("fp8_dot_product_attention"):
+        rate = run.speeds.attention_fp8
     if not model.latent and model.channels < 128:
         # The softmax of narrow heads takes as long as that of wide ones.
         rate *= max(model.channels / 128, 0.25) ** 0.5
@@ -102,7 +103,9 @@ def _keys(run: Workload) -> float:
         return length / 2
     near = min(window[0] + 1, length / 2)
     skip = run.args.get("window_attn_skip_freq")
-    full = 1 / skip if isinstance(skip, int) and skip > 0 else 0.0
+    if not isinstance(skip, int) or skip <= 0:
+        return near
+    full = 1 / skip
     return full * length / 2 + (1 - full) * near
 
 
@@ -116,14 +119,11 @@ def _add_elementwise(run: Workload, time: LayerTime, kind: str, recipe: str) -> 
     # Of each part a norm and a residual addition: 2 + 3 passes forward, 3 + 3 backward.
     forward, backward = len(kind) * 5 * hidden, len(kind) * 6 * hidden
     if ATTENTION in kind:
-        if model.latent:
-            heads = model.heads // split.tp
-            turned = run.tokens * heads * (2 * (model.latent.head + model.latent.rope) + model.latent.value)
-        else:
-            turned = run.tokens * (model.heads + 2 * max(model.groups, split.tp)) / split.tp * model.channels
-        turned *= BF16 / memory
+        turned = _turned(run) * (BF16 / memory)
         # Split, turn and join: fewer passes where one kernel does all.
-        passes = 2 if run.on("fused_single_qkv_rope") else 5
+        passes = 5
+        if run.on("fused_single_qkv_rope"):
+            passes = 2
         forward += passes * turned
         backward += passes * turned
         if model.qk_norm:
@@ -142,9 +142,20 @@ def _add_elementwise(run: Workload, time: LayerTime, kind: str, recipe: str) -> 
     time.backward["elementwise"] += backward
 
 
+def _turned(run: Workload) -> float:
+    """Elements of queries, keys and values that the rotary embedding's kernels pass."""
+    model, split = run.model, run.split
+    if model.latent is None:
+        return run.tokens * (model.heads + 2 * max(model.groups, split.tp)) / split.tp * model.channels
+    of_head = 2 * (model.latent.head + model.latent.rope) + model.latent.value
+    return run.tokens * (model.heads // split.tp) * of_head
+
+
 def _activation_passes(run: Workload) -> tuple[int, int]:
     """Passes over an MLP's inner width, forward and backward: a gated activation reads two and writes one."""
-    return (3, 5) if run.model.gated else (2, 3)
+    if run.model.gated:
+        return 3, 5
+    return 2, 3
 
 
 def _add_expert_traffic(run: Workload, time: LayerTime, experts: Experts) -> None:
@@ -162,9 +173,10 @@ def _add_expert_traffic(run: Workload, time: LayerTime, experts: Experts) -> Non
     time.forward["elementwise"] += forward_passes * wide + routed
     time.backward["elementwise"] += backward_passes * wide + routed
     if run.args.get("activation_func_clamp_value"):
-        first = rows * (2 if model.gated else 1) * experts.ffn / split.etp * BF16 / memory
-        # Transformer Engine's operation fuser computes a part of it with the products.
-        biased = software.biased_activation * (0.5 if fused else 1.0) * first
+        first = rows * model.first_outputs * experts.ffn / split.etp * BF16 / memory
+        biased = software.biased_activation * first
+        if fused:
+            biased *= 0.5  # Transformer Engine's operation fuser computes the rest with the products
         time.forward["expert activation"] += biased / 3
         time.routed += biased / 3
         time.backward["expert activation"] += biased * 2 / 3
@@ -190,7 +202,9 @@ def imbalance(run: Workload, experts: Experts) -> float:
 
 def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> None:
     """What the others wait for the rank whose experts have most tokens."""
-    excess = imbalance(run, experts) - 1 if experts else 0.0
+    excess = 0.0
+    if experts:
+        excess = imbalance(run, experts) - 1
     for passed in (time.forward, time.backward):
         routed = sum(part for name, part in passed.items() if "expert" in name)
         passed["expert imbalance"] += excess * routed
@@ -202,9 +216,11 @@ def _add_imbalance(run: Workload, time: LayerTime, experts: Experts | None) -> N
 # residual addition. A dense MLP's norm belongs to its first linear layer.
 _PARTS: Mapping[str, tuple[str, int]] = {"mlp": (MLP, 3), "moe": (EXPERTS, 5)}
 # Modules of linear layers, by the names of their products.
-_LINEARS: Mapping[str, tuple[str, ...]] = {
-    "shared_experts": ("shared fc1", "shared fc2"),
-    "mla_up_proj": ("query up", "key-value up"),
+_MODULE_OF = {
+    "shared fc1": "shared_experts",
+    "shared fc2": "shared_experts",
+    "query up": "mla_up_proj",
+    "key-value up": "mla_up_proj",
 }
 
 
@@ -212,7 +228,9 @@ def _recompute(run: Workload, time: LayerTime, kind: str, quantized: bool) -> fl
     """Seconds of forward work that selective recompute repeats: all that a module does, also its communication."""
     experts, modules = run.model.experts_of(kind), recomputed_modules(run.args)
     hidden = run.own_tokens * run.model.hidden * BF16 / run.speeds.memory
-    again = time.forward["attention"] if "core_attn" in modules else 0.0
+    again = 0.0
+    if "core_attn" in modules:
+        again += time.forward["attention"]
     if "layernorm" in modules:
         again += 2 * len(kind) * hidden
     for module, (part, outside) in _PARTS.items():
@@ -220,11 +238,10 @@ def _recompute(run: Workload, time: LayerTime, kind: str, quantized: bool) -> fl
             again += sum(_passes(run, part, quantized).forward.values()) - outside * hidden
     if "moe" in modules:
         modules -= {"moe_act", "shared_experts"}  # parts of it
-    repeated = [name for module in modules for name in _LINEARS.get(module, ())]
     for linear in linears(run, kind):
-        if linear.name in repeated:
+        if _MODULE_OF.get(linear.name) in modules:
             alone = LayerTime()
-            _add_product(run, alone, linear, run.recipe if quantized else "bf16")
+            _add_product(run, alone, linear, run.recipe(quantized))
             again += sum(alone.forward.values())
     if experts and experts.shared and "shared_experts" in modules:
         again += 3 * run.tokens * experts.shared / run.split.tp * BF16 / run.speeds.memory

@@ -11,6 +11,7 @@ from fp8launch.megatron.model_arithmetic import Arguments, layer_count, parse_la
 from fp8launch.planning.change import Change
 from fp8launch.planning.execution import LAYER_GRAPHS
 from fp8launch.planning.step_time import StepTime
+from fp8launch.wording import counted
 
 _SHORT = {
     ("precision.param_gather", "true"): "param gather",
@@ -86,7 +87,7 @@ class Layout:
         if keys.get("megatron.moe_flex_dispatcher_backend") == "hybridep":
             words.append("HybridEP")
         if "megatron.cuda_graph_impl" in keys:
-            words.append("layer graphs" if args.get("cuda_graph_impl") in LAYER_GRAPHS else "no graphs")
+            words.append(_graphs(args))
         if "precision.recipe" in keys:
             words.append(keys["precision.recipe"])
         words += [name for (key, value), name in _SHORT.items() if keys.get(key) == value]
@@ -96,20 +97,26 @@ class Layout:
 def _recomputed_layers(args: Arguments) -> str:
     if args.get("recompute_method") != "block":
         return "recompute all"
-    layers = args["recompute_num_layers"]
+    layers = whole(args, "recompute_num_layers") or 1
     if (whole(args, "pipeline_model_parallel_size") or 1) == 1:
         return f"recompute {layers} of {layer_count(args)} layers"
     # Megatron counts them in each virtual stage.
-    return f"recompute {layers} {'layer' if layers == 1 else 'layers'} a stage"
+    return f"recompute {counted(layers, 'layer')} a stage"
+
+
+def _graphs(args: Arguments) -> str:
+    if args.get("cuda_graph_impl") in LAYER_GRAPHS:
+        return "layer graphs"
+    return "no graphs"
 
 
 def _lighter_end(args: Arguments, pp: int) -> str:
     """How many layers the last stage holds, where a layout string gives it fewer than the others; else nothing."""
     pieces = parse_layout(str(args.get("pipeline_model_parallel_layout") or "")) or ()
-    stages = [sum(piece.count("t") for piece in pieces[rank::pp]) for rank in range(pp)]
+    stages = ["".join(pieces[rank::pp]).count("t") for rank in range(pp)]
     if not pieces or stages[-1] >= max(stages):
         return ""
-    return f"last stage {stages[-1]} {'layer' if stages[-1] == 1 else 'layers'}"
+    return f"last stage {counted(stages[-1], 'layer')}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fp8launch.megatron.architecture import Chunk
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, layer_count, whole
-from fp8launch.planning.change import Change, switched_off
+from fp8launch.planning.change import Change, cleared, flags, switched_off
 
 MOST_VIRTUAL = 20
 # How much more layers the largest stage may have than an even split gives it.
@@ -27,39 +27,42 @@ def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
     """The split of the layers over `pp` stages, plain and with virtual stages."""
     layers, mtp = layer_count(args) or 0, whole(args, "mtp_num_layers") or 0
     # The recipe's own split belongs to its own number of stages.
-    cleared = Change(
-        dict.fromkeys(_OF_ONE_PIPELINE), {f"megatron.{name}": "null" for name in _OF_ONE_PIPELINE if args.get(name)}
+    size = (
+        cleared(args, *_OF_ONE_PIPELINE)
+        .then(switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"))
+        .then(Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)}))
     )
-    cleared = cleared.then(
-        switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    )
-    size = Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)})
+    interleaves = pp > 1 and microbatches % pp == 0
     if hybrid := hybrid_layers(args):
         # The pattern alone says where stages begin; where it does not, they are even and not virtual.
         pieces = len(hybrid.segments)
-        legal = pieces <= pp or (pp > 1 and microbatches % pp == 0)
-        if (pieces if pieces > 1 else layers) % pp == 0 and legal:
-            none = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
-            yield cleared.then(size).then(none)
+        divided = layers
+        if pieces > 1:
+            divided = pieces
+        if divided % pp == 0 and (pieces <= pp or interleaves):
+            yield size.then(_virtual(1))
         return
-    for vp in range(1, MOST_VIRTUAL + 1 if pp > 1 and microbatches % pp == 0 else 2):
+    most_virtual = 1
+    if interleaves:
+        most_virtual = MOST_VIRTUAL
+    for vp in range(1, most_virtual + 1):
         pieces = pp * vp
         if pieces > layers + 2:
             return
         # Embedding and loss may take the place of a layer each; more uneven stages wait for the largest.
         if -(-layers // pieces) * pieces > UNEVEN * (layers + 2):
             continue
-        change = cleared.then(size)
-        if layers % pieces == 0 and not mtp:
-            stages = Change(
-                {"num_virtual_stages_per_pipeline_rank": vp if vp > 1 else None},
-                {"parallel.vp": str(vp) if vp > 1 else "null"},
-            )
-        elif pp > 1:
-            stages = _of_layout(stage_layout(layers, mtp, pieces))
+        if pp == 1 or (layers % pieces == 0 and not mtp):
+            yield size.then(_virtual(vp))
         else:
-            stages = Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
-        yield change.then(stages)
+            yield size.then(_of_layout(stage_layout(layers, mtp, pieces)))
+
+
+def _virtual(stages: int) -> Change:
+    """An even split into so many virtual stages on each rank."""
+    if stages == 1:
+        return Change({"num_virtual_stages_per_pipeline_rank": None}, {"parallel.vp": "null"})
+    return Change({"num_virtual_stages_per_pipeline_rank": stages}, {"parallel.vp": str(stages)})
 
 
 def stage_layout(layers: int, mtp: int, pieces: int) -> str:
@@ -74,24 +77,26 @@ def stage_layout(layers: int, mtp: int, pieces: int) -> str:
 
 def _layout(counts: Sequence[int], mtp: int) -> str:
     """Megatron's text of a pipeline layout with so many layers in each piece."""
-    words = [_letters(count) for count in counts]
+    words = list(map(_letters, counts))
     words[0] = "E" + words[0]
     text = ""
     for word, alike in itertools.groupby(words[:-1]):
         times = len(list(alike))
-        text += f"({word}|)*{times}," if times > 1 else f"{word}|"
+        if times > 1:
+            text += f"({word}|)*{times},"
+        else:
+            text += f"{word}|"
     return text + words[-1] + "m" * mtp + "L"
 
 
 def _letters(layers: int) -> str:
-    return f"t*{layers}" if layers > 1 else "t" * layers
+    if layers <= 1:
+        return "t" * layers
+    return f"t*{layers}"
 
 
 def _of_layout(text: str) -> Change:
-    return Change(
-        {"pipeline_model_parallel_layout": text, "num_virtual_stages_per_pipeline_rank": None},
-        {"megatron.pipeline_model_parallel_layout": text, "parallel.vp": "null"},
-    )
+    return flags(pipeline_model_parallel_layout=text).then(_virtual(1))
 
 
 def lighter_last_stage(pipeline: Sequence[Sequence[Chunk]], seconds: Sequence[float]) -> Change | None:
@@ -108,7 +113,10 @@ def lighter_last_stage(pipeline: Sequence[Sequence[Chunk]], seconds: Sequence[fl
     rest = seconds[-1] - layer * held[-1]
     fastest, counts = max(seconds) * (1 - WORTH), None
     even = layers // (virtual * len(held))
-    for each in {max(even, 1), even + 1} if virtual > 1 else {0}:
+    sizes = {0}
+    if virtual > 1:
+        sizes = {max(even, 1), even + 1}
+    for each in sizes:
         # All but the last pieces of the stages are alike, and those differ by a layer at most: with the interleaved
         # schedule, stages wait for one another in every turn, so whatever is uneven costs least beside the output.
         before = each * (virtual - 1)

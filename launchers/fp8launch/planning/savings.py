@@ -9,7 +9,7 @@ from fp8launch.hardware.quantization import QUANTIZATION, requested
 from fp8launch.megatron.architecture import MLP, architecture
 from fp8launch.megatron.dtype_sizes import offloaded_layers
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, virtual_stages, whole
-from fp8launch.planning.change import Change, Target
+from fp8launch.planning.change import Change, Target, cleared, flags
 from fp8launch.planning.execution import LAYER_GRAPHS, no_layer_graphs
 from fp8launch.planning.speeds import FAST_HOST_LINK
 
@@ -19,13 +19,10 @@ _OFFLOAD = "cpu_offloading_num_layers"
 
 def no_savings(args: Arguments) -> Change:
     """What takes the recipe's own recompute and offloading away."""
-    stated = [name for name in _RECOMPUTE if args.get(name)]
+    change = cleared(args, *_RECOMPUTE).then(Change({"recompute_activations": None, _OFFLOAD: None}))
     if offloaded_layers(args):
-        stated.append(_OFFLOAD)
-    return Change(
-        dict.fromkeys((*_RECOMPUTE, "recompute_activations", _OFFLOAD), None),
-        {f"megatron.{name}": "null" for name in stated},
-    )
+        change = change.then(Change({}, {f"megatron.{_OFFLOAD}": "null"}))
+    return change
 
 
 # --- recompute -------------------------------------------------------------------------------------------------------
@@ -54,17 +51,11 @@ def module_recomputes(args: Arguments) -> list[Change]:
         # It contains the activations of experts and the shared experts.
         outside = [name for name in cheap if name not in ("moe_act", "shared_experts")]
         chosen.append((*outside, "moe"))
-    return [_selective(modules) for modules in dict.fromkeys(chosen)]
+    return list(map(_selective, dict.fromkeys(chosen)))
 
 
 def _selective(modules: Collection[str]) -> Change:
-    return Change(
-        {"recompute_granularity": "selective", "recompute_modules": list(modules)},
-        {
-            "megatron.recompute_granularity": "selective",
-            "megatron.recompute_modules": "[" + ", ".join(modules) + "]",
-        },
-    )
+    return flags(recompute_granularity="selective", recompute_modules=list(modules))
 
 
 def _modules(args: Arguments) -> set[str]:
@@ -103,17 +94,13 @@ def layer_recomputes(args: Arguments) -> list[Change]:
     pp = whole(args, "pipeline_model_parallel_size") or 1
     stages = pp * virtual_stages(args, pp)
     deep = max(-(-(whole(args, "num_layers") or 1) // stages), 1)
-    found, without_graphs = [], no_layer_graphs(args)
-    for layers in range(1, deep + 1):
-        method = "block" if layers < deep else "uniform"
-        changed = {
-            "recompute_granularity": "full",
-            "recompute_method": method,
-            "recompute_num_layers": layers if layers < deep else 1,
-        }
-        written = {f"megatron.{name}": str(value) for name, value in changed.items()}
-        found.append(without_graphs.then(Change(changed, written)))
-    return found
+    without_graphs = no_layer_graphs(args)
+    some = [_full("block", layers) for layers in range(1, deep)]
+    return [without_graphs.then(change) for change in (*some, _full("uniform", 1))]
+
+
+def _full(method: str, layers: int) -> Change:
+    return flags(recompute_granularity="full", recompute_method=method, recompute_num_layers=layers)
 
 
 def offloads(args: Arguments, target: Target) -> list[Change]:
@@ -131,13 +118,9 @@ def offloads(args: Arguments, target: Target) -> list[Change]:
         or args.get("transformer_impl") == "local"
     ):
         return []
-    without_graphs = no_layer_graphs(args)
     # The switch is Bridge's.
-    changes = (
-        Change({_OFFLOAD: number, "cpu_offloading": True}, {f"megatron.{_OFFLOAD}": str(number)})
-        for number in range(1, layers)
-    )
-    return [without_graphs.then(change) for change in changes]
+    switched_on = no_layer_graphs(args).then(Change({"cpu_offloading": True}))
+    return [switched_on.then(flags(cpu_offloading_num_layers=number)) for number in range(1, layers)]
 
 
 # --- types -----------------------------------------------------------------------------------------------------------
@@ -151,14 +134,16 @@ def gathers(args: Arguments, fixed: Collection[str]) -> list[Change]:
     recipe = QUANTIZATION.get(requested(args))
     if recipe is None or "precision.param_gather" in fixed or not args.get("use_distributed_optimizer"):
         return [Change()]
-    flags = (recipe.gather_flag, *recipe.gather_flags)
+    arguments = (recipe.gather_flag, *recipe.gather_flags)
     own = bool(args.get(recipe.gather_flag))
     if not own and not recipe.gather_is_proven:
         return [Change()]
     found = []
-    for quantized in (False, True):
-        override = {} if quantized == own else {"precision.param_gather": str(quantized).lower()}
-        found.append(Change(dict.fromkeys(flags, quantized), override))
+    for quantized, text in ((False, "false"), (True, "true")):
+        change = Change(dict.fromkeys(arguments, quantized))
+        if quantized != own:
+            change = change.then(Change({}, {"precision.param_gather": text}))
+        found.append(change)
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -54,10 +54,12 @@ def search(
         if own:
             finder.add_own(base)
         finder.add_divisions(base)
-    finder.run(None if by_memory else top)
-    found: Sequence[Layout] = list(finder.found.values())
     if by_memory:
-        found = _smallest_of_families(found)
+        finder.run(None)
+        found = _smallest_of_families(finder.found.values())
+    else:
+        finder.run(top)
+        found = list(finder.found.values())
     known = {layout.family for layout in found}
     misses = [layout for layout in _smallest_of_families(finder.misses) if layout.family not in known]
     return Search(tuple(found[:top]), tuple(misses[:MISSES]), finder.legal)
@@ -65,12 +67,15 @@ def search(
 
 def not_varied(args: Arguments, target: Target) -> list[str]:
     """What is not varied because recipes of this engine have no field for it."""
-    of_others = "FSDP" if whole(args, "num_experts") else "HybridEP"
-    keys = [(name, key) for name, key in _OPTIONAL.items() if name != of_others]
-    return [name for name, key in keys if not target.writable({key: "true"})]
+    keys = dict(_OPTIONAL)
+    if whole(args, "num_experts"):
+        del keys["FSDP"]
+    else:
+        del keys["HybridEP"]
+    return [name for name, key in keys.items() if not target.writable({key: "true"})]
 
 
-def _smallest_of_families(layouts: Sequence[Layout]) -> list[Layout]:
+def _smallest_of_families(layouts: Iterable[Layout]) -> list[Layout]:
     """The layout with the least memory of each family, the smallest first."""
     found: dict[Hashable, Layout] = {}
     for layout in sorted(layouts, key=lambda one: (one.memory.total, whole(one.change.args, "micro_batch_size") or 1)):
@@ -144,7 +149,7 @@ class _Finder:
     def add_divisions(self, base: Change) -> None:
         """Queue every division of a run."""
         target = self._target
-        choices = [one for one in gathers(base.args, target.fixed) if target.writable(one.overrides)]
+        choices = self._writable(gathers(base.args, target.fixed))
         plain = base.then(no_savings(base.args))
         plain = Change({**plain.args, **choices[0].args}, plain.overrides)
         total, routed = parameters_of(base.args)
@@ -182,7 +187,9 @@ class _Finder:
         if hybrid_layers(change.args):
             return None  # its pattern alone says where stages begin
         stages = stage_times(change.args, target.gpus, target.speeds, self._shared)
-        lighter = lighter_last_stage(*stages) if stages else None
+        if stages is None:
+            return None
+        lighter = lighter_last_stage(*stages)
         if lighter is None or not target.allows(lighter.overrides):
             return None
         return change.then(lighter)
@@ -227,7 +234,10 @@ class _Finder:
         return False
 
     def _types(self, item: _Division) -> list[Change]:
-        return [one for one in smaller_types(item.change.args) if self._target.writable(one.overrides)]
+        return self._writable(smaller_types(item.change.args))
+
+    def _writable(self, changes: Sequence[Change]) -> list[Change]:
+        return [change for change in changes if self._target.writable(change.overrides)]
 
     def _save(self, item: _Division, ms: float) -> None:
         """Queue the ways to save memory of a division, with smaller types only where nothing else makes it fit."""
@@ -244,7 +254,7 @@ class _Finder:
 
     def _fewest(self, item: _Layers) -> Change:
         """The layout with the fewest recomputed layers that fits, found by halving."""
-        changes = [item.change.then(recompute) for recompute in item.recomputes]
+        changes = list(map(item.change.then, item.recomputes))
         return changes[bisect.bisect_left(changes, True, hi=len(changes) - 1, key=self._fits)]
 
     def _fits(self, change: Change) -> bool:
@@ -252,7 +262,9 @@ class _Finder:
         return memory is not None and fits(memory, self._target)
 
     def _key(self, change: Change) -> Hashable:
-        return family_of(change) if self._of_families else self._pushed
+        if self._of_families:
+            return family_of(change)
+        return self._pushed
 
     def _push(self, ms: float, item: _Queued) -> None:
         self._pushed += 1
@@ -265,7 +277,9 @@ class _Finder:
         step = self._step(change)
         if step is None:
             return math.inf
-        replayed = layer_graphs(change.args, self._target) if graphs and _host_ms(step) else None
+        replayed = None
+        if graphs and _ms_of(step, "host"):
+            replayed = layer_graphs(change.args, self._target)
         if replayed is not None:
             faster = self._step(change.then(replayed))
             if faster is not None and faster.ms < step.ms:
@@ -292,9 +306,9 @@ def _least_ms(step: StepTime, change: Change, target: Target, choices: Sequence[
     """The least time of a division: CUDA graphs may take the host's time away, smaller gathers the exposed ones."""
     least = step.ms
     if layer_graphs(change.args, target):
-        least -= _host_ms(step)
+        least -= _ms_of(step, "host")
     if len(choices) > 1:
-        least -= sum(term.ms for term in step.terms if term.name.startswith("DP communication"))
+        least -= _ms_of(step, "DP communication")
     return least
 
 
@@ -310,5 +324,6 @@ def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
     return (own + others * microbatches(change.args, split, target.global_batch)) / split.pp
 
 
-def _host_ms(step: StepTime) -> float:
-    return sum(term.ms for term in step.terms if term.name == "host")
+def _ms_of(step: StepTime, term_name: str) -> float:
+    """Milliseconds of the terms whose names begin so."""
+    return sum(term.ms for term in step.terms if term.name.startswith(term_name))

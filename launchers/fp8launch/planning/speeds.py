@@ -181,7 +181,9 @@ class Speeds:
 
     def gemm(self, recipe: str) -> float:
         """FLOP/s of large matrix products in a quantization recipe, or in bf16."""
-        peak = self.gpu.peak(QUANTIZATION[recipe].operands) if recipe in QUANTIZATION else self.gpu.bf16
+        peak = self.gpu.bf16
+        if recipe in QUANTIZATION:
+            peak = self.gpu.peak(QUANTIZATION[recipe].operands)
         fraction = self.fractions.gemm.get(recipe, self.fractions.gemm["bf16"])
         return (peak or self.gpu.bf16 or 1.0) * 1e12 * fraction * self.device.clock
 
@@ -223,4 +225,7 @@ def speeds(gpu: Gpu, links: Links | None = None) -> Speeds | None:
         return None
     if links is not None:
         device = replace(device, links=links)
-    return Speeds(gpu, device, BLACKWELL if gpu.capability >= (10, 0) else HOPPER)
+    fractions = HOPPER
+    if gpu.capability >= (10, 0):
+        fractions = BLACKWELL
+    return Speeds(gpu, device, fractions)

@@ -38,62 +38,97 @@ class _Traffic:
 
 
 def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
-    split, formats, known = run.split, run.precision, run.speeds
+    formats = run.precision
     sharding = _sharding(run)
     divided = run.on("use_distributed_optimizer") or "optim" in sharding
-    routed, dense = Group(split.expert_data, split.etp * split.ep), Group(split.data, split.tp)
+    dense, routed = _groups(run)
     # Seconds of a byte.
-    of_routed, of_dense = gather(1.0, routed, known), gather(1.0, dense, known)
+    of_dense, of_routed = gather(1.0, dense, run.speeds), gather(1.0, routed, run.speeds)
     total = _Traffic()
     for weight in weights:
-        group, each = (routed, of_routed) if weight.kind == "expert" else (dense, of_dense)
+        ranks, each = dense.size, of_dense
+        if weight.kind == "expert":
+            ranks, each = routed.size, of_routed
         linear = weight.kind in ("linear", "expert")
         sent = formats.weight
         if formats.param_gather and formats.recipe and linear:
             sent = formats.recipe.weight_bytes
-            total.update += weight.count * CAST.get(run.recipe, 20.0) / (group.size if sharding else 1)
+            cast = weight.count * CAST.get(formats.recipe.name, 20.0)
+            if sharding:
+                cast /= ranks
+            total.update += cast
         total.linear += weight.count * linear
-        total.reduced += weight.count * formats.gradient * each * (1 if divided else 2)
-        total.gathered += weight.count * sent * each * divided
         passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
         passes += SCALED_STATE * formats.scaled_states + FP8_MOMENT * formats.fp8_moment
-        total.update += weight.count * passes / (group.size if divided else 1)
+        reduced, update = weight.count * formats.gradient * each, weight.count * passes
+        if divided:
+            total.gathered += weight.count * sent * each
+            update /= ranks
+        else:
+            reduced *= 2  # an all-reduce
+        total.reduced += reduced
+        total.update += update
     return total
+
+
+def _groups(run: Workload) -> tuple[Group, Group]:
+    """The ranks that hold the same dense weights, and those that hold the same experts."""
+    split = run.split
+    return Group(split.data, split.tp), Group(split.expert_data, split.etp * split.ep)
 
 
 def add_step_end(run: Workload, terms: Seconds, chunks: Sequence[Chunk], stage: Seconds, microbatches: int) -> None:
     """Gradients, weights and the optimizer, once a step; with FSDP weights and gradients of every micro batch."""
-    split, formats, known = run.split, run.precision, run.speeds
-    total = _Traffic()
-    for kind, number in Counter(run.model.kinds[number] for chunk in chunks for number in chunk.layers).items():
-        total.add(_traffic(run, layer_weights(run.model, split, kind, 0)), number)
-    for chunk in chunks:
-        if chunk.mtp or chunk.embedding or chunk.output or chunk.final_norm:
-            total.add(_traffic(run, chunk_weights(run.model, split, replace(chunk, layers=()))), 1)
-    contention = known.fractions.contention
+    split, known = run.split, run.speeds
+    total = _stage_traffic(run, chunks)
     busy = sum(stage.values())
-    sharding = _sharding(run)
-    dense, routed = Group(split.data, split.tp), Group(split.expert_data, split.etp * split.ep)
+    dense, routed = _groups(run)
     if max(dense.size, routed.size) > 1:
         link = dense.link(known)
         if run.model.experts and routed.size > 1:
             link = routed.link(known)
-        name = f"DP communication ({link})"
-        if sharding:
-            whole_step = microbatches * (2 * total.gathered + total.reduced)
-            terms[name] += max(whole_step - microbatches * busy, contention * whole_step)
-            # Gathered weights are quantized anew, and gradients added by a kernel of their own, in every micro batch.
-            requantized = 6 if formats.quantized and not formats.param_gather else 0
-            total.update += microbatches * total.linear * (requantized + 2 * formats.gradient)
+        if _sharding(run):
+            exposed = _every_micro_batch(run, total, busy, microbatches)
         else:
             # Behind the last backward pass and the first forward pass.
-            most = min(split.pp, microbatches)
-            for link_time, window, overlapped in (
-                (total.reduced, 2 / 3 * busy, run.on("overlap_grad_reduce")),
-                (total.gathered, 1 / 3 * busy, run.on("overlap_param_gather")),
-            ):
-                terms[name] += _behind(link_time, window, split.vp, most, contention) if overlapped else link_time
+            group = min(split.pp, microbatches)
+            exposed = _exposed(run, "overlap_grad_reduce", total.reduced, 2 / 3 * busy, group)
+            exposed += _exposed(run, "overlap_param_gather", total.gathered, 1 / 3 * busy, group)
+        terms[f"DP communication ({link})"] += exposed
     terms["optimizer"] += total.update / known.memory
+
+
+def _stage_traffic(run: Workload, chunks: Sequence[Chunk]) -> _Traffic:
+    """The traffic of all weights of a stage."""
+    total = _Traffic()
+    kinds: Counter[str] = Counter()
+    for chunk in chunks:
+        kinds.update(map(run.model.kinds.__getitem__, chunk.layers))
+    for kind, number in kinds.items():
+        total.add(_traffic(run, layer_weights(run.model, run.split, kind, 0)), number)
+    for chunk in chunks:
+        if chunk.mtp or chunk.embedding or chunk.output or chunk.final_norm:
+            total.add(_traffic(run, chunk_weights(run.model, run.split, replace(chunk, layers=()))), 1)
+    return total
+
+
+def _every_micro_batch(run: Workload, total: _Traffic, busy: float, microbatches: int) -> float:
+    """Exposed seconds of FSDP, which gathers and reduces in every micro batch; what it updates is added to `total`."""
+    formats = run.precision
+    whole_step = microbatches * (2 * total.gathered + total.reduced)
+    # Gathered weights are quantized anew, and gradients added by a kernel of their own.
+    passes = 2 * formats.gradient
+    if formats.quantized and not formats.param_gather:
+        passes += 6
+    total.update += microbatches * total.linear * passes
+    return max(whole_step - microbatches * busy, run.speeds.fractions.contention * whole_step)
+
+
+def _exposed(run: Workload, overlap: str, link: float, window: float, group: int) -> float:
+    """Seconds of communication that the flag `overlap` leaves beside computation of `window` seconds."""
+    if not run.on(overlap):
+        return link
+    return _behind(link, window, run.split.vp, group, run.speeds.fractions.contention)
 
 
 def _behind(link: float, window: float, chunks: int, group: int, contention: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
@@ -78,7 +79,9 @@ def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: L
     as asked, or for a GPU whose speeds are not known.
     """
     known = speeds(gpu, links)
-    return None if known is None else step_time_at(args, world, global_batch, known)
+    if known is None:
+        return None
+    return step_time_at(args, world, global_batch, known)
 
 
 def step_time_at(
@@ -98,17 +101,21 @@ def step_time_at(
     if split.pp > 1:
         _add_pipeline(run, terms, of_stages, slowest, number)
     add_step_end(run, terms, pipeline[slowest], of_stages[slowest], number)
-    # A search has no use for them.
-    notes = _notes(run) if shared is None else {}
+    notes: dict[str, str] = {}
+    if shared is None:
+        notes = _notes(run)  # a search has no use for them
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
-    uncertainty = UNCERTAINTY_DENSE
-    if model.mamba:
-        uncertainty = UNCERTAINTY_HYBRID
-    elif model.experts:
-        uncertainty = UNCERTAINTY_EXPERTS
-    elif offloaded_layers(args) and known.device.host_link < FAST_HOST_LINK:
-        uncertainty = UNCERTAINTY_OFFLOADED
-    return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), uncertainty)
+    return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), _uncertainty(run))
+
+
+def _uncertainty(run: Workload) -> float:
+    if run.model.mamba:
+        return UNCERTAINTY_HYBRID
+    if run.model.experts:
+        return UNCERTAINTY_EXPERTS
+    if offloaded_layers(run.args) and run.speeds.device.host_link < FAST_HOST_LINK:
+        return UNCERTAINTY_OFFLOADED
+    return UNCERTAINTY_DENSE
 
 
 def stage_times(
@@ -118,7 +125,8 @@ def stage_times(
     staged = _staged(args, world, known, shared)
     if staged is None:
         return None
-    return staged[1], [sum(stage.values()) for stage in staged[2]]
+    _, pipeline, of_stages = staged
+    return pipeline, [sum(stage.values()) for stage in of_stages]
 
 
 def _staged(
@@ -135,23 +143,27 @@ def _staged(
     if formats.dtype == FP32:
         return None
     run = Workload(args, model, split, formats, known)
-    layers = _layer_times(run) if shared is None else shared.of(run)
-    return run, pipeline, _stages(run, pipeline, layers)
+    if shared is None:
+        shared = LayerTimes()
+    return run, pipeline, _stages(run, pipeline, shared.of(run))
 
 
 def _notes(run: Workload) -> dict[str, str]:
     """What the matrix products of a micro batch multiply, in which precision."""
     found = {}
-    for kind in set(run.model.kinds):
-        for linear in linears(run, kind):
-            recipe = run.recipe if linear.quantized else "bf16"
-            several = f"{linear.count} x " if linear.count > 1 else ""
-            rows = linear.rows / linear.count
-            found[f"GEMM {linear.name}"] = f"{recipe}, {several}{rows:.0f} x {linear.n} x {linear.k}"
-    recipe = run.recipe if run.precision.output_quantized else "bf16"
-    vocab = run.model.vocab // run.split.tp
-    found["GEMM output layer"] = f"{recipe}, {run.tokens:.0f} x {vocab} x {run.model.hidden}"
+    for linear in chain(*(linears(run, kind) for kind in set(run.model.kinds)), [_head(run)]):
+        several = ""
+        if linear.count > 1:
+            several = f"{linear.count} x "
+        rows = linear.rows / linear.count
+        found[f"GEMM {linear.name}"] = f"{run.recipe(linear.quantized)}, {several}{rows:.0f} x {linear.n} x {linear.k}"
     return found
+
+
+def _head(run: Workload) -> Linear:
+    """The language-model head."""
+    vocab = run.model.vocab // run.split.tp
+    return Linear("output layer", run.tokens, vocab, run.model.hidden, quantized=run.precision.output_quantized)
 
 
 class LayerTimes:
@@ -205,25 +217,30 @@ _OF_PIPELINE = {
 
 
 def _layer_times(run: Workload) -> dict[tuple[str, bool], LayerTime]:
+    decoder, mtp = _kinds(run)
+    return {kind: layer_time(run, *kind) for kind in {*decoder, *mtp}}
+
+
+def _kinds(run: Workload) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """The parts of each layer and whether it is quantized: of the decoder, and of one MTP depth."""
     model, covers = run.model, run.precision.covers
-    kinds = {(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)}
-    kinds |= {(kind, covers(None, model.layers)) for kind in model.mtp_kinds}
-    return {kind: layer_time(run, *kind) for kind in kinds}
+    decoder = [(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)]
+    return decoder, [(kind, covers(None, model.layers)) for kind in model.mtp_kinds]
 
 
 def _stages(
     run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[str, bool], LayerTime]
 ) -> list[Seconds]:
     """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
-    # The parts of each layer and whether it is quantized.
-    model, covers = run.model, run.precision.covers
-    decoder = [(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)]
-    mtp = [(kind, covers(None, model.layers)) for kind in model.mtp_kinds]
+    decoder, mtp = _kinds(run)
     different: dict[object, Seconds] = {}
     found = []
     for chunks in pipeline:
-        kinds = tuple(tuple([decoder[number] for number in chunk.layers] + mtp * chunk.mtp) for chunk in chunks)
-        content = kinds, tuple((chunk.mtp, chunk.embedding, chunk.output) for chunk in chunks)
+        kinds, ends = [], []
+        for chunk in chunks:
+            kinds.append((*map(decoder.__getitem__, chunk.layers), *mtp * chunk.mtp))
+            ends.append((chunk.mtp, chunk.embedding, chunk.output))
+        content = tuple(kinds), tuple(ends)
         if content not in different:
             different[content] = _stage(run, chunks, kinds, layers)
         found.append(different[content])
@@ -248,7 +265,7 @@ def _stage(
             _add_head(run, total, 1 + chunk.mtp)
         if chunk.mtp:
             combine = Linear("MTP projection", run.tokens, run.model.hidden // run.split.tp, 2 * run.model.hidden)
-            total["GEMM MTP projection"] += chunk.mtp * sum(product_times(run, combine, run.recipe))
+            total["GEMM MTP projection"] += chunk.mtp * sum(product_times(run, combine, run.recipe(True)))
         if chunk.embedding:
             total["elementwise"] += 6 * run.tokens * run.model.hidden * BF16 / run.speeds.memory
     for kind, number in held.items():
@@ -286,14 +303,14 @@ def _waits_for_host(launches: Sequence[tuple[HostTime, int, int]], forward: floa
 
 def _add_head(run: Workload, total: Seconds, outputs: int) -> None:
     """The language-model head and the loss, for the model and each MTP layer."""
-    vocab = run.model.vocab // run.split.tp
-    recipe = run.recipe if run.precision.output_quantized else "bf16"
-    head = Linear("output layer", run.tokens, vocab, run.model.hidden)
-    total["GEMM output layer"] += outputs * sum(product_times(run, head, recipe))
+    head = _head(run)
+    total["GEMM output layer"] += outputs * sum(product_times(run, head, run.recipe(head.quantized)))
     kind = "unfused"
     if run.on("cross_entropy_loss_fusion"):
-        kind = "te" if run.args.get("cross_entropy_fusion_impl") == "te" else "native"
-    total["loss"] += outputs * LOSS_PASSES[kind] * run.tokens * vocab * BF16 / run.speeds.memory
+        kind = "native"
+        if run.args.get("cross_entropy_fusion_impl") == "te":
+            kind = "te"
+    total["loss"] += outputs * LOSS_PASSES[kind] * run.tokens * head.n * BF16 / run.speeds.memory
 
 
 def _add_pipeline(run: Workload, terms: Seconds, of_stages: Sequence[Seconds], slowest: int, microbatches: int) -> None:

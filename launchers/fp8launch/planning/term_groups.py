@@ -39,7 +39,9 @@ def grouped(step: StepTime) -> dict[str, float]:
     """The milliseconds of each group, which add up to the step; groups without time are left out."""
     found: dict[str, float] = {}
     for term in step.terms:
-        name = "GEMMs" if term.name.startswith("GEMM ") else term.name.partition(" (")[0]
+        name = term.name.partition(" (")[0]
+        if name.startswith("GEMM "):
+            name = "GEMMs"
         name = _GROUP_OF.get(name, name)
         found[name] = found.get(name, 0.0) + term.ms
     return {name: found[name] for name in GROUPS if name in found}
@@ -49,23 +51,29 @@ def difference(step: StepTime, best: StepTime) -> str:
     """How much slower or faster `step` is than `best`, and by which groups. The numbers add up as they are written."""
     if abs(step.ms / best.ms - 1) < ALIKE:
         return "as fast as the best, within 0.5 %"
-    digits = 0 if abs(step.ms - best.ms) >= 20 else 1
+    digits = 1
+    if abs(step.ms - best.ms) >= 20:
+        digits = 0
     mine, its = grouped(step), grouped(best)
     parts = {name: round(mine.get(name, 0.0) - its.get(name, 0.0), digits) for name in GROUPS}
     total = round(step.ms - best.ms, digits)
-    large = sorted((name for name in GROUPS if parts[name]), key=lambda name: -abs(parts[name]))[:MOST]
-    words = [f"{_ms(parts[name], digits)} in {_named(name)}" for name in large]
-    rest = round(total - sum(parts[name] for name in large), digits)
+    large = sorted(filter(parts.get, GROUPS), key=lambda name: -abs(parts[name]))[:MOST]
+    words = [_part(name, parts[name], digits) for name in large]
+    rest = round(total - sum(map(parts.__getitem__, large)), digits)
     if rest:
-        words.append(f"{_ms(rest, digits)} in everything else")
-    slower = "slower" if total > 0 else "faster"
+        words.append(_part("everything else", rest, digits))
+    slower = "faster"
+    if total > 0:
+        slower = "slower"
     share = abs(step.ms / best.ms - 1)
     return f"{abs(total):,.{digits}f} ms ({share:.1%}) {slower} a step: {', '.join(words)}"
 
 
-def _named(group: str) -> str:
-    return f"exposed {group}" if group.endswith("communication") else group
-
-
-def _ms(value: float, digits: int) -> str:
-    return f"{abs(value):,.{digits}f} ms {'more' if value > 0 else 'less'}"
+def _part(group: str, ms: float, digits: int) -> str:
+    more = "less"
+    if ms > 0:
+        more = "more"
+    exposed = ""
+    if group.endswith("communication"):
+        exposed = "exposed "
+    return f"{abs(ms):,.{digits}f} ms {more} in {exposed}{group}"

@@ -53,11 +53,15 @@ class Workload:
     @property
     def own_tokens(self) -> float:
         """Those between the linear layers of a tensor parallel rank."""
-        return self.tokens / self.split.tp if self.split.sequence_parallel else self.tokens
+        if self.split.sequence_parallel:
+            return self.tokens / self.split.tp
+        return self.tokens
 
-    @property
-    def recipe(self) -> str:
-        return self.precision.recipe.name if self.precision.recipe else "bf16"
+    def recipe(self, quantized: bool) -> str:
+        """The precision of what the run quantizes, or of what it leaves in bf16."""
+        if not quantized or self.precision.recipe is None:
+            return "bf16"
+        return self.precision.recipe.name
 
     @property
     def packs_tokens(self) -> bool:
@@ -130,7 +134,9 @@ _PRODUCTS = {ATTENTION: _attention, MAMBA: _mamba, MLP: _mlp, EXPERTS: _experts}
 
 def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, float, float]:
     """Seconds of the products for output, input gradient and weight gradient."""
-    rows = linear.rows + (PADDING * linear.count if linear.count > 1 else 0)
+    rows = linear.rows
+    if linear.count > 1:
+        rows += PADDING * linear.count
     compute = 2 * rows * linear.n * linear.k / run.speeds.gemm(recipe)
     size = operand_bytes(recipe)
     inputs, outputs = rows * linear.k, rows * linear.n
