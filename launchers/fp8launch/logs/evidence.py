@@ -10,7 +10,7 @@ node      the node, from its first process (`injob/rank/node_info.py`)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,11 @@ class Evidence:
     kind: EvidenceKind
     offset: int
     data: Mapping[str, object]
+
+
+def of_kind(kind: EvidenceKind, evidence: Iterable[Evidence]) -> list[Evidence]:
+    """Return the evidence of one kind."""
+    return [one for one in evidence if one.kind == kind]
 
 
 def parse_evidence(line: str, offset: int = 0) -> Evidence | None:

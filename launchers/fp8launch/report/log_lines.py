@@ -13,6 +13,7 @@ from pathlib import Path
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
 from fp8launch.logs import scan_file
+from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.logs.open_log import open_log
 
 _NODE = "fp8launch-node: "
@@ -26,7 +27,9 @@ def lines_of_rank(log: Path, rank: int) -> Iterator[str]:
 
     torchrun's prefix has the rank on its node.
     """
-    return (line for line in _lines(log) if split_prefix(line)[0] == rank)
+    for line in _lines(log):
+        if split_prefix(line)[0] == rank:
+            yield line
 
 
 def lines_of_node(log: Path, node: str) -> Iterator[str]:
@@ -81,11 +84,16 @@ def as_csv(log: Path) -> str:
     names = [name for name in table.names if name not in ("offset", "rank")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([{"number": "iteration"}.get(name, name.removeprefix("loss:")) for name in names])
-    columns = list(map(table.column, names))
-    for row in range(len(table)):
-        writer.writerow([_cell(column[row]) for column in columns])
+    writer.writerow(map(_header, names))
+    for values in zip(*map(table.column, names), strict=True):
+        writer.writerow(map(_cell, values))
     return text.getvalue()
+
+
+def _header(name: str) -> str:
+    if name == "number":
+        return "iteration"
+    return name.removeprefix(LOSS_PREFIX)
 
 
 def _cell(value: float) -> str:

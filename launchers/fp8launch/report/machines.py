@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
+from fp8launch.logs.evidence import of_kind
+from fp8launch.report.pieces import consecutive
 from fp8launch.untyped import as_mapping
 
 
@@ -43,8 +45,9 @@ def machines_of(logs: Sequence[ParsedLog]) -> Machines:
         nodes: set[str] = set()
         models: set[str] = set()
         drivers: set[str] = set()
-        said = [evidence.data for evidence in log.evidence if evidence.kind == "node"]
-        for data in said:
+        said = of_kind("node", log.evidence)
+        for evidence in said:
+            data = evidence.data
             models.update(map(_name, as_mapping(data.get("gpus"))))
             if data.get("node"):
                 nodes.add(_name(data["node"]))
@@ -67,19 +70,16 @@ def compressed(nodes: Iterable[str]) -> str:
         found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)
         head, digits, tail = found.groups() if found else (node, "", "")
         groups.setdefault((head, tail), []).append(digits)
-    return ",".join(head + _numbers(digits) + tail for (head, tail), digits in groups.items())
+    names = []
+    for (head, tail), digits in groups.items():
+        names.append(head + _numbers(digits) + tail)
+    return ",".join(names)
 
 
 def _numbers(digits: Sequence[str]) -> str:
     if len(digits) == 1:
         return digits[0]
-    runs: list[list[str]] = []
-    for each in digits:
-        if runs and int(each) == int(runs[-1][-1]) + 1:
-            runs[-1][1:] = [each]
-        else:
-            runs.append([each])
-    return f"[{','.join(map('-'.join, runs))}]"
+    return f"[{','.join(map('-'.join, consecutive(digits)))}]"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

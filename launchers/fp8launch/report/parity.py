@@ -95,8 +95,14 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
         reasons = parity_differences(variant[0].facts, base[0].facts)
         return Parity(*names, "not comparable", tolerance, reasons=tuple(reasons))
     curves = {id(run): losses(run) for run in (*variant, *base)}
-    paired = [run for run, _ in pairs]
-    notes = [f"other initial weights: {x}" for x in initialisation_differences(paired[0].facts, base[0].facts)]
+    paired: list[RunData] = []
+    partners: set[int] = set()
+    for run, others in pairs:
+        paired.append(run)
+        partners.update(map(id, others))
+    notes = []
+    for difference in initialisation_differences(paired[0].facts, base[0].facts):
+        notes.append(f"other initial weights: {difference}")
     if len(paired) < len(variant):
         notes.append(f"{len(variant) - len(paired)} of {len(variant)} runs had other data or another schedule")
     found = _compared(pairs, base, curves)
@@ -109,9 +115,6 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
     beyond = None
     if verdict in ("apart", "lower", "diverged"):
         beyond = lost_at or _beyond_to_the_end(found.iterations, found.smoothed, tolerance)
-    partners: set[int] = set()
-    for _, each in pairs:
-        partners.update(map(id, each))
     return Parity(
         *names,
         verdict,
@@ -147,7 +150,7 @@ def _compared(
     """None where fewer than two iterations are common to all."""
     each = []
     for run, partners in pairs:
-        each.append(relative(curves[id(run)], mean([curves[id(partner)] for partner in partners])))
+        each.append(relative(curves[id(run)], _mean_of(partners, curves)))
     common = sorted(set(each[0]).intersection(*each[1:]))
     if len(common) < 2:
         return None
@@ -158,6 +161,10 @@ def _compared(
     noise = _noise([average(one, last) for one in each], _own_spread(base, curves, last))
     quarter = statistics.fmean(difference[-len(last) :])
     return _Compared(common, difference, smooth(difference, window), window, quarter, noise)
+
+
+def _mean_of(runs: Sequence[RunData], curves: Mapping[int, Curve]) -> Curve:
+    return mean([curves[id(run)] for run in runs])
 
 
 def _conclusive(runs: Sequence[RunData]) -> list[RunData]:
@@ -192,7 +199,7 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
             sets.append([run])
     found = []
     for alike in sets:
-        middle = mean([curves[id(run)] for run in alike])
+        middle = _mean_of(alike, curves)
         averages = []
         for run in alike:
             difference = relative(curves[id(run)], middle)
@@ -205,7 +212,7 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
 def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float | None:
     """Half the 95 % interval of the mean difference, from the spread of repeats of one variant; None without any."""
     groups = list(filter(None, (variant, *base)))
-    freedom = sum(len(group) - 1 for group in groups)
+    freedom = sum(map(len, groups)) - len(groups)
     if not freedom:
         return None
     squares = 0.0

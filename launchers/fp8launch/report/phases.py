@@ -93,15 +93,15 @@ def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[Parsed
     return found
 
 
-def _first_and_last(log: ParsedLog, process: Process) -> list[int]:
-    """The first and the last iteration that a process logged."""
+def first_and_last(log: ParsedLog, process: Process) -> list[int]:
+    """Return the first and the last iteration that a process logged."""
     column = log.iterations.column("number")
     return [int(column[row]) for row in (*process.rows[:1], *process.rows[-1:])]
 
 
 def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> PhaseSpan:
     """The phase of a process: by its first iteration, else by the end that it was given."""
-    numbers = _first_and_last(log, process)
+    numbers = first_and_last(log, process)
     if not numbers and not process.head.arguments:
         return spans[0]
     end = process.head.arguments.get("exit_interval")
@@ -115,27 +115,29 @@ def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> Ph
 
 def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[ParsedLog]]]:
     """A phase for each change of precision; nothing where all processes have the same, or do not say."""
-    groups: list[tuple[tuple[object, ...], list[Process]]] = []
+    keys: list[tuple[object, ...]] = []
+    groups: list[list[Process]] = []
     for log in logs:
         for process in log.processes:
             arguments = process.head.arguments
             if not arguments or not process.rows:
                 continue
             key = tuple(map(arguments.get, _PRECISION))
-            if groups and groups[-1][0] == key:
-                groups[-1][1].append(process)
+            if keys and keys[-1] == key:
+                groups[-1].append(process)
             else:
-                groups.append((key, [process]))
+                keys.append(key)
+                groups.append([process])
     if len(groups) < 2:
         return []
-    names = _numbered([_precision_name(key) for key, _ in groups])
+    names = _numbered(list(map(_precision_name, keys)))
     found = []
-    for name, (_, processes) in zip(names, groups, strict=True):
+    for name, processes in zip(names, groups, strict=True):
         cut = _cut(logs, processes)
         numbers: list[int] = []
         for log in cut:
             for process in log.processes:
-                numbers += _first_and_last(log, process)
+                numbers += first_and_last(log, process)
         found.append((PhaseSpan(name, min(numbers) - 1, max(numbers)), cut))
     return found
 

@@ -90,9 +90,9 @@ def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) ->
 
 def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Progress:
     every = list(scan.table)
-    recent = every[-RECENT:]
-    last = recent[-1]
-    step = _median(one.step_time_ms for one in recent)
+    last = every[-1]
+    times, tflops = map(scan.table.column, ("step_time_ms", "tflops_per_gpu"))
+    step = _median(times[-RECENT:])
     arguments = stated_arguments(manifest)
     total = as_int(last.planned or arguments.get("train_iters"))
     if not _count(total):
@@ -104,13 +104,13 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=_last_finite([one.loss for one in recent]),
+        loss=_last_finite([one.loss for one in every[-RECENT:]]),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
-        tflops_per_gpu=_median(one.values.get("tflops_per_gpu") for one in recent),
+        tflops_per_gpu=_median(tflops[-RECENT:]),
         peak_memory_mib=scan.peak_memory.get("max allocated") or None,
         eta_s=eta,
-        step_times_ms=_shortened([one.step_time_ms for one in every if one.step_time_ms]),
+        step_times_ms=_shortened(times),
         losses=tuple(losses),
     )
 
@@ -122,20 +122,24 @@ def _last_finite(losses: Sequence[float | None]) -> float | None:
     return None
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known and finite; a 0 is a value too small to be printed."""
-    known = [value for value in values if value and math.isfinite(value)]
+def _known(values: Iterable[float]) -> list[float]:
+    """The values that are finite; a 0 is a value too small to be printed."""
+    return [value for value in values if value and math.isfinite(value)]
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = _known(values)
     if not known:
         return None
     return statistics.median(known)
 
 
-def _shortened(times: Sequence[float]) -> tuple[float, ...]:
-    finite = list(filter(math.isfinite, times))
-    if not finite:
+def _shortened(times: Iterable[float]) -> tuple[float, ...]:
+    known = _known(times)
+    if not known:
         return ()
-    longest = 2 * statistics.median(finite)
-    return tuple(min(ms, longest) for ms in finite)
+    longest = 2 * statistics.median(known)
+    return tuple(min(ms, longest) for ms in known)
 
 
 def _tokens(
@@ -184,8 +188,11 @@ def _scanned(head: bytes, tail: bytes) -> Scan:
 def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
     """The newest stage that a log without iterations shows."""
     if head.strip():
-        reached = [name for name, mark in STAGES if mark in head]
-        return reached[-1]
+        stage, _ = STAGES[0]
+        for name, mark in STAGES:
+            if mark in head:
+                stage = name
+        return stage
     if manifest.get("runtime") in (None, "none"):
         return STARTING
     return IMAGE
@@ -222,4 +229,7 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
     if low == high:
         return _BARS[0] * count
     scale = (len(_BARS) - 1) / (high - low)
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    bars = ""
+    for mean in means:
+        bars += _BARS[round((mean - low) * scale)]
+    return bars

@@ -37,7 +37,7 @@ def differences_table(comparison: Comparison) -> Table:
     many = len(names) > _MOST_COLUMNS
     rows: list[tuple[str, ...]] = []
     for one in comparison.differences:
-        texts = [str(one.values.get(name)) for name in names]
+        texts = list(map(str, map(one.values.get, names)))
         if names and texts == list(labels.values()):
             continue
         meaning = MEANING[one.kind]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,7 +180,10 @@ def _planned(
         run = made.get(str(other["run"]))
         if run is not None and other.get("recipe") == recipe:
             siblings.append(run)
-    facts: dict[str, object] = {"recipe": _recipe_name(siblings) or recipe}
+    facts: dict[str, object] = {}
+    name = _recipe_name(siblings) or recipe
+    if name is not None:
+        facts["recipe"] = name
     if isinstance(nodes, int):
         facts["nodes"] = nodes
         per_node = _gpus_per_node(siblings)
@@ -190,7 +192,7 @@ def _planned(
     return RunData(
         str(point["run"]),
         summarise([]),
-        {name: value for name, value in facts.items() if value is not None},
+        facts,
         study=_point_of(study, as_mapping(point.get("values")), point.get("repeat")),
         absent=str(point.get("why") or NOT_SUBMITTED),
     )
@@ -275,9 +277,10 @@ def _precision_in_phases(report: RunReport) -> str | None:
 def with_unset(runs: Sequence[RunData]) -> list[RunData]:
     """Return the runs with `unset` for every variable that only others set, where a run states its environment."""
     settings: dict[str, object] = {}
-    for name in chain.from_iterable(run.facts for run in runs):
-        if name.startswith(SETTINGS):
-            settings[name] = UNSET
+    for run in runs:
+        for name in run.facts:
+            if name.startswith(SETTINGS):
+                settings[name] = UNSET
     found = []
     for run in runs:
         if "script" in run.facts:

@@ -100,7 +100,7 @@ def _value(word: str) -> object:
 
 
 def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, object]:
-    recipe, image, git = (as_mapping(manifest.get(name)) for name in ("recipe", "image", "git"))
+    recipe, image, git = map(as_mapping, map(manifest.get, ("recipe", "image", "git")))
     facts: dict[str, object] = {
         "nodes": as_mapping(recipe.get("resources")).get("nodes"),
         "image": image.get("digest") or image.get("image"),
@@ -114,7 +114,8 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
     environment = dict(as_mapping(manifest.get("environment")))
     with contextlib.suppress(ValueError):
         settings = as_mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
-        facts |= {f"config {name}": value for name, value in settings.items()}
+        for name, value in settings.items():
+            facts[f"config {name}"] = value
         del environment["FP8LAUNCH_CONFIG"]
     # Paths into the run's own folder differ by nature.
     for name, value in environment.items():

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
 from fp8launch.logs import ParsedLog, Process
 from fp8launch.megatron.flops import flops_per_token
 
-T = TypeVar("T")
-V = TypeVar("V")
 Attempts = Sequence[tuple[ParsedLog, Process]]
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The arguments of a run. `dump` is Megatron's own list of them, empty if no log contains one."""
+    """The arguments of a run, and the versions of its software.
+
+    `dump` is Megatron's own list of its arguments, empty if no log contains one.
+    """
 
     arguments: Mapping[str, object]
     dump: Mapping[str, object]
@@ -28,6 +28,7 @@ class RunSetup:
     flops_per_token: float | None
     gpu: str | None
     dtype: Dtype
+    versions: Mapping[str, str]
 
     @property
     def peak_tflops(self) -> float | None:
@@ -53,16 +54,24 @@ def setup_of(
 
     `logged_length` is the sequence length of its last iteration line, for logs that do not hold the arguments.
     """
-    dump = last_stated(process.head.arguments for _, process in attempts)
+    dump: Mapping[str, object] = {}
+    versions: Mapping[str, str] = {}
+    padded = printed = None
+    for _, process in attempts:
+        head = process.head
+        dump = head.arguments or dump
+        versions = head.versions or versions
+        if head.padded_vocab_size is not None:
+            padded = head.padded_vocab_size
+        if head.world_size is not None:
+            printed = head.world_size
     arguments = {**(stated or {}), **dump}
-    padded = _last(process.head.padded_vocab_size for _, process in attempts)
     counted = dict(arguments)
     if padded:
         counted["padded_vocab_size"] = padded
     seq_length = positive(arguments.get("seq_length"))
     if seq_length is None:
         seq_length = positive(logged_length)
-    printed = _last(process.head.world_size for _, process in attempts)
     # fp16 has the same peak on every GPU of the table.
     dtype: Dtype = "bf16"
     if arguments.get("fp4"):
@@ -77,23 +86,8 @@ def setup_of(
         flops_per_token=flops_per_token(counted),
         gpu=gpu,
         dtype=dtype,
+        versions=versions,
     )
-
-
-def _last(items: Iterable[T | None]) -> T | None:
-    last = None
-    for item in items:
-        if item is not None:
-            last = item
-    return last
-
-
-def last_stated(found: Iterable[Mapping[str, V]]) -> Mapping[str, V]:
-    """The last mapping that holds anything; an empty one where none does."""
-    stated: Mapping[str, V] = {}
-    for mapping in found:
-        stated = mapping or stated
-    return stated
 
 
 def positive(value: object) -> int | None:

@@ -11,6 +11,7 @@ from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
 from fp8launch.logs import Ending, Failure, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.fp8_evidence import Fp8Finding
+from fp8launch.report.phases import first_and_last
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
 from fp8launch.report.sharding import NOT_PARTITIONED
 from fp8launch.report.steady_state import Line, SteadyState
@@ -54,10 +55,12 @@ def status_of_phases(
 
 def _training_status(attempts: Attempts, steady: SteadyState) -> tuple[Status, Failure | None]:
     """The last process decides, among those with any sign of training: some ranks' logs have none."""
-    endings = [p.ending for _, p in attempts if p.rows or p.head.arguments or p.ending.failure or p.ending.finished]
-    if not endings:
+    ending = None
+    for _, process in attempts:
+        if process.rows or process.head.arguments or process.ending.failure or process.ending.finished:
+            ending = process.ending
+    if ending is None:
         return "no_data", None
-    ending = endings[-1]
     if ending.failure:
         return "failed", ending.failure
     if not steady.lines:
@@ -123,9 +126,7 @@ def _at_evidence(failure: Failure, logs: Sequence[ParsedLog], finding: Fp8Findin
 
 def attempt_of(log: ParsedLog, process: Process) -> AttemptReport:
     """Report on one process: its first and last iteration, and its end."""
-    numbers = log.iterations.column("number")
-    first_last = sorted({int(numbers[r]) for r in (process.rows[:1] + process.rows[-1:])})
-    span = "-".join(map(str, first_last))
+    span = "-".join(map(str, sorted(set(first_and_last(log, process)))))
     return AttemptReport(log.path.name, span, process.ending.finished, process.ending.exit_line, process.ending.failure)
 
 

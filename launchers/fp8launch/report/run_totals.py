@@ -14,9 +14,11 @@ Attempts = Sequence[tuple[ParsedLog, Process]]
 
 def validations_of(logs: Sequence[ParsedLog]) -> tuple[Mapping[str, object], ...]:
     """Return every validation of a run, oldest first, as the JSON report has them."""
-    return tuple(
-        {"iteration": v.iteration, "name": v.name, "losses": dict(v.losses)} for log in logs for v in log.validations
-    )
+    found: list[Mapping[str, object]] = []
+    for log in logs:
+        for one in log.validations:
+            found.append({"iteration": one.iteration, "name": one.name, "losses": dict(one.losses)})
+    return tuple(found)
 
 
 def count_of(attempts: Attempts, lines: Sequence[Line], name: str) -> int:

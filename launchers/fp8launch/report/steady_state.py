@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from fp8launch.logs import Iteration, ParsedLog, Process
+from fp8launch.report.pieces import consecutive
 from fp8launch.wording import counted
 
 START_LINES = 2
@@ -147,7 +148,7 @@ def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], lis
         if line.number in last:
             superseded.append(line.number)
         last[line.number] = line
-    return tuple(last[number] for number in sorted(last)), superseded
+    return tuple(sorted(last.values(), key=NUMBER)), superseded
 
 
 def field_names(lines: Sequence[Line], prefix: str) -> list[str]:
@@ -239,10 +240,4 @@ class _Profiled(NamedTuple):
 
 def ranges(numbers: Iterable[int]) -> str:
     """`1-2, 7, 10-12`."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1][1:] = [n]
-        else:
-            parts.append([n])
-    return ", ".join("-".join(map(str, p)) for p in parts)
+    return ", ".join("-".join(map(str, part)) for part in consecutive(numbers))

@@ -8,8 +8,10 @@ mse, amax                        in the tensor's own units, squared for mse
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from fp8launch.logs import ParsedLog
+from fp8launch.logs import Evidence, ParsedLog
+from fp8launch.logs.evidence import of_kind
 from fp8launch.report.steady_state import ranges
 from fp8launch.untyped import as_mapping
 
@@ -23,10 +25,13 @@ def tensor_stats_of(logs: Sequence[ParsedLog]) -> dict[str, object] | None:
 
     None for a run that measured none.
     """
-    said = [evidence.data for log in logs for evidence in log.evidence if evidence.kind == "tensors"]
+    said: list[Evidence] = []
+    for log in logs:
+        said += of_kind("tensors", log.evidence)
     found: dict[str, dict[str, dict[str, object]]] = {}
     iterations: set[int] = set()
-    for data in said:
+    for evidence in said:
+        data = evidence.data
         number = data.get("iteration")
         if not isinstance(number, int):
             continue
@@ -37,7 +42,7 @@ def tensor_stats_of(logs: Sequence[ParsedLog]) -> dict[str, object] | None:
                 known[stat] = {"worst": value, "layer": layer, "iteration": number}
     if not found:
         return None
-    return {"every": said[-1].get("every"), "iterations": sorted(iterations), "tensors": found}
+    return {"every": said[-1].data.get("every"), "iterations": sorted(iterations), "tensors": found}
 
 
 def _values(stats: object) -> Iterable[tuple[str, str, float, str]]:
@@ -67,16 +72,24 @@ def tensor_lines(stats: Mapping[str, object] | None) -> list[str]:
     assert isinstance(tensors, Mapping) and isinstance(numbers, list)
     lines = []
     for stat, words in (("underflow_pct", "turned to zero"), ("overflow_pct", "clipped"), ("amax", "largest value")):
-        worst = [(by_stat[stat], _NAMES.get(name, name)) for name, by_stat in tensors.items() if stat in by_stat]
-        worst.sort(key=lambda pair: -pair[0]["worst"])
-        values = []
-        for entry, name in worst:
-            value = f"{entry['worst']:.4g}"
-            if stat.endswith("_pct"):
-                value += " %"
-            values.append(f"{name} {value} ({entry['layer']}, iteration {entry['iteration']})")
+        values = _worst_first(stat, tensors)
         if values:
             lines.append(f"FP8 tensors, {words} at worst: {', '.join(values)}")
     if lines:
         lines.append(f"FP8 tensors were measured in iteration {ranges(numbers)}, which took longer")
     return lines
+
+
+def _worst_first(stat: str, tensors: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The worst value of each tensor for one statistic, with its place."""
+    unit = ""
+    if stat.endswith("_pct"):
+        unit = " %"
+    worst = []
+    for name, by_stat in tensors.items():
+        if stat in by_stat:
+            entry = by_stat[stat]
+            place = f"({entry['layer']}, iteration {entry['iteration']})"
+            worst.append((entry["worst"], f"{_NAMES.get(name, name)} {entry['worst']:.4g}{unit} {place}"))
+    worst.sort(key=lambda pair: -pair[0])
+    return [text for _, text in worst]

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,13 @@ def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, o
         planned = max(steps, default=-1) + 1
     table = IterationTable()
     for step in steps:
-        row = {name: column[step] for name, column in columns.items() if step in column}
-        losses = [value for name, value in row.items() if name.startswith(LOSS_PREFIX)]
-        if any(map(math.isnan, losses)):
+        row = {}
+        lost = False
+        for name, column in columns.items():
+            if step in column:
+                row[name] = column[step]
+                lost |= name.startswith(LOSS_PREFIX) and math.isnan(column[step])
+        if lost:
             # What the text log counts in a field of its own.
             row["nan_iterations"] = 1.0
         table.append(Iteration(step, planned, row), 0)
@@ -137,7 +142,7 @@ def _validations(scalars: Mapping[str, Mapping[int, float]]) -> list[Validation]
         if tag.endswith(_VALIDATION):
             for step, value in values.items():
                 found.setdefault(step, {})[tag.removesuffix(_VALIDATION)] = value
-    return [Validation(step, losses) for step, losses in sorted(found.items())]
+    return list(starmap(Validation, sorted(found.items())))
 
 
 def _disturbed(table: IterationTable, validations: Sequence[Validation]) -> dict[int, str]:

@@ -35,7 +35,8 @@ def render_text(report: RunReport) -> RenderableType:
     if timed := list(step_parts(report)):
         parts.append(_step_table(timed))
     parts += list(map(Text, _facts(report)))
-    parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
+    for note in report.notes:
+        parts.append(Text(f"note: {note}", style="yellow"))
     if report.step_time_ms:
         parts.append(Text(RULE_NOTE, style="dim"))
     return Group(*parts)
@@ -104,8 +105,10 @@ def add_column(table: Table, header: str, number: bool, **options: Any) -> None:
 def _row(table: Table, label: str, value: Statistic | None, digits: int, scale: float = 1) -> None:
     if value is None:
         return
-    numbers = (value.median, value.mean, value.min, value.max, value.iqr)
-    table.add_row(label, *(f"{scale * v:,.{digits}f}" for v in numbers), str(value.n))
+    cells = [label]
+    for number in (value.median, value.mean, value.min, value.max, value.iqr):
+        cells.append(f"{scale * number:,.{digits}f}")
+    table.add_row(*cells, str(value.n))
 
 
 def _facts(report: RunReport) -> list[str]:
@@ -120,7 +123,8 @@ def _facts(report: RunReport) -> list[str]:
         facts += _fp8(report.fp8)
     facts += tensor_lines(report.tensor_stats)
     facts += filter(None, (_sizes_and_versions(report), _machines(report)))
-    facts += [f"excluded, {reason}: iteration {ranges(numbers)}" for reason, numbers in report.dropped.items()]
+    for reason, numbers in report.dropped.items():
+        facts.append(f"excluded, {reason}: iteration {ranges(numbers)}")
     return facts
 
 
@@ -145,7 +149,7 @@ def _sizes_and_versions(report: RunReport) -> str:
     )
     parts = [f"{name} {size}" for name, size in sizes if size]
     if report.versions:
-        parts.append(", ".join(f"{name} {version}" for name, version in report.versions.items()))
+        parts.append(", ".join(map(" ".join, report.versions.items())))
     return "; ".join(parts)
 
 
@@ -170,9 +174,19 @@ def _fp8(fp8: Mapping[str, Any]) -> list[str]:
         if fp8["verdict"] in ("requested only", "no evidence"):
             return [f"{text}; {fp8['verdict']}: the log contains no proof that it ran"]
     if fp8["evidence"] != "arguments":
-        proof = next((one["text"] for one in fp8["findings"] if one["kind"] == fp8["evidence"]), "")
-        text += f"; {_whether_it_ran(requested, fp8['verified'])}: {proof}"
-    return [text, *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]
+        text += f"; {_whether_it_ran(requested, fp8['verified'])}: {_proof(fp8)}"
+    lines = [text]
+    for warning in fp8["warnings"]:
+        lines.append(f"FP8 warning: {warning}")
+    return lines
+
+
+def _proof(fp8: Mapping[str, Any]) -> str:
+    """The text of the strongest evidence."""
+    for finding in fp8["findings"]:
+        if finding["kind"] == fp8["evidence"]:
+            return str(finding["text"])
+    return ""
 
 
 def _whether_it_ran(requested: bool, verified: bool) -> str:

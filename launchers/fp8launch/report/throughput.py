@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from fp8launch.megatron.flops import miscounted
 from fp8launch.report.machines import Machines, machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
 from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
-from fp8launch.report.run_setup import RunSetup, last_stated, positive, setup_of
+from fp8launch.report.run_setup import RunSetup, positive, setup_of
 from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
 from fp8launch.report.run_totals import count_of, parameters_of, peak_memory_mib, validations_of
 from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
@@ -171,10 +172,10 @@ def summarise(
         global_batch_size=ends.global_batch_size,
         flops_per_token=setup.flops_per_token,
         parameters=parameters_of(attempts),
-        versions=last_stated(process.head.versions for _, process in attempts),
+        versions=setup.versions,
         arguments=_noteworthy(setup.arguments),
         argument_dump=setup.dump,
-        attempts=tuple(attempt_of(log, process) for log, process in attempts),
+        attempts=tuple(starmap(attempt_of, attempts)),
         failure=failure,
         notes=tuple(_notes(logs, attempts, steady, setup, gpu, machines)),
         steady_state=steady,
@@ -275,8 +276,11 @@ def _notes(
     notes = list(steady.notes)
     if setup.gpu and not setup.peak_tflops:
         notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
-    sizes_known = {"world size": setup.world_size, "sequence length": setup.seq_length}
-    missing = [name for name, size in sizes_known.items() if not size]
+    missing = []
+    if not setup.world_size:
+        missing.append("world size")
+    if not setup.seq_length:
+        missing.append("sequence length")
     if steady.lines and missing:
         notes.append(f"the log does not contain the {' and '.join(missing)}")
     sizes = {process.head.world_size for _, process in attempts if process.head.world_size}

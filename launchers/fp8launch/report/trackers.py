@@ -22,7 +22,7 @@ from fp8launch.report.loss_curves import losses
 from fp8launch.report.pieces import pieces
 from fp8launch.report.run_data import RunData
 from fp8launch.report.run_report import Statistic
-from fp8launch.report.steady_state import values
+from fp8launch.report.steady_state import NUMBER, values
 from fp8launch.secrets import redacted
 
 Scalar = float | int | str | bool
@@ -82,8 +82,12 @@ def tracked(run: RunData) -> Tracked:
 def _config(run: RunData) -> dict[str, Scalar]:
     facts = dict(run.facts)
     if run.study:
-        facts |= {f"axis {key}": value for key, value in run.study.point.items()}
-    config = {_text(name): _scalar(value) for name, value in facts.items() if value is not None}
+        for key, value in run.study.point.items():
+            facts[f"axis {key}"] = value
+    config: dict[str, Scalar] = {}
+    for name, value in facts.items():
+        if value is not None:
+            config[_text(name)] = _scalar(value)
     if run.study:
         config["repeat"] = _scalar(run.study.repeat)
     if run.command:
@@ -95,19 +99,22 @@ def _history(run: RunData) -> tuple[tuple[int, Mapping[str, float]], ...]:
     """Every iteration line; `counted` is 1 for those that the medians are over."""
     lines = run.steady_state.lines
     loss = losses(run)
-    kept = {line.number for line in run.kept}
-    columns = {name: values(lines, name) for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu")}
+    kept = set(map(NUMBER, run.kept))
+    columns = {
+        "step_time_ms": values(lines, "step_time_ms"),
+        "tokens_per_s_per_gpu": run.tokens_per_s(lines),
+        "loss": [loss.get(line.number, math.nan) for line in lines],
+    }
+    for name in ("tflops_per_gpu", "grad_norm", "energy_j_per_gpu"):
+        columns[name] = values(lines, name)
     rows = []
-    for i, (line, tokens) in enumerate(zip(lines, run.tokens_per_s(lines), strict=True)):
-        row = {
-            "step_time_ms": line.step_time_ms,
-            "tokens_per_s_per_gpu": tokens,
-            "loss": loss.get(line.number, math.nan),
-        }
+    for i, line in enumerate(lines):
+        row = {}
         for name, column in columns.items():
-            row[name] = column[i]
+            if math.isfinite(column[i]):
+                row[name] = column[i]
         row["counted"] = float(line.number in kept)
-        rows.append((line.number, {name: value for name, value in row.items() if math.isfinite(value)}))
+        rows.append((line.number, row))
     return tuple(rows)
 
 
@@ -150,8 +157,10 @@ def _to_tensorboard(runs: Sequence[Tracked], project: str, folder: Path, offline
             old.unlink()
         out = writer.EventFileWriter(str(place), filename_suffix=_SUFFIX)
         out.add_event(event.Event(step=0, summary=hparams.hparams_pb(dict(run.config), trial_id=run.name)))
-        summary = (run.last_step, {f"summary/{name}": value for name, value in run.summary.items()})
-        for step, row in (*run.history, summary):
+        summary = {}
+        for name, value in run.summary.items():
+            summary[f"summary/{name}"] = value
+        for step, row in (*run.history, (run.last_step, summary)):
             scalars = [proto.Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
             out.add_event(event.Event(step=step, summary=proto.Summary(value=scalars)))
         out.close()

@@ -63,7 +63,11 @@ def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Ke
             varied.append(name)
     keys = []
     for point in points:
-        keys.append(tuple((name, str(point[name])) for name in varied if point.get(name) is not None))
+        key = []
+        for name in varied:
+            if point.get(name) is not None:
+                key.append((name, str(point[name])))
+        keys.append(tuple(key))
     return keys
 
 
@@ -139,8 +143,12 @@ def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
 
 
 def _parts(key: Key, run: RunData) -> list[str]:
-    words = (_part(name, value, in_study=run.study is not None) for name, value in key)
-    return list(filter(None, words)) or [str(run.facts.get("precision") or run.name)]
+    words = []
+    for name, value in key:
+        word = _part(name, value, in_study=run.study is not None)
+        if word:
+            words.append(word)
+    return words or [str(run.facts.get("precision") or run.name)]
 
 
 def _part(name: str, value: str, in_study: bool) -> str:

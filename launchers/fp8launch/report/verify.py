@@ -9,11 +9,13 @@ Beside it, `sharding`: whether the ranks hold parts of weights and optimizer sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from fp8launch.logs import Evidence, ParsedLog, Process, attempts_of
+from fp8launch.logs.evidence import of_kind
 from fp8launch.report.fp8_evidence import FindingKind, Fp8Finding, kernels_finding, modules_finding
 from fp8launch.report.json_values import json_list
 from fp8launch.report.sharding import judge_sharding
@@ -95,9 +97,9 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
     deciding = attempts[-1]
     for log, process in attempts:
         evidence = log.evidence_of(process)
-        profiles += _of_kind("kernels", evidence)
+        profiles += of_kind("kernels", evidence)
         logged = process.head.arguments or logged
-        if _of_kind("probe", evidence):
+        if of_kind("probe", evidence):
             deciding = log, process
     log, process = deciding
     evidence = log.evidence_of(process)
@@ -107,8 +109,8 @@ def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, o
         arguments = {}
     if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
-    found = judge(arguments, _of_kind("probe", evidence), profiles[-1:])
-    return _with_sharding(found, _of_kind("sharding", evidence)[-1:])
+    found = judge(arguments, of_kind("probe", evidence), profiles[-1:])
+    return _with_sharding(found, of_kind("sharding", evidence)[-1:])
 
 
 def _with_sharding(found: Verification, lines: Sequence[Evidence]) -> Verification:
@@ -121,10 +123,6 @@ def _with_sharding(found: Verification, lines: Sequence[Evidence]) -> Verificati
             if judged.refuted:
                 found = replace(found, not_partitioned=finding)
     return found
-
-
-def _of_kind(kind: str, evidence: Iterable[Evidence]) -> list[Evidence]:
-    return [one for one in evidence if one.kind == kind]
 
 
 def judge(
@@ -202,9 +200,9 @@ def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -
         return "requested only"
     if not telling:
         return "not FP8"
-    contradicting = len({finding.shows for finding in telling}) > 1
+    contradicting = len(set(map(attrgetter("shows"), telling))) > 1
     if contradicting:
-        warnings.append("the evidence contradicts itself: " + "; ".join(finding.text for finding in telling))
+        warnings.append("the evidence contradicts itself: " + "; ".join(map(attrgetter("text"), telling)))
     if telling[0].shows:
         # FP8 kernels can only come from FP8, whatever the modules report.
         return "verified"
