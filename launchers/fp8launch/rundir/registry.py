@@ -211,6 +211,14 @@ def job_ids(run: RunFolder) -> list[str]:
     return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0]))
 
 
+def newest_job(run: RunFolder) -> str | None:
+    """Return the id of a run's newest job; None for a run that was never submitted."""
+    jobs = job_ids(run)
+    if not jobs:
+        return None
+    return jobs[-1]
+
+
 def _roots_file() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "fp8launch" / "run_roots"

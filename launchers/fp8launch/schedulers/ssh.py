@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fp8launch.cluster.profile import Login
-from fp8launch.diagnostics import UserError, error
+from fp8launch.diagnostics import UserError, advice_on, error
 
 # ssh's own exit status for a connection that could not be made or was lost.
 FAILED = 255
@@ -99,13 +99,12 @@ def put(login: Login, files: Mapping[str, str]) -> Path:
 def failed(login: Login, words: str, fix: str | None = None) -> UserError:
     """Return the error for an ssh that failed, in its own words; `fix` where they do not suggest one."""
     message = " ".join(words.split())
-    low = message.lower()
     advice = {
         "host key verification failed": f"compare the host's key with the site's, then `ssh {login.host}` by hand once",
         "permission denied": f"make `ssh {login.host}` work without a question: a key, an agent, or `identity:`",
         "could not resolve": "correct `ssh.host` in the cluster profile, or connect to the site's network",
     }
-    found = next((text for key, text in advice.items() if key in low), fix)
+    found = advice_on(message, advice, fix)
     return error(
         "ssh-failed", f"ssh to {login.host}: {message or 'it printed no reason'}", "cluster profile: ssh", found, 3
     )

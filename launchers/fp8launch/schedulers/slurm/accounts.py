@@ -31,7 +31,10 @@ def parse_associations(text: str) -> list[Association]:
         account, qos, default = fields[0], fields[1], fields[2]
         names.setdefault(account, set()).update(filter(None, qos.split(",")))
         defaults[account] = default or defaults.get(account)
-    return [Association(account, tuple(sorted(names[account])), defaults[account]) for account in sorted(names)]
+    found = []
+    for account in sorted(names):
+        found.append(Association(account, tuple(sorted(names[account])), defaults[account]))
+    return found
 
 
 def default_account() -> str | None:
@@ -52,4 +55,7 @@ def account_names() -> list[str]:
 
 def qos_names() -> list[str]:
     """Return every QOS that this user may use with some account."""
-    return sorted({name for one in associations() for name in one.qos})
+    names: set[str] = set()
+    for one in associations():
+        names.update(one.qos)
+    return sorted(names)

@@ -20,12 +20,13 @@ def groups_alike(jobs: Sequence[Job]) -> list[list[int]]:
     alike: dict[tuple[tuple[str, str | None], ...], list[int]] = {}
     for position, job in enumerate(jobs):
         alike.setdefault(_common_options(job), []).append(position)
-    if all(len(positions) == 1 for positions in alike.values()):
+    if len(alike) == len(jobs):
         return list(alike.values())
     limit = slurm_cli.array_limit()
     groups = []
     for positions in alike.values():
-        groups += [positions[start : start + limit] for start in range(0, len(positions), limit)]
+        for start in range(0, len(positions), limit):
+            groups.append(positions[start : start + limit])
     return groups
 
 

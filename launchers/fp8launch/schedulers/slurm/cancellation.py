@@ -10,7 +10,7 @@ from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import FINAL
 from fp8launch.schedulers.slurm import slurm_cli
-from fp8launch.schedulers.slurm.job_rows import OwnJob, is_job_of, queue_rows
+from fp8launch.schedulers.slurm.job_rows import OwnJob, is_job_of, number_of, queue_rows
 from fp8launch.schedulers.slurm.job_states import status_of
 from fp8launch.wording import and_more
 
@@ -25,21 +25,28 @@ def cancel_runs(runs: Sequence[RunFolder]) -> None:
         return
     rows, trouble = queue_rows(runs)
     if trouble:
-        names = and_more(list(dict.fromkeys(job for job, _ in jobs)), 5)
+        names = and_more(list(dict(jobs)), 5)
         message = f"cannot determine which run the jobs {names} belong to: {trouble}"
         raise error("slurm-silent", message, None, "retry when Slurm answers", 3)
     alive = {row.job: row for row in rows if status_of(row.word) not in FINAL}
-    ours = {job for job, run in jobs if job in alive and is_job_of(alive[job], run)}
+    ours: set[str] = set()
+    for job, run in jobs:
+        if job in alive and is_job_of(alive[job], run):
+            ours.add(job)
     scancel(_shortened(ours, alive))
 
 
 def _shortened(ours: set[str], alive: Iterable[str]) -> list[str]:
     """Name an array by its own id where no other task of it is alive: one word for a thousand tasks."""
-    arrays = {job.partition("_")[0] for job in ours if "_" in job}
-    others = {job.partition("_")[0] for job in alive if job not in ours}
-    whole = arrays - others
-    singles = {job for job in ours if job.partition("_")[0] not in whole}
-    return sorted(whole | singles, key=_order)
+    others = {number_of(job) for job in alive if job not in ours}
+    words: set[str] = set()
+    for job in ours:
+        number = number_of(job)
+        if "_" in job and number not in others:
+            words.add(number)
+        else:
+            words.add(job)
+    return sorted(words, key=_order)
 
 
 def _order(job: str) -> tuple[int, ...]:

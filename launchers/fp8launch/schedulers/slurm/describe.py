@@ -28,8 +28,7 @@ def describe(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Findi
         return
     yield Finding("ok", "Slurm", slurm_cli.version() or "of an unknown version")
     yield from map(_partition, site.partitions.values())
-    default = any(partition.default for partition in site.partitions.values())
-    if cluster.partition is None and not default:
+    if cluster.partition is None and not site.defaults:
         yield Finding("missing", "default partition", "none", "set `partition:` in the cluster profile")
     yield _accounting()
 
@@ -46,7 +45,8 @@ def container_runtimes(environment: Mapping[str, str]) -> Iterator[tuple[str, st
 def _partition(partition: Partition) -> Finding:
     gpus = set()
     for node in partition.nodes:
-        gpus |= {f"{count} x {kind or 'GPU'}" for kind, count in node.gpus.items()}
+        for kind, count in node.gpus.items():
+            gpus.add(f"{count} x {kind or 'GPU'}")
     size = f"{len(partition.in_service)} of {partition.total_nodes} nodes in service"
     state: State = "ok" if partition.state == "UP" else "note"
     words = partition.state.lower()

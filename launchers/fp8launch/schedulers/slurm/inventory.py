@@ -61,6 +61,11 @@ class Partition:
 class Site:
     partitions: Mapping[str, Partition]
 
+    @property
+    def defaults(self) -> list[Partition]:
+        """The partition of jobs that name none; empty where the site has no such partition."""
+        return [partition for partition in self.partitions.values() if partition.default]
+
 
 @dataclass(frozen=True)
 class Silent:
@@ -100,7 +105,7 @@ def parse_nodes(text: str) -> dict[str, list[Node]]:
     """Lines of sinfo's `%R|%N|%T|%G|%c|%f`, by partition."""
     found: dict[str, list[Node]] = {}
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|")]
+        fields = list(map(str.strip, line.split("|")))
         if len(fields) != 6:
             continue
         partition, name, state, gres, cpus, features = fields

@@ -104,14 +104,14 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
     # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words. An array is
     # asked for whole: its tasks that were cancelled while they waited are in one row, which no task's number finds.
     fields = "JobID,State,ExitCode,Reason,JobName,Comment,SubmitLine"
-    numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job, _ in jobs))
+    asked = dict(jobs)
+    numbers = ",".join(dict.fromkeys(map(number_of, asked)))
     users = _users(run for _, run in jobs)
     shown = slurm_cli.call("sacct", "-X", "-n", "-P", "-D", "-u", users, "-o", fields, "-j", numbers)
     if shown.returncode:
         if shown.returncode == 127 or "accounting storage is disabled" in shown.stderr.lower():
             return Answer()
         return Answer(trouble=slurm_cli.trouble(shown))
-    asked = {job for job, _ in jobs}
     rows = []
     for line in shown.stdout.splitlines():
         listed, word, code, reason, name, comment, submitted_by = [*line.split("|", 6), *[""] * 6][:7]
@@ -120,6 +120,11 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
                 row = JobRow(job, word, reason, name, comment, exit_code(code), submitted_by=submitted_by)
                 rows.append(row)
     return Answer(_rows_of(jobs, rows))
+
+
+def number_of(job: str) -> str:
+    """Return the number of a job; of a task that of its array."""
+    return job.partition("_")[0]
 
 
 def tasks_of(listed: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fp8launch.rundir.attempts import attempts_of
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.registry import newest_job
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, Status, ended_with
 from fp8launch.schedulers.slurm.job_rows import Answer, JobRow, OwnJob, ask_sacct, ask_squeue
@@ -56,14 +56,17 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     squeue knows the jobs that live; sacct those that ended, where a site has it; the exit status that the batch script
     left shows the end even where sacct is off or the controller does not answer.
     """
-    newest = [(next(reversed(job_ids(run)), ""), run) for run in runs]
-    following = [(attempts_of(run).waiting or "", run) for run in runs]
+    newest: list[OwnJob] = []
+    following: list[OwnJob] = []
+    for run in runs:
+        newest.append((newest_job(run) or "", run))
+        following.append((attempts_of(run).waiting or "", run))
     jobs = dict.fromkeys(own for own in (*newest, *following) if own[0])
     queue = ask_squeue(jobs)
-    live = {own: _state_of_row(row, "squeue") for own, row in queue.rows.items()}
+    live = _states_in(queue, "squeue")
     # squeue remembers a job for some minutes after its end, without its exit code.
     accounts = ask_sacct([own for own in jobs if own not in live or live[own].final])
-    ended = {own: _state_of_row(row, "sacct") for own, row in accounts.rows.items()}
+    ended = _states_in(accounts, "sacct")
     found = []
     for own, waiting in zip(newest, following, strict=True):
         state = _state(own, live, ended, queue, accounts)
@@ -134,8 +137,11 @@ def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
     return state
 
 
-def _state_of_row(row: JobRow, source: str) -> JobState:
-    return JobState(status_of(row.word), _detail(row), row.exit_code, source)
+def _states_in(answer: Answer, source: str) -> dict[OwnJob, JobState]:
+    states = {}
+    for own, row in answer.rows.items():
+        states[own] = JobState(status_of(row.word), _detail(row), row.exit_code, source)
+    return states
 
 
 def status_of(word: str) -> Status:

@@ -56,7 +56,7 @@ class NemoRunScheduler(SlurmScheduler):
                 "NEMORUN_HOME",
                 "export NEMORUN_HOME=/a/plain/path on a file system that the submitting host can access",
             )
-        for place in (str(job.folder), *(value for _, value in job.slurm if value is not None)):
+        for place in (str(job.folder), *filter(None, dict(job.slurm).values())):
             if _RUNDIR in place:
                 raise error(
                     "nemo-run-path",

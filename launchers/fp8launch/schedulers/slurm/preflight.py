@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-from fp8launch.diagnostics import Problem, Severity, did_you_mean
+from fp8launch.diagnostics import Problem, Severity, advice_on, did_you_mean, errors_in
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
@@ -64,8 +64,8 @@ def test_only(script: str) -> str | None:
         done = slurm_cli.call("sbatch", "--test-only", file.name, timeout=SUBMIT_TIMEOUT)
     if done.returncode == 0:
         return None
-    lines = [re.sub(r"^(sbatch: )?(error: )?(allocation failure: )?", "", line) for line in done.stderr.splitlines()]
-    return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip())) or "sbatch gave no reason"
+    prefix = r"^(sbatch: )?(error: )?(allocation failure: )?"
+    return slurm_cli.reasons(done.stderr, prefix) or "sbatch gave no reason"
 
 
 def _explains(problem: Problem, refusal: str) -> bool:
@@ -91,20 +91,22 @@ def _against(site: Site, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
     """Requests that none of the job's partitions can satisfy; one of several partitions is enough."""
     asked = dict(job.slurm).get("partition")
     if asked is None:
-        chosen = [p for p in site.partitions.values() if p.default]
+        chosen = site.defaults
         if not chosen:
             names = ", ".join(site.partitions) or "none"
             message = f"this cluster has no default partition, and none is set; partitions: {names}"
             yield Problem("error", "slurm-partition", message, PROFILE, "set `partition:` in the cluster profile")
             return
     else:
-        chosen = [site.partitions[name] for name in asked.split(",") if name in site.partitions]
+        chosen = []
         for name in asked.split(","):
-            if name not in site.partitions:
+            if name in site.partitions:
+                chosen.append(site.partitions[name])
+            else:
                 yield _no_partition(name, site)
     verdicts = [list(_against_one(partition, job, loaded)) for partition in chosen]
     # Slurm takes whichever of several partitions it can.
-    yield from min(verdicts, key=lambda found: (any(p.severity == "error" for p in found), len(found)), default=[])
+    yield from min(verdicts, key=lambda found: (bool(errors_in(found)), len(found)), default=[])
 
 
 def _no_partition(name: str, site: Site) -> Problem:
@@ -173,7 +175,9 @@ def _node_limits(partition: Partition, job: Job, where: str) -> Iterator[Problem
 
 def _constraint(partition: Partition, job: Job) -> Iterator[Problem]:
     features = _features(dict(job.slurm).get("constraint") or "")
-    known = frozenset[str]().union(*(node.features for node in partition.nodes))
+    known: set[str] = set()
+    for node in partition.nodes:
+        known |= node.features
     for feature in sorted(features - known):
         message = f"no node of partition {partition.name} has the feature '{feature}'; features: {listed(known)}"
         fix = did_you_mean(feature, known, "correct `constraint:` in the cluster profile")
@@ -208,7 +212,6 @@ def _qos_lifts(qos: str | None, flag: str) -> bool:
 
 def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe) -> Problem:
     """Slurm's refusal, with what this user may use where that is the reason."""
-    low = words.lower()
     if will_pass(words):
         return _silent(words)
     if slurm_cli.waits_for_nodes(words):
@@ -217,6 +220,7 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         )
         return Problem("warning", "slurm-silent", message, PROFILE, "run the check again in a minute")
     account, qos = options.get("account"), options.get("qos")
+    low = words.lower()
     if "account" in low and "combination" in low:
         accounts = account_names()
         message = "no account is set, and you have no default account"
@@ -240,11 +244,8 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         "node configuration": "lower cpus_per_task, gpus_per_node or `memory:`, or choose another partition",
         "unrecognized option": "this Slurm does not have the option; correct `options:` in the cluster profile",
     }
-    fix = next(
-        (text for key, text in fixes.items() if key in low),
-        "run `sbatch --test-only` on the rendered script for details",
-    )
-    return Problem("error", "slurm-refuses", f"Slurm would reject the job: {words}", loaded.where("resources"), fix)
+    advice = advice_on(words, fixes, "run `sbatch --test-only` on the rendered script for details")
+    return Problem("error", "slurm-refuses", f"Slurm would reject the job: {words}", loaded.where("resources"), advice)
 
 
 def _clock(minutes: int) -> str:

@@ -21,7 +21,7 @@ def gpu_problem(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[P
     if len(fitting) >= job.nodes:
         return _other_gpus(fitting, kind, loaded, partition), fitting
     name = partition.name
-    kinds = sorted({k for node in partition.nodes for k in node.gpus})
+    kinds = sorted(_gpu_types(partition.nodes))
     if not kinds:
         message = f"the job needs {count} GPUs per node, but Slurm knows no GPUs in partition {name}"
         fix = (
@@ -38,6 +38,14 @@ def gpu_problem(partition: Partition, job: Job, loaded: LoadedRecipe) -> tuple[P
     gpus = f"{kind} GPUs" if kind else "GPUs"
     message = f"the job needs {job.nodes} x {count} {gpus}, but in partition {name} {have}"
     return Problem("error", "slurm-gpus", message, loaded.where("resources", "gpus_per_node"), fix), fitting
+
+
+def _gpu_types(nodes: Iterable[Node]) -> set[str]:
+    """The GPU types of these nodes, '' for GPUs without a type."""
+    types: set[str] = set()
+    for node in nodes:
+        types.update(node.gpus)
+    return types
 
 
 def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
@@ -57,9 +65,7 @@ def _no_such_gpus(kind: str, kinds: Sequence[str], partition: str) -> Problem:
 def _other_gpus(nodes: Sequence[Node], kind: str | None, loaded: LoadedRecipe, partition: Partition) -> Problem | None:
     """The recipe is for one GPU, and by the names of their types the nodes have another."""
     wanted = loaded.recipe.resources.gpu
-    types: set[str] = set()
-    for node in nodes:
-        types.update(filter(None, node.gpus))
+    types = _gpu_types(nodes) - {""}
     if kind is not None:
         types &= {kind}
     models = set(filter(None, map(gpu_model, types)))
@@ -74,10 +80,10 @@ def _asked_gpus(options: Mapping[str, str | None]) -> tuple[str | None, int]:
     """The GPU type and count for each node that a job's options ask for."""
     text = options.get("gpus-per-node") or ""
     if not text:
-        kinds = (options.get("gres") or "").split(",")
-        asked = [one.removeprefix("gpu:") for one in kinds if one.startswith("gpu:")]
-        if asked:
-            text = asked[0]
+        for resource in (options.get("gres") or "").split(","):
+            if resource.startswith("gpu:"):
+                text = resource.removeprefix("gpu:")
+                break
     kind, _, count = text.rpartition(":")
     return kind or None, number(count) or 0
 

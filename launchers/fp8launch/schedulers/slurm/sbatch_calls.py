@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fp8launch.diagnostics import UserError, error
+from fp8launch.diagnostics import UserError, advice_on, error
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.job import Job
 from fp8launch.job.job_comment import job_comment, key_in, text_in
 from fp8launch.schedulers.slurm import slurm_cli
+from fp8launch.schedulers.slurm.job_rows import number_of
 
 # A busy controller may take this long to answer.
 SBATCH_SECONDS = 120.0
@@ -68,8 +69,7 @@ def sbatch(script: Path, key: str, *options: str, comment: object = None) -> str
 def refusal(message: str, script: Path) -> UserError:
     """Return sbatch's own words as an error that says what to change."""
     words = " ".join(message.replace("sbatch: error:", "").split()) or "sbatch gave no reason"
-    low = words.lower()
-    fix = next((text for key, text in _ADVICE.items() if key in low), None)
+    fix = advice_on(words, _ADVICE)
     if will_pass(words):
         fix = "Slurm accepts no jobs now; the run folder is kept, so repeat the command later to complete it"
     if slurm_cli.waits_for_nodes(words):
@@ -108,5 +108,5 @@ def _jobs_by_key(lines: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
         job, _, comment = line.partition("|")
         key = key_in(comment)
         if key in wanted:
-            found[key] = job.partition("_")[0]
+            found[key] = number_of(job)
     return found

@@ -46,12 +46,18 @@ def one_line(text: str, length: int = 200) -> str:
     return " ".join(text.split())[:length]
 
 
+def reasons(stderr: str, prefix: str) -> str:
+    """Return the different lines of a command's errors, without the regular expression `prefix`, in one line."""
+    found: dict[str, None] = {}
+    for line in stderr.splitlines():
+        found[re.sub(prefix, "", line.strip()).strip()] = None
+    return "; ".join(filter(None, found))
+
+
 def trouble(shown: subprocess.CompletedProcess[str]) -> str:
     """Return why a command failed, as `squeue: reason`; its own `squeue: error:` is not repeated."""
     command = str(shown.args[0])
-    prefix = re.compile(rf"^(?:{re.escape(command)}: )?(?:error: )?")
-    lines = [prefix.sub("", line.strip()) for line in shown.stderr.splitlines()]
-    reason = one_line("; ".join(filter(None, dict.fromkeys(lines))))
+    reason = one_line(reasons(shown.stderr, rf"^(?:{re.escape(command)}: )?(?:error: )?"))
     return f"{command}: {reason or f'ended with status {shown.returncode}'}"
 
 

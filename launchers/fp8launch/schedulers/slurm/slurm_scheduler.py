@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 from fp8launch.cluster.profile import Cluster
@@ -13,7 +13,7 @@ from fp8launch.diagnostics import MACHINE_LACKS, Problem, error
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.registry import job_ids, newest_job
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Finding, JobState, JobTimes, Scheduler, Submission
 from fp8launch.schedulers.site_offers import SiteOffers
@@ -75,9 +75,11 @@ class SlurmScheduler(Scheduler):
 
     def job_times(self, runs: Sequence[RunFolder]) -> dict[RunFolder, JobTimes]:
         shown = slurm_cli.call("squeue", "-r", "-h", "-o", "%i|%M|%l|%S|%T", "-u", str(os.getuid()), timeout=10)
-        rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 4]
         times = {}
-        for job, elapsed, limit, start, state in rows:
+        for line in shown.stdout.splitlines():
+            if line.count("|") != 4:
+                continue
+            job, elapsed, limit, start, state = line.split("|")
             if state != "PENDING":
                 times[job] = JobTimes(elapsed, limit)
             elif start == "N/A":
@@ -86,7 +88,7 @@ class SlurmScheduler(Scheduler):
                 times[job] = JobTimes("", limit, start.replace("T", " "))
         found = {}
         for run in runs:
-            newest = next(reversed(job_ids(run)), None)
+            newest = newest_job(run)
             if newest in times:
                 found[run] = times[newest]
         return found
@@ -130,8 +132,10 @@ class SlurmScheduler(Scheduler):
         if not isinstance(site, Site):
             return False
         here = os.uname().nodename.partition(".")[0]
-        nodes = chain.from_iterable(partition.nodes for partition in site.partitions.values())
-        return any(node.name != here for node in nodes)
+        names: set[str] = set()
+        for partition in site.partitions.values():
+            names.update(map(attrgetter("name"), partition.nodes))
+        return bool(names - {here})
 
     def describe(self, cluster: Cluster, environment: Mapping[str, str]) -> Iterable[Finding]:
         from fp8launch.schedulers.slurm import describe
