@@ -16,7 +16,7 @@ gc.set_threshold(200_000, 10, 10)
 import click
 
 from fp8launch import __version__
-from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, UserError, error
+from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, Problem, UserError, error
 
 # Verb, module in this package, and what it does, in the groups of `--help`.
 GROUPS = {
@@ -140,7 +140,7 @@ def run(arguments: list[str]) -> int:
         if _wants_json(arguments):
             from fp8launch.cli.output import show_json
 
-            show_json({"ok": False, "problems": [problem.as_json() for problem in refusal.problems]})
+            show_json({"ok": False, "problems": list(map(Problem.as_json, refusal.problems))})
         return refusal.exit_code
     except BrokenPipeError:
         # The reader (head, less) went away; Python would complain again when it flushes at exit.

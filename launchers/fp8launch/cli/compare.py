@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.names import is_recipe_file, runs_named, study_named
+from fp8launch.cli.names import is_own_folder, is_recipe_file, runs_named, study_named
 from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
 from fp8launch.diagnostics import error, exit_code
 from fp8launch.hardware.gpus import GPUS
@@ -22,7 +22,6 @@ from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.run_data import RunData, run_from_events, run_from_folder, run_from_logs, runs_from_study
 from fp8launch.report.tensorboard import event_files
 from fp8launch.rundir.atomic_io import as_utf8, write_atomically
-from fp8launch.rundir.run_dir import MANIFEST, STUDY
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _options = (
@@ -112,7 +111,7 @@ def _read(name: str, gpu: str | None) -> list[RunData]:
         return [run_from_events(path.name, events, gpu)]
     if is_file(path) and not is_recipe_file(name):
         return [run_from_logs(log_name(path), [path], gpu)]
-    if path.is_dir() and not any(is_file(path / name) for name in (MANIFEST, STUDY)):
+    if path.is_dir() and not is_own_folder(name):
         logs = logs_in(path)
         if not logs:
             raise error("no-log", "is not a run or a study and contains no *.log", name)

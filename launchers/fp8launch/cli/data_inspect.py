@@ -115,7 +115,7 @@ def _show(path: Path, index: Index, lengths: Lengths, manifest: Manifest | None)
     echo(f"{index.documents:,} documents, {index.tokens:,} tokens of {index.token_type}")
     echo(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}\n")
     most = max(bucket.documents for bucket in lengths.buckets)
-    width = max(len(_range(bucket)) for bucket in lengths.buckets)
+    width = max(map(len, map(_range, lengths.buckets)))
     for bucket in lengths.buckets:
         bar = "█" * max(round(BAR * bucket.documents / most), min(bucket.documents, 1))
         echo(f"{_range(bucket):>{width}} {bar:<{BAR}} {bucket.documents:,}")
@@ -141,8 +141,10 @@ def _state(manifest: Manifest | None, use: TokenUse | None, wrong: list[str]) ->
         lines.append(
             f"unigram entropy {use.unigram_entropy:.3f} nats: a model that has learnt anything has a lower loss"
         )
+    for words in wrong:
+        lines.append(f"damaged: {words}")
     if wrong:
-        return [*lines, *(f"damaged: {words}" for words in wrong)]
+        return lines
     if manifest is None:
         return [*lines, "no manifest: another program made it"]
     if use is None:

@@ -33,7 +33,7 @@ def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster:
     ones, others = (prepare(recipe_named(name), overrides, nodes, profile) for name in (a, b))
     found = differences(ones, others, profile)
     if as_json:
-        show_json([one.as_json() for one in found])
+        show_json(list(map(Difference.as_json, found)))
     elif not found:
         eprint("no difference")
     else:

@@ -8,7 +8,7 @@ import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table, terminal_width
-from fp8launch.diagnostics import MACHINE_LACKS
+from fp8launch.diagnostics import MACHINE_LACKS, Problem
 from fp8launch.schedulers.base import Finding
 
 
@@ -29,8 +29,8 @@ def doctor(cluster: str | None, as_json: bool) -> int:
         show_json(
             {
                 "ok": found.ok,
-                "findings": [finding.as_json() for finding in found.findings],
-                "problems": [problem.as_json() for problem in found.problems],
+                "findings": list(map(Finding.as_json, found.findings)),
+                "problems": list(map(Problem.as_json, found.problems)),
             }
         )
     else:

@@ -173,9 +173,7 @@ def _worth_a_line(iteration: Iteration) -> bool:
 
 def show_end(run: RunFolder, lines: int = 15) -> None:
     """The last words of a run that did not complete."""
-    attempts = run.attempts()
-    logs = [attempt.log for attempt in attempts[-1:]]
-    for path in logs + run.batch_output()[-1:]:
+    for path in run.logs()[-1:] + run.batch_output()[-1:]:
         text = last_lines(path, lines)
         if text:
             eprint(f"--- end of {path}\n{text}")

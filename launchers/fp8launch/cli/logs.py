@@ -89,7 +89,7 @@ def _files(run: RunFolder, batch: bool) -> list[Path]:
     """The logs of the attempts, or the outputs of the batch script."""
     if batch:
         return run.batch_output()
-    return [attempt.log for attempt in run.attempts()]
+    return run.logs()
 
 
 def _print_last(path: Path, count: int) -> None:

@@ -132,9 +132,8 @@ def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
 
 def logs_of(run: RunFolder) -> list[Path]:
     """The logs of a run's attempts, oldest first. Exit code 1 where it has none yet."""
-    logs = [attempt.log for attempt in run.attempts()]
     # A job that died before its first process still left the batch script's words.
-    logs = logs or run.batch_output()
+    logs = run.logs() or run.batch_output()
     if not logs:
         place = str(run.path / MANIFEST)
         raise error("no-log", f"{run.run_id} has no log yet", place, "`fp8launch runs` shows its state", ANSWER_IS_NO)

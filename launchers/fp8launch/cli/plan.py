@@ -146,7 +146,10 @@ def _nothing_divides(bases: Sequence[Change], target: Target) -> UserError:
     layers = whole(bases[0].args, "num_layers")
     message = f"no division of {target.gpus} {target.gpu.name} "
     message += f"fits a global batch of {target.global_batch} and {layers} layers"
-    stated = [f"{key}={value}" for key, value in target.fixed.items() if key.startswith(("parallel.", "batch.micro"))]
+    stated = []
+    for key, value in target.fixed.items():
+        if key.startswith(("parallel.", "batch.micro")):
+            stated.append(f"{key}={value}")
     if stated:
         message += f" with {', '.join(stated)}"
         return error("no-layout", message, "--set", "leave out what is set, or set what divides them", ANSWER_IS_NO)

@@ -116,9 +116,9 @@ def _one(prepared: Prepared, name: str) -> Prepared:
 
 def _show_arguments(prepared: Prepared, as_json: bool) -> None:
     """Megatron's exact arguments; of a recipe with phases those of each, by name."""
-    lists = {one.name: one.args.argv for one in prepared.phases}
     if as_json:
-        show_json({name: list(argv) for name, argv in lists.items()} or list(prepared.args.argv))
+        lists = {one.name: list(one.args.argv) for one in prepared.phases}
+        show_json(lists or list(prepared.args.argv))
         return
     for one in prepared.phases:
         echo(f"# phase {one.name}: iterations {one.span}")

@@ -75,8 +75,10 @@ def with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
 
 def refuse_without_slurm(stated: Mapping[str, Any], backend: str) -> None:
     """Raises UserError where options of Slurm are stated for a scheduler that has none."""
-    given = [f"--{name}" for name, value in stated.items() if value not in (None, ()) and name != "time"]
-    given = [name.replace("--extra", "--slurm") for name in given]
+    given = []
+    for name, value in stated.items():
+        if value not in (None, ()) and name != "time":
+            given.append(f"--{name}".replace("--extra", "--slurm"))
     if given:
         message = f"{', '.join(given)} would have no effect: the {backend} backend starts processes on this machine"
         raise error("no-slurm-options", message, given[0], "remove it, or submit to Slurm")

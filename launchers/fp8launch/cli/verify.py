@@ -65,7 +65,9 @@ class _Verified:
 def _of_run(run: RunFolder) -> _Verified:
     manifest = run.manifest()
     read = read_logs(logs_of(run))
-    phases = {span.name: verify_logs(mine, span.arguments) for span, mine in by_phase(read, spans_of(manifest))}
+    phases = {}
+    for span, mine in by_phase(read, spans_of(manifest)):
+        phases[span.name] = verify_logs(mine, span.arguments)
     if phases:
         return _Verified(_decisive(phases), phases)
     return _Verified(verify_logs(read, stated_arguments(manifest)), {})

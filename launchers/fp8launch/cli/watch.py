@@ -118,8 +118,7 @@ def _log(rows: list[Row], view: View) -> list[str]:
     opened = opened_row(view, rows)
     if opened is None:
         return []
-    attempts = opened.run.attempts()
-    files = [attempt.log for attempt in attempts] or opened.run.batch_output()
+    files = opened.run.logs() or opened.run.batch_output()
     if not files:
         return []
     return _last_lines(files[-1])

@@ -199,19 +199,16 @@ _DROPPED = ("phase", "memory", "attempts", "TFLOP/s/GPU", "time", "why", "curve"
 
 def _columns(rows: Sequence[Row], width: int) -> list[str]:
     cells = list(map(_cells, rows))
-    columns = []
-    longest = {}
+    longest: dict[str, int] = {}
     for name in _cell_names():
         texts = [one[name][:WIDEST] for one in cells]
         if name in ("run", "state") or any(texts):
-            columns.append(name)
             longest[name] = max(map(len, [name, *texts]))
     for name in _DROPPED:
-        if sum(longest[one] + GAP for one in columns) <= width + GAP:
+        if sum(longest.values()) + GAP * (len(longest) - 1) <= width:
             break
-        if name in columns:
-            columns.remove(name)
-    return columns
+        longest.pop(name, None)
+    return list(longest)
 
 
 def _cell_names() -> tuple[str, ...]:

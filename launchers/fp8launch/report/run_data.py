@@ -125,7 +125,7 @@ def run_from_events(name: str, files: Sequence[Path], gpu: str | None = None) ->
 def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
     """Read a run of ours with its manifest. A run without a log yet has no data, which is not an error here."""
     manifest = run.manifest()
-    logs = [attempt.log for attempt in run.attempts()] or run.batch_output()
+    logs = run.logs() or run.batch_output()
     data = _run_data(
         run.run_id,
         read_logs(logs),

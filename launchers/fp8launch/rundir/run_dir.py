@@ -116,6 +116,10 @@ class RunFolder:
                 found.append(Attempt(match[1], int(match[2]), log, _exit_status(log.with_suffix(".exit"))))
         return sorted(found, key=lambda a: (len(a.job_id), a.job_id, a.restart))
 
+    def logs(self) -> list[Path]:
+        """The logs of the attempts, oldest first."""
+        return [attempt.log for attempt in self.attempts()]
+
     def batch_output(self) -> list[Path]:
         """The file with the batch script's own output: its errors before and after the training step."""
         return sorted(filter(is_own_file, (self.path / "logs").glob("slurm-*.out")))
