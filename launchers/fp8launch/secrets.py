@@ -74,7 +74,9 @@ def _is_weak_word(word: str) -> bool:
 
 
 def _singular(word: str) -> str:
-    return word[:-1] if word.endswith("S") and not word.endswith("SS") else word
+    if word.endswith("SS"):
+        return word
+    return word.removesuffix("S")
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
 def _patterns_for(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
     """The patterns that may match in a text. Looking for a word first is fast, and compiles only what is needed."""
     for kind, (needles, pattern) in _SHAPES.items():
-        if any(needle in text for needle in needles.split()):
+        if any(map(text.__contains__, needles.split())):
             yield kind, re.compile(pattern)
 
 
@@ -163,7 +165,9 @@ def secret_in(text: str, assignments: bool = False) -> str | None:
     for kind, pattern in _patterns_for(text):
         if pattern.search(text):
             return kind
-    for match in _ASSIGNED.finditer(text) if assignments else ():
+    if not assignments:
+        return None
+    for match in _ASSIGNED.finditer(text):
         if _assigns_a_secret(match):
             return f"the value of {match['option'] or match['name']}"
     return None
@@ -171,14 +175,17 @@ def secret_in(text: str, assignments: bool = False) -> str | None:
 
 def is_secret(name: str, value: object) -> bool:
     """Whether a variable holds a secret: by its name, unless its value is a setting such as `1`; or by its value."""
-    text = "" if value is None else str(value)
-    by_name = names_a_secret(name) and text != "" and not _PLACEHOLDER.fullmatch(text)
-    return by_name or secret_in(text) is not None
+    if value is None:
+        return False
+    return _is_secret_by_name(name, str(value)) or secret_in(str(value)) is not None
 
 
 def _assigns_a_secret(match: re.Match[str]) -> bool:
-    value = match["value"].strip("\"'")
-    return names_a_secret(match["option"] or match["name"]) and value != "" and not _PLACEHOLDER.fullmatch(value)
+    return _is_secret_by_name(match["option"] or match["name"], match["value"].strip("\"'"))
+
+
+def _is_secret_by_name(name: str, value: str) -> bool:
+    return names_a_secret(name) and value != "" and not _PLACEHOLDER.fullmatch(value)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -201,12 +208,12 @@ _SOURCE_CODE = (".c", ".cc", ".cpp", ".cu", ".go", ".h", ".js", ".md", ".py", ".
 
 def holds_credentials(path: str) -> bool:
     """Whether a file of this path holds credentials by convention."""
-    *folders, name = (part.lower() for part in PurePosixPath(path).parts) if path else ("",)
-    if not _CREDENTIAL_FOLDERS.isdisjoint(folders):
+    file = PurePosixPath(path.lower())
+    if not _CREDENTIAL_FOLDERS.isdisjoint(file.parent.parts):
         return True
-    if name.endswith(_SOURCE_CODE):
+    if file.name.endswith(_SOURCE_CODE):
         return False
-    return any(fnmatchcase(name, pattern) for pattern in _CREDENTIAL_FILES)
+    return any(fnmatchcase(file.name, pattern) for pattern in _CREDENTIAL_FILES)
 
 
 # --- secrets of this shell --------------------------------------------------------------------------------------------
@@ -214,16 +221,23 @@ def holds_credentials(path: str) -> bool:
 
 def secrets_of(declared: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The secrets of this shell by variable: those that a recipe declares, and those that are named like one."""
-    env = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     stated = set(declared)
-    wanted = {*stated, *filter(names_a_secret, env)}
-    return {name: env[name] for name in sorted(wanted) if _can_be_found(env.get(name, ""), name in stated)}
+    found = {}
+    for name in sorted({*stated, *filter(names_a_secret, environment)}):
+        value = environment.get(name, "")
+        if _can_be_found(value, name in stated):
+            found[name] = value
+    return found
 
 
 def _can_be_found(value: str, declared: bool) -> bool:
     """Whether a value is long enough to be looked for: shorter ones occur in unrelated texts by coincidence."""
-    mixed = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
-    if len(value) < (6 if mixed else 8):
+    shortest = 8
+    if re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value):
+        shortest = 6
+    if len(value) < shortest:
         return False
     # The path of a key is not a secret.
     return declared or not (value.startswith(("/", "~")) and os.path.lexists(os.path.expanduser(value)))  # noqa: PTH111
@@ -245,7 +259,7 @@ def refuse_secrets(texts: Mapping[str, str], declared: Iterable[str] = ()) -> No
         forms = set(_forms(value))
         for what, text in texts.items():
             # Any character may be percent-encoded, in either case.
-            if any(form in text for form in forms) or ("%" in text and value in percent_decoded(text)):
+            if any(map(text.__contains__, forms)) or ("%" in text and value in percent_decoded(text)):
                 raise error(
                     "secret-in-run",
                     f"the value of {name} would be written to {what}",

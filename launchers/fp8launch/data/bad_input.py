@@ -45,8 +45,13 @@ class BadInput:
 
     def words(self) -> str:
         """Return the place and the reason as one line."""
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.place()}: {REASONS[self.reason]}{detail}"
+        return f"{self.place()}: {self.why()}"
+
+    def why(self) -> str:
+        """Return the reason with its detail."""
+        if not self.detail:
+            return REASONS[self.reason]
+        return f"{REASONS[self.reason]} ({self.detail})"
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)

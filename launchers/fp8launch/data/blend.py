@@ -26,7 +26,9 @@ def shares_of(
     """
     weights = []
     for _, tokens, given in datasets:
-        weights.append(tokens ** (1 / temperature) if given is None else given)
+        if given is None:
+            given = tokens ** (1 / temperature)
+        weights.append(given)
     total = sum(weights)
     found = []
     for (prefix, tokens, _), weight in zip(datasets, weights, strict=True):

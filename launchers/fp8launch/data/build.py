@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fp8launch.data.bad_input import HARMLESS, REASONS, BadInput, summary
+from fp8launch.data.bad_input import HARMLESS, BadInput, summary
 from fp8launch.data.gigatoken_engine import choose_engine
 from fp8launch.data.manifest import new_manifest, read_manifest
 from fp8launch.data.merge import Merged, files_record, finish, merge_finished, merged_so_far
 from fp8launch.data.plan import BuildPlan, beside, load_plan, make_folder, require_same, save_plan, unchanged
 from fp8launch.data.shard import ShardResult, examples_of, finished
-from fp8launch.data.workers import Failure, WorkersEnded, build_shards
+from fp8launch.data.sources import bytes_of
+from fp8launch.data.workers import Failure, WorkersEnded, build_shards, disk_failure
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, UserError, error
 
 Say = Callable[[str], None]
@@ -48,7 +49,9 @@ class Outcome:
 
 def cores() -> int:
     """Return how many processes this machine or job has for us."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def already_built(plan: BuildPlan, overwrite: bool) -> dict[str, Any] | None:
@@ -92,7 +95,9 @@ def prepare(plan: BuildPlan, restart: bool) -> BuildPlan:
     The caller holds the folder. Raises UserError where it is of another build, or the input has changed since.
     """
     make_folder(plan.folder)
-    old = load_plan(plan.folder) if not restart else None
+    old = None
+    if not restart:
+        old = load_plan(plan.folder)
     if old is None:
         _clear(plan.folder)
     else:
@@ -147,11 +152,13 @@ def build_here(
 
     Merges as it goes unless it builds only some. Raises UserError; what is finished stays for the next time.
     """
-    numbers = range(len(plan.shards)) if only is None else only
+    numbers: Iterable[int] = range(len(plan.shards))
+    if only is not None:
+        numbers = only
     known = _built_before(plan, numbers, skip)
     todo = [number for number in numbers if number not in known]
     before = _sum(known.values())
-    of_bytes = sum(plan.shards[number].bytes for number in numbers)
+    of_bytes = bytes_of(map(plan.shards.__getitem__, numbers))
 
     def report(documents: int, tokens: int, read: int) -> None:
         progress(Totals(before[0] + documents, before[1] + tokens, before[2] + read, of_bytes))
@@ -171,8 +178,7 @@ def build_here(
         fix = "it most likely needed more memory: use fewer --workers or a smaller --max-document; then give the "
         raise error("data-killed", message, str(plan.folder), f"{fix}same command again", MACHINE_LACKS) from None
     except OSError as exc:
-        failure = Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
-        _raise(plan, failure, len(known))
+        _raise(plan, disk_failure(plan, exc), len(known))
     finally:
         _remove_partial(plan.folder)
     if changed := unchanged(plan.files):
@@ -220,11 +226,9 @@ def _raise(plan: BuildPlan, failure: Failure, done: int) -> NoReturn:
     if failure.differs is not None:
         raise EngineChanged(failure.differs)
     if failure.bad is not None:
-        where = failure.bad.place()
-        detail = f" ({failure.bad.detail})" if failure.bad.detail else ""
-        message = f"this document cannot be used: {REASONS[failure.bad.reason]}{detail}; {_kept(plan, done)}"
+        message = f"this document cannot be used: {failure.bad.why()}; {_kept(plan, done)}"
         fix = "correct the input, or leave such documents out with --on-error skip; then repeat the command"
-        raise error(f"data-{failure.bad.reason}", message, where, fix, ANSWER_IS_NO)
+        raise error(f"data-{failure.bad.reason}", message, failure.bad.place(), fix, ANSWER_IS_NO)
     number, words, file = failure.os_error or (0, "", "")
     message = f"{file}: {words}; {_kept(plan, done)}"
     fix = "correct this, then repeat the command"
@@ -255,8 +259,9 @@ def complete(plan: BuildPlan, engine: str) -> Outcome:
     try:
         state = merge_finished(plan, dict(enumerate(results)))
         if not state.documents and not (plan.folder / "manifest.json").exists():
-            left_out = f": {summary(skipped)}; the first is {examples[0].words()}" if examples else ""
-            message = f"no document can be used{left_out}"
+            message = "no document can be used"
+            if examples:
+                message += f": {summary(skipped)}; the first is {examples[0].words()}"
             raise error("data-nothing", message, "SOURCE", "name sources with text, or another --field", ANSWER_IS_NO)
 
         def manifest(merged: Merged, parts: dict[str, Path]) -> dict[str, Any]:
@@ -264,5 +269,4 @@ def complete(plan: BuildPlan, engine: str) -> Outcome:
 
         return Outcome(finish(plan, manifest), examples)
     except OSError as exc:
-        failure = Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
-        _raise(plan, failure, len(plan.shards))
+        _raise(plan, disk_failure(plan, exc), len(plan.shards))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from fp8launch.data.bad_input import BadInput
 from fp8launch.data.extras import load
-from fp8launch.data.sources import Shard
+from fp8launch.data.sources import Shard, rows_by_group
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
@@ -102,7 +102,9 @@ def _lines(shard: Shard, reading: Reading) -> Iterator[Line | BadInput]:
                     return
                 number += 1
                 at += len(raw)
-                now = at if position is None else position()
+                now = at
+                if position is not None:
+                    now = position()
                 taken, before = now - before, now
                 if len(raw) > reading.max_bytes and not raw.endswith(b"\n"):
                     at += _skip_line(stream)
@@ -185,8 +187,10 @@ def _slowly(raw: bytes, place: Document) -> Any:
         return place.bad("invalid-utf8", f"byte {raw[exc.start]:#04x} at column {exc.start + 1}")
     except json.JSONDecodeError as exc:
         return place.bad("broken-json", f"{exc.msg.removesuffix(' at')} at column {exc.colno}")
-    except (ValueError, RecursionError) as exc:
-        return place.bad("broken-json", "nested too deeply" if isinstance(exc, RecursionError) else str(exc))
+    except RecursionError:
+        return place.bad("broken-json", "nested too deeply")
+    except ValueError as exc:
+        return place.bad("broken-json", str(exc))
 
 
 def _from_record(record: Any, place: Document, reading: Reading) -> Document | BadInput:
@@ -216,7 +220,9 @@ def _from_value(value: Any, place: Document, reading: Reading) -> Document | Bad
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), f"of type {type(value).__name__}")
+    if value is None:
+        return "null"
+    return names.get(type(value), f"of type {type(value).__name__}")
 
 
 # --- whole files ------------------------------------------------------------------------------------------------------
@@ -228,7 +234,9 @@ def _whole_file(file: str, reading: Reading) -> Document | BadInput:
         stream, position = _opened(file)
         with stream:
             raw = stream.read(reading.max_bytes + 1)
-            taken = len(raw) if position is None else position()
+            taken = len(raw)
+            if position is not None:
+                taken = position()
     except (EOFError, zlib.error, OSError) as exc:
         return place.bad("cut-short", getattr(exc, "strerror", None) or " ".join(str(exc).split()))
     if len(raw) > reading.max_bytes:
@@ -241,7 +249,9 @@ def _decoded(raw: bytes, place: Document) -> Document | BadInput:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as exc:
         return place.bad("invalid-utf8", f"byte {raw[exc.start]:#04x} at offset {exc.start}")
-    return place._replace(content=text) if text else place.bad("empty")
+    if not text:
+        return place.bad("empty")
+    return place._replace(content=text)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -253,12 +263,14 @@ def _rows(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
     try:
         for batch, row, each in _batches(shard, reading):
             for position, value in enumerate(batch.to_pylist()):
-                size = len(value) if isinstance(value, (str, bytes, list)) else 0
+                size = 0
+                if isinstance(value, (str, bytes, list)):
+                    size = len(value)
                 place = Document("", file, row + position, 0, "row", size, each)
-                if isinstance(value, bytes):
-                    yield place.bad("too-long") if len(value) > reading.max_bytes else _decoded(value, place)
-                elif size > reading.max_bytes:
+                if size > reading.max_bytes:
                     yield place.bad("too-long")
+                elif isinstance(value, bytes):
+                    yield _decoded(value, place)
                 else:
                     yield _from_value(value, place, reading)
     except _NoField as exc:
@@ -279,11 +291,13 @@ def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int, int]]:
         parquet: Any = load("pyarrow.parquet", "reading Parquet")
         with parquet.ParquetFile(file, memory_map=True) as opened:
             _require(reading.field, opened.schema_arrow.names)
-            counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+            counts = rows_by_group(opened)
             row = sum(counts[: shard.begin])
-            wanted = range(shard.begin, len(counts) if shard.end is None else shard.end)
-            each = shard.bytes // max(1, sum(counts[at] for at in wanted))
-            for batch in opened.iter_batches(_ROWS, list(wanted), [reading.field]):
+            end = shard.end
+            if end is None:
+                end = len(counts)
+            each = shard.bytes // max(1, sum(counts[shard.begin : end]))
+            for batch in opened.iter_batches(_ROWS, list(range(shard.begin, end)), [reading.field]):
                 yield batch.column(0), row, each
                 row += batch.num_rows
         return

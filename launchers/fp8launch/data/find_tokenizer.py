@@ -30,16 +30,22 @@ def find_tokenizer(
     if pattern not in PATTERNS:
         raise error("data-tokenizer", f"no tiktoken pattern {pattern}", "--pattern", f"one of {', '.join(PATTERNS)}")
     if text == "bytes":
-        return TokenizerSpec("bytes", None, text, None, END_OF_BYTES + 1, END_OF_BYTES if append_eod else None)
+        spec = TokenizerSpec("bytes", None, text, None, END_OF_BYTES + 1)
+        if append_eod:
+            return dataclasses.replace(spec, eod=END_OF_BYTES)
+        return spec
     if text == "ids":
         return _ids(append_eod, eod_token, vocab_size)
     file = _file_of(text)
     kind = _kind_of(file)
     # Of other kinds nothing reads it, and their datasets keep the fingerprint that they have.
-    pattern = pattern if kind == "tiktoken" else "v2"
+    if kind != "tiktoken":
+        pattern = "v2"
     spec = TokenizerSpec(kind, str(file), text, sha256_of(file), special_tokens=special_tokens, pattern=pattern)
     encoder = encoder_of(spec)
-    eod = _end_of_document(encoder, eod_token, text) if append_eod else None
+    eod = None
+    if append_eod:
+        eod = _end_of_document(encoder, eod_token, text)
     return dataclasses.replace(spec, vocab_size=encoder.vocab_size, eod=eod)
 
 
@@ -109,8 +115,7 @@ def _kind_of(file: Path) -> Kind:
         begin = stream.read(4096).lstrip()
     if begin[:1] == b"{":
         return "huggingface"
-    first = begin.splitlines()[0] if begin else b""
-    if begin[:1] == b"[" or re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+", first):
+    if begin[:1] == b"[" or re.match(rb"[A-Za-z0-9+/]+=* \d+(?:[\r\n]|\Z)", begin):
         return "tiktoken"
     return "sentencepiece"
 

@@ -59,7 +59,9 @@ def read_index(prefix: Path) -> Index:
         name, width = TYPES[code]
         plain = HEADER + 12 * sequences + 8 * boundaries
         if size not in (plain, plain + sequences):
-            state = "is cut short" if size < plain else "contradicts its own counts"
+            state = "contradicts its own counts"
+            if size < plain:
+                state = "is cut short"
             raise BrokenIndex(
                 f"the .idx {state}: {sequences:,} sequences and {boundaries:,} boundaries need {plain:,} bytes, and "
                 f"it has {size:,}"
@@ -119,7 +121,9 @@ def code_of(token_type: str) -> int:
 
 def smallest_type(vocab_size: int) -> str:
     """Return the type that Megatron's own builder chooses for a vocabulary (`DType.optimal_dtype`)."""
-    return "uint16" if vocab_size < 65500 else "int32"
+    if vocab_size < 65500:
+        return "uint16"
+    return "int32"
 
 
 def header(token_type: str, sequences: int, boundaries: int) -> bytes:

@@ -122,7 +122,7 @@ def count_tokens(prefix: Path, index: Index) -> TokenUse:
     with beside(prefix, "bin").open("rb") as stream:
         while raw := stream.read(PART * width):
             part = numpy.bincount(numpy.frombuffer(raw, numpy.dtype(index.token_type).newbyteorder("<")))
-            longer, shorter = (part, counts) if len(part) > len(counts) else (counts, part)
+            shorter, longer = sorted((counts, part), key=len)
             counts = longer.astype(numpy.int64)
             counts[: len(shorter)] += shorter
     shares = counts[counts > 0] / counts.sum()

@@ -11,6 +11,7 @@ from typing import Any
 from fp8launch import __version__
 from fp8launch.data.files import read_json, sha256
 from fp8launch.data.plan import BuildPlan, beside
+from fp8launch.data.sources import bytes_of
 from fp8launch.data.tokenizer import MEGATRON_TYPES
 
 FORMAT = 1
@@ -62,7 +63,7 @@ def new_manifest(
         "skipped": skipped,
         "field": plan.reading.field,
         "source_files": len(plan.files),
-        "source_bytes": sum(file.bytes for file in plan.files),
+        "source_bytes": bytes_of(plan.files),
         "sources": [{"path": file.path, "bytes": file.bytes} for file in plan.files[:MOST_SOURCES]],
         "fingerprint": plan.fingerprint(),
     }

@@ -53,7 +53,8 @@ def merge_finished(plan: BuildPlan, known: dict[int, ShardResult]) -> Merged:
 def _append(plan: BuildPlan, number: int, result: ShardResult, state: Merged) -> Merged:
     for ending, size in (("bin", state.tokens * plan.token_bytes), ("lengths", state.documents * 4)):
         whole = plan.folder / f"merged.{ending}"
-        with whole.open("r+b" if whole.exists() else "w+b") as target:
+        whole.touch()
+        with whole.open("r+b") as target:
             target.truncate(size)
             target.seek(size)
             copy_into(shard_file(plan.folder, number, ending), target)

@@ -55,7 +55,10 @@ class ShardResult:
     skipped: dict[str, int] = field(default_factory=dict)
     examples: list[BadInput] = field(default_factory=list)
 
-    def count(self, bad: BadInput) -> None:
+    def count(self, bad: BadInput, skip: bool) -> None:
+        """Count a document that is left out. Raises StopOnBadInput where none may be, unless its loss is harmless."""
+        if not skip and bad.reason not in HARMLESS:
+            raise StopOnBadInput(bad)
         self.skipped[bad.reason] = self.skipped.get(bad.reason, 0) + 1
         # Of each reason a few are kept: a flood of one kind hides no other.
         if self.skipped[bad.reason] <= 5:
@@ -87,17 +90,16 @@ def build_shard(plan: BuildPlan, number: int, encode_all: EncodeAll, skip: bool,
     The record is written last: a shard without it is built again.
     """
     own = f"{os.uname().nodename}.{os.getpid()}.partial"
-    partial = {ending: plan.folder / f"{number:06d}.{ending}.{own}" for ending in ("bin", "lengths")}
+    partial = {ending: shard_file(plan.folder, number, f"{ending}.{own}") for ending in ("bin", "lengths")}
     result = ShardResult()
     try:
         with partial["bin"].open("wb") as tokens, partial["lengths"].open("wb") as lengths:
             for piece in encode_all(batches(plan, number)):
-                for bad in [piece] if isinstance(piece, BadInput) else piece.bad:
-                    if not skip and bad.reason not in HARMLESS:
-                        raise StopOnBadInput(bad)
-                    result.count(bad)
                 if isinstance(piece, BadInput):
+                    result.count(piece, skip)
                     continue
+                for bad in piece.bad:
+                    result.count(bad, skip)
                 tokens.write(piece.tokens)
                 lengths.write(piece.lengths)
                 count, read = len(piece.lengths) // LENGTH_BYTES, len(piece.tokens) // plan.token_bytes
@@ -142,8 +144,10 @@ def encode(plan: BuildPlan, encoder: Encoder, batch: Batch) -> Encoded:
     keep, bad = _usable(plan.vocab_limit, batch, flat, lengths)
     if not keep.all():
         flat, lengths = flat[numpy.repeat(keep, lengths)], lengths[keep]
-    eod = plan.tokenizer.eod
-    flat, lengths = _with_ends(flat, lengths, encoder.prefix, (*encoder.suffix, *(() if eod is None else (eod,))))
+    after = encoder.suffix
+    if plan.tokenizer.eod is not None:
+        after = (*after, plan.tokenizer.eod)
+    flat, lengths = _with_ends(flat, lengths, encoder.prefix, after)
     token_type = numpy.dtype(plan.token_type).newbyteorder("<")
     tokens = flat.astype(token_type, copy=False).tobytes()
     return Encoded(tokens, lengths.astype("<i4").tobytes(), bad, sum(document.taken for document in batch))

@@ -56,6 +56,11 @@ class Shard:
     end: int | None = None
 
 
+def bytes_of(parts: Iterable[SourceFile | Shard]) -> int:
+    """Return the bytes of files or shards together."""
+    return sum(part.bytes for part in parts)
+
+
 def find_files(sources: Iterable[str], form: Format | None, patterns: Sequence[str] = ()) -> list[SourceFile]:
     """Return the files that sources name or hold, those of a folder in the order of their paths.
 
@@ -80,9 +85,10 @@ def find_files(sources: Iterable[str], form: Format | None, patterns: Sequence[s
 def _saved_dataset(folder: Path) -> list[Path]:
     """The files of a dataset that Hugging Face's `save_to_disk` wrote; none for another folder."""
     if (folder / "dataset_dict.json").is_file():
-        splits = sorted(each.name for each in folder.iterdir() if (each / "state.json").is_file())
-        fix = " or ".join(str(folder / name) for name in splits)
-        raise error("data-source", f"{folder} holds several splits: {', '.join(splits)}", str(folder), f"name {fix}")
+        splits = sorted(state.parent for state in folder.glob("*/state.json"))
+        names = ", ".join(split.name for split in splits)
+        fix = f"name {' or '.join(map(str, splits))}"
+        raise error("data-source", f"{folder} holds several splits: {names}", str(folder), fix)
     state = folder / "state.json"
     if not state.is_file():
         return []
@@ -94,6 +100,11 @@ def _saved_dataset(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path, form: Format | None, patterns: Sequence[str]) -> list[Path]:
+    formats = set(FORMATS)
+    if form is not None:
+        formats = {form}
+    if form == "lines":
+        formats.add("text")
     found = []
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -102,19 +113,16 @@ def _below(folder: Path, form: Format | None, patterns: Sequence[str]) -> list[P
             if patterns:
                 wanted = any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
             else:
-                wanted = _format(path) is not None and (form is None or _format(path) in (form, _of_lines(form)))
+                wanted = _format(path) in formats
             if wanted and path.is_file():
                 found.append(path)
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _of_lines(form: Format) -> Format:
-    return "text" if form == "lines" else form
-
-
 def _format(path: Path) -> Format | None:
-    name = Path(path.stem) if path.suffix in PACKED else path
-    return SUFFIXES.get(name.suffix)
+    if path.suffix in PACKED:
+        path = path.with_suffix("")
+    return SUFFIXES.get(path.suffix)
 
 
 def _file(path: Path, form: Format | None) -> SourceFile:
@@ -129,7 +137,7 @@ def _file(path: Path, form: Format | None) -> SourceFile:
 
 def shards_of(files: Sequence[SourceFile], workers: int, shard_bytes: int | None = None) -> list[Shard]:
     """Divide files into shards of about `shard_bytes` of input, by default some for each worker."""
-    total = sum(file.bytes for file in files)
+    total = bytes_of(files)
     size = shard_bytes or min(max(total // (8 * workers), SMALLEST_SHARD), LARGEST_SHARD)
     found: list[Shard] = []
     group: list[SourceFile] = []
@@ -150,7 +158,7 @@ def shards_of(files: Sequence[SourceFile], workers: int, shard_bytes: int | None
 
 
 def _group(files: Sequence[SourceFile]) -> Shard:
-    return Shard("text", tuple(file.path for file in files), sum(file.bytes for file in files))
+    return Shard("text", tuple(file.path for file in files), bytes_of(files))
 
 
 def _parts(file: SourceFile, size: int) -> Iterator[Shard]:
@@ -181,6 +189,11 @@ def row_groups(path: str) -> list[int]:
     parquet: Any = load("pyarrow.parquet", "reading Parquet")
     try:
         with parquet.ParquetFile(path) as opened:
-            return [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+            return rows_by_group(opened)
     except (OSError, ValueError):
         return []
+
+
+def rows_by_group(opened: Any) -> list[int]:
+    """Return the number of rows of each row group of an open Parquet file."""
+    return [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]

@@ -102,7 +102,7 @@ def _distribute(prefix: Path, index: Index, owners: Any, opened: list[_Files], p
             ends = numpy.cumsum(lengths, dtype=numpy.int64)
             begin = 0
             while begin < len(lengths):
-                before = int(ends[begin - 1]) if begin else 0
+                before = int(ends[begin] - lengths[begin])
                 end = max(begin + 1, int(numpy.searchsorted(ends, before + MOST_TOKENS, side="right")))
                 some, owned = lengths[begin:end], owners[first + begin : first + end]
                 raw = numpy.frombuffer(stream.read(int(some.sum(dtype=numpy.int64)) * width), f"V{width}")
@@ -122,10 +122,10 @@ def _name(prefix: Path, index: Index, part: Part, path: Path, files: _Files, see
     parts = {ending: beside(path, ending) for ending in ("bin", "idx")}
     for file in parts.values():
         sync(file)
-    try:
-        source = read_manifest(prefix)
-    except ValueError:
-        source = None
+    vocab_limit, tokenizer = 0, None
+    with contextlib.suppress(ValueError):
+        if source := read_manifest(prefix):
+            vocab_limit, tokenizer = source.vocab_limit, source.raw.get("tokenizer")
     record = {
         "format": FORMAT,
         "made_by": f"fp8launch {__version__}",
@@ -133,9 +133,9 @@ def _name(prefix: Path, index: Index, part: Part, path: Path, files: _Files, see
         "documents": files.documents,
         "tokens": files.written,
         "token_type": index.token_type,
-        "vocab_limit": source.vocab_limit if source else 0,
+        "vocab_limit": vocab_limit,
         "files": files_record(parts),
-        "tokenizer": source.raw.get("tokenizer") if source else None,
+        "tokenizer": tokenizer,
         "skipped": {},
         "split_of": str(prefix),
         "share": part.share,

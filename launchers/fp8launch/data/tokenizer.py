@@ -183,7 +183,9 @@ class HuggingFaceEncoder(Encoder):
                 config = json.loads((self._file.parent / name).read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError):
                 continue
-            token = config.get("eos_token") if isinstance(config, dict) else None
+            if not isinstance(config, dict):
+                continue
+            token = config.get("eos_token")
             if isinstance(token, dict):
                 token = token.get("content")
             if isinstance(token, str):
@@ -211,11 +213,15 @@ class SentencePieceEncoder(Encoder):
 
     def id_of(self, token: str) -> int | None:
         found = int(self._model.piece_to_id(token))
-        return found if self._model.id_to_piece(found) == token else None
+        if self._model.id_to_piece(found) != token:
+            return None
+        return found
 
     def ends(self) -> list[str]:
         own = int(self._model.eos_id())
-        return [str(self._model.id_to_piece(own)), *_ENDS] if own >= 0 else list(_ENDS)
+        if own < 0:
+            return list(_ENDS)
+        return [str(self._model.id_to_piece(own)), *_ENDS]
 
 
 class TikTokenEncoder(Encoder):
@@ -233,7 +239,8 @@ class TikTokenEncoder(Encoder):
         else:
             ranks = _plain_ranks(text, file)
             usual, specials = _PUBLISHED.get(len(ranks), (usual, {"<|endoftext|>": max(ranks.values()) + 1}))
-        pattern = usual if pattern == "auto" else pattern
+        if pattern == "auto":
+            pattern = usual
         self._encoding = tiktoken.Encoding(
             file.name, pat_str=_PATTERNS[pattern], mergeable_ranks=ranks, special_tokens=dict(specials)
         )

@@ -21,7 +21,7 @@ from fp8launch.data.encoders import encoder_of
 from fp8launch.data.gigatoken_engine import EngineDiffers, GigatokenEncoder
 from fp8launch.data.plan import BuildPlan, load_plan
 from fp8launch.data.shard import Batch, EncodeAll, Encoded, Progress, ShardResult, StopOnBadInput, build_shard, encode
-from fp8launch.data.sources import SMALLEST_SHARD
+from fp8launch.data.sources import SMALLEST_SHARD, bytes_of
 from fp8launch.data.tokenizer import Encoder
 from fp8launch.diagnostics import UserError
 
@@ -60,7 +60,10 @@ class _Worker:
 
     def encode_all(self, batches: Iterator[Batch | BadInput]) -> Iterator[Encoded | BadInput]:
         for batch in batches:
-            yield batch if isinstance(batch, BadInput) else self.encode(batch)
+            if isinstance(batch, BadInput):
+                yield batch
+            else:
+                yield self.encode(batch)
 
 
 _worker: tuple[_Worker, bool, Progress] | None = None
@@ -103,17 +106,22 @@ def build_shards(
             if not running:
                 break
             done, _ = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-            progress(*(sum(counts[at::COUNTERS]) for at in range(COUNTERS)))
+            progress(*_totals(counts))
             for future in done:
                 yield running.pop(future), future.result()
-        totals = [sum(counts[at::COUNTERS]) for at in range(COUNTERS)]
         encode_all = functools.partial(_by_all, pool, processes)
+        count = _adding(_totals(counts), progress)
         for number in divided:
-            yield number, _build_with(plan, number, encode_all, skip, _adding(totals, progress))
+            yield number, _build_with(plan, number, encode_all, skip, count)
     except BrokenProcessPool:
         raise WorkersEnded from None
     finally:
         _end(pool)
+
+
+def _totals(counts: Any) -> list[int]:
+    """Documents, tokens and bytes of all processes."""
+    return [sum(counts[at::COUNTERS]) for at in range(COUNTERS)]
 
 
 def _one_by_one(
@@ -137,11 +145,16 @@ def _adding(totals: list[int], progress: Callable[[int, int, int], None]) -> Pro
 
 def _divided(plan: BuildPlan, numbers: Sequence[int], processes: int) -> tuple[list[int], list[int]]:
     """Return the shards that a process builds, and those that are encoded by all of them."""
-    most = max(sum(plan.shards[number].bytes for number in numbers) / processes, SMALLEST_SHARD)
     if processes == 1:
         return list(numbers), []
-    large = {number for number in numbers if plan.shards[number].bytes > most}
-    return [number for number in numbers if number not in large], sorted(large)
+    most = max(bytes_of(map(plan.shards.__getitem__, numbers)) / processes, SMALLEST_SHARD)
+    small, large = [], []
+    for number in numbers:
+        if plan.shards[number].bytes > most:
+            large.append(number)
+        else:
+            small.append(number)
+    return small, sorted(large)
 
 
 def _by_all(pool: Executor, processes: int, batches: Iterator[Batch | BadInput]) -> Iterator[Encoded | BadInput]:
@@ -155,11 +168,20 @@ def _by_all(pool: Executor, processes: int, batches: Iterator[Batch | BadInput])
         while ahead and (len(ahead) >= AHEAD * processes or size + own > AHEAD_BYTES):
             first, less = ahead.popleft()
             size -= less
-            yield first if isinstance(first, BadInput) else first.result()
-        ahead.append((batch if isinstance(batch, BadInput) else pool.submit(_encode, batch), own))
+            yield _result(first)
+        if isinstance(batch, BadInput):
+            ahead.append((batch, own))
+        else:
+            ahead.append((pool.submit(_encode, batch), own))
         size += own
     for first, _ in ahead:
-        yield first if isinstance(first, BadInput) else first.result()
+        yield _result(first)
+
+
+def _result(batch: Future[Encoded] | BadInput) -> Encoded | BadInput:
+    if isinstance(batch, BadInput):
+        return batch
+    return batch.result()
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
@@ -217,7 +239,12 @@ def _build_with(
     except UserError as exc:
         return Failure(user_error=exc.problems)
     except OSError as exc:
-        return Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
+        return disk_failure(plan, exc)
+
+
+def disk_failure(plan: BuildPlan, exc: OSError) -> Failure:
+    """Return what an error of the operating system says; of one without a file it names the build's folder."""
+    return Failure(os_error=(exc.errno or 0, exc.strerror or str(exc), str(exc.filename or plan.folder)))
 
 
 def resident_bytes() -> int:
