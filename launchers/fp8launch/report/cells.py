@@ -1,7 +1,8 @@
-"""Ratios, counts and quantities as a comparison's table shows them; a dash stands for what is not known."""
+"""Cells of a comparison's table; a dash stands for what is not known."""
 
 from __future__ import annotations
 
+from fp8launch.report.entry import Entry
 from fp8launch.report.scaling import Ratio
 
 NONE = "–"
@@ -51,3 +52,52 @@ def quantity_text(value: float | None, form: str, scale: float = 1) -> str:
     if not value:
         return NONE
     return format(scale * value, form)
+
+
+def mfu_text(entry: Entry) -> str:
+    if entry.mfu is None or entry.peak_tflops is None:
+        return NONE
+    return f"{100 * entry.mfu.median:.1f} of {entry.peak_tflops:g}"
+
+
+def memory_text(entry: Entry) -> str:
+    return quantity_text(entry.peak_memory_mib, ",.1f", scale=1 / 1024)
+
+
+def efficiency_text(entry: Entry) -> str:
+    if entry.efficiency is None:
+        return NONE
+    return ratio_text(entry.efficiency.ratio, "", 1, 100)
+
+
+def total_text(entry: Entry) -> str:
+    world = entry.row.world
+    if world is None or world <= 1:
+        return NONE
+    return quantity_text(entry.tokens_total, ",.0f")
+
+
+def energy_text(entry: Entry) -> str:
+    return quantity_text(entry.energy_per_token, ",.2f", scale=1e3)
+
+
+def cost_text(entry: Entry) -> str:
+    return quantity_text(entry.cost_per_million_tokens, ",.4g")
+
+
+def loss_text(entry: Entry) -> str:
+    if entry.loss is None:
+        return NONE
+    return entry.loss.text
+
+
+def published_text(entry: Entry) -> str:
+    published = entry.published
+    if published is None:
+        return NONE
+    text = f"{published.tokens_per_s_per_gpu:,.0f}"
+    if published.ratio:
+        text += f" ({100 * published.ratio:.0f} %)"
+    if published.notes:
+        text += "*"
+    return text

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8launch.report.cells import NONE, count_text, quantity_text, ratio_text
+from fp8launch.report.cells import (
+    NONE,
+    cost_text,
+    count_text,
+    efficiency_text,
+    energy_text,
+    loss_text,
+    memory_text,
+    mfu_text,
+    published_text,
+    ratio_text,
+    total_text,
+)
 from fp8launch.report.differences import Comparability
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.grouping import Measure
@@ -87,55 +99,6 @@ def _runs_text(entry: Entry) -> str:
     return row.status
 
 
-def _mfu_text(entry: Entry) -> str:
-    if entry.mfu is None or entry.peak_tflops is None:
-        return NONE
-    return f"{100 * entry.mfu.median:.1f} of {entry.peak_tflops:g}"
-
-
-def _memory_text(entry: Entry) -> str:
-    return quantity_text(entry.peak_memory_mib, ",.1f", scale=1 / 1024)
-
-
-def _efficiency_text(entry: Entry) -> str:
-    if entry.efficiency is None:
-        return NONE
-    return ratio_text(entry.efficiency.ratio, "", 1, 100)
-
-
-def _total_text(entry: Entry) -> str:
-    world = entry.row.world
-    if world is None or world <= 1:
-        return NONE
-    return quantity_text(entry.tokens_total, ",.0f")
-
-
-def _energy_text(entry: Entry) -> str:
-    return quantity_text(entry.energy_per_token, ",.2f", scale=1e3)
-
-
-def _cost_text(entry: Entry) -> str:
-    return quantity_text(entry.cost_per_million_tokens, ",.4g")
-
-
-def _loss_text(entry: Entry) -> str:
-    if entry.loss is None:
-        return NONE
-    return entry.loss.text
-
-
-def _published_text(entry: Entry) -> str:
-    published = entry.published
-    if published is None:
-        return NONE
-    text = f"{published.tokens_per_s_per_gpu:,.0f}"
-    if published.ratio:
-        text += f" ({100 * published.ratio:.0f} %)"
-    if published.notes:
-        text += "*"
-    return text
-
-
 # --- What JSON and CSV hold -----------------------------------------------------------------------------------------
 
 
@@ -211,7 +174,7 @@ _LOSS = Column(
     "loss",
     lambda e: e.loss,
     "loss at the end (perplexity)",
-    _loss_text,
+    loss_text,
     csv={
         "loss_last": _of(lambda e: e.loss, "last"),
         "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
@@ -260,9 +223,9 @@ COLUMNS: tuple[Column, ...] = (
         lambda e: _number(e.tflops, 1),
         csv={"tflops_per_gpu": _of(lambda e: e.tflops, "median")},
     ),
-    Column("mfu", lambda e: e.mfu, "MFU (% of peak)", _mfu_text, csv={"mfu": _of(lambda e: e.mfu, "median")}),
+    Column("mfu", lambda e: e.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of(lambda e: e.mfu, "median")}),
     Column("mfu_denominator_tflops", lambda e: e.peak_tflops),
-    Column("peak_memory_mib", lambda e: e.peak_memory_mib, "peak memory (GiB)", _memory_text),
+    Column("peak_memory_mib", lambda e: e.peak_memory_mib, "peak memory (GiB)", memory_text),
     Column(
         "speedup",
         _speedup,
@@ -284,20 +247,20 @@ COLUMNS: tuple[Column, ...] = (
         "scaling_efficiency",
         lambda e: e.efficiency,
         "scaling efficiency{modes} (%)",
-        _efficiency_text,
+        efficiency_text,
         csv={
             "scaling": _of(lambda e: e.efficiency, "mode"),
             "scaling_efficiency": _of(lambda e: e.efficiency, "ratio", "value"),
         },
     ),
-    Column("tokens_per_s", lambda e: e.tokens_total, "tokens/s in all", _total_text),
-    Column("energy_j_per_token", lambda e: e.energy_per_token, "energy (mJ/token)", _energy_text),
-    Column("cost_per_million_tokens", lambda e: e.cost_per_million_tokens, "cost (per million tokens)", _cost_text),
+    Column("tokens_per_s", lambda e: e.tokens_total, "tokens/s in all", total_text),
+    Column("energy_j_per_token", lambda e: e.energy_per_token, "energy (mJ/token)", energy_text),
+    Column("cost_per_million_tokens", lambda e: e.cost_per_million_tokens, "cost (per million tokens)", cost_text),
     Column(
         "published",
         lambda e: e.published,
         "published tokens/s/GPU (ours in %)",
-        _published_text,
+        published_text,
         csv={
             "published_tokens_per_s_per_gpu": _of(lambda e: e.published, "tokens_per_s_per_gpu"),
             "published_ratio": _of(lambda e: e.published, "ratio"),

@@ -137,14 +137,8 @@ def _rich_table(table: Table, width: int | None) -> RichTable:
 def _widths(table: Table, width: int | None) -> dict[int, int | None]:
     """The columns that are shown, and in a terminal how wide each is: words stay whole, and so do numbers."""
     columns: dict[int, tuple[int, int]] = {}
-    for position, (header, *cells) in enumerate(zip(table.headers, *table.rows, strict=True)):
-        parts = header.split()
-        for cell in cells:
-            if len(cell) <= _WHOLE:
-                parts.append(cell)
-            else:
-                parts += cell.split()
-        columns[position] = (max(map(len, parts), default=0), max(map(len, [header, *cells])))
+    for position, texts in enumerate(zip(table.headers, *table.rows, strict=True)):
+        columns[position] = _least(*texts), max(map(len, texts))
     if width is None:
         return dict.fromkeys(columns)
 
@@ -166,3 +160,14 @@ def _widths(table: Table, width: int | None) -> dict[int, int | None]:
         widths[at] = least + more
         spare -= more
     return widths
+
+
+def _least(header: str, *cells: str) -> int:
+    """The width of the longest text of a column that stays on one line."""
+    parts = header.split()
+    for cell in cells:
+        if len(cell) <= _WHOLE:
+            parts.append(cell)
+        else:
+            parts += cell.split()
+    return max(map(len, parts), default=0)

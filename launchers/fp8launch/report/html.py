@@ -133,7 +133,8 @@ def _section(title: str, *body: str) -> str:
 def _list(lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+    items = "</li><li>".join(map(html.escape, lines))
+    return f"<ul><li>{items}</li></ul>"
 
 
 def _legend(comparison: Comparison) -> str:

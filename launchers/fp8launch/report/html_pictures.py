@@ -6,6 +6,8 @@ import html
 import io
 import re
 from collections.abc import Sequence
+from functools import partial
+from itertools import count
 
 from fp8launch.report.html_text import breakable, quiet
 from fp8launch.report.plot_style import INK, Key, Panel, Picture
@@ -15,15 +17,14 @@ _IDS = r'\sid="(?:figure|axes|patch|line2d|text|legend|xtick|ytick|matplotlib\.a
 
 
 def picture_html(picture: Picture) -> str:
-    panels = "".join(_panel(picture, i) for i in range(len(picture.panels)))
+    panels = "".join(map(partial(_panel, picture), count(), picture.panels))
     return (
         f'<figure class="w{picture.width}" id="picture-{picture.name}"><h3>{html.escape(picture.title)}</h3>'
         f'{quiet(picture.remark)}{_keys(picture.keys)}<div class="panels">{panels}</div></figure>'
     )
 
 
-def _panel(picture: Picture, i: int) -> str:
-    panel = picture.panels[i]
+def _panel(picture: Picture, i: int, panel: Panel) -> str:
     title = ""
     if panel.title:
         title = f"<h4>{html.escape(panel.title)}</h4>"
@@ -36,8 +37,10 @@ def _keys(keys: Sequence[Key]) -> str:
     """A legend in the page's own text, which wraps where a picture would cut it."""
     if not keys:
         return ""
-    entries = "".join(f"<li>{_swatch(key)}<span>{breakable(key.text)}</span></li>" for key in keys)
-    return f'<ul class="key">{entries}</ul>'
+    entries = []
+    for key in keys:
+        entries.append(f"<li>{_swatch(key)}<span>{breakable(key.text)}</span></li>")
+    return f'<ul class="key">{"".join(entries)}</ul>'
 
 
 _DASH_LENGTHS = {"--": "6 3", ":": "2 2", "-.": "6 2 2 2"}

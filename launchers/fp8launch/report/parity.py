@@ -151,11 +151,10 @@ def _compared(
     each = []
     for run, partners in pairs:
         each.append(relative(curves[id(run)], _mean_of(partners, curves)))
-    common = sorted(set(each[0]).intersection(*each[1:]))
-    if len(common) < 2:
+    points = sorted(mean(each).items())
+    if len(points) < 2:
         return None
-    middle = mean(each)
-    difference = [middle[number] for number in common]
+    common, difference = zip(*points, strict=True)
     last = common[-max(1, len(common) // 4) :]
     window = max(1, len(common) // 20) | 1
     noise = _noise([average(one, last) for one in each], _own_spread(base, curves, last))

@@ -20,6 +20,7 @@ MOST_BARS = 16
 _MORE = 0.4
 # Letters of a line.
 _LINE = 56
+_PLACE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
 
 
 @dataclass(frozen=True)
@@ -132,33 +133,15 @@ def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding:
         low = min(value.number - value.spread for value in found)
         lowest = low - 0.15 * (highest - low or 0.1 * highest)
     top = 0.0
-    place = {"textcoords": "offset points", "fontsize": 8}
     for entry, name in zip(entries, names, strict=True):
         top += _MORE * name.count("\n")
-        ax.annotate(name, (0, top), (1, 0), xycoords=("axes fraction", "data"), va="bottom", **place)
+        ax.annotate(name, (0, top), (1, 0), xycoords=("axes fraction", "data"), va="bottom", **_PLACE)
         at, value = top + 0.28, bars.value(entry)
         top += 1
         if value is None:
-            ax.annotate("not known", (lowest, at), (6, 0), va="center", **place)
+            ax.annotate("not known", (lowest, at), (6, 0), va="center", **_PLACE)
             continue
-        colour = encoding.colour(entry)
-        if bars.zero:
-            ax.barh(at, value.number, color=colour, height=0.42)
-        else:
-            ax.plot(value.number, at, "o", color=colour)
-        if value.spread:
-            ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
-        text = bars.text(entry, value)
-        end = value.number + value.spread
-        figure = None
-        if entry.published:
-            figure = bars.published(entry.published)
-        if figure:
-            ax.plot([figure] * 2, [at - 0.28, at + 0.28], color=INK, linewidth=1.6, linestyle=":")
-            end = max(end, figure)
-            highest = max(highest, end)
-            text += f"  (published {figure:,.0f})"
-        ax.annotate(text, (end, at), (5, 0), va="center", **place)
+        highest = max(highest, _draw_bar(ax, at, entry, value, encoding.colour(entry), bars))
     ax.set_yticks([])
     ax.spines["left"].set_visible(bars.zero)
     ax.set_ylim(top - 0.35, -0.5)
@@ -169,3 +152,24 @@ def draw_bars(ax: Any, entries: Sequence[Entry], names: Sequence[str], encoding:
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(few_ticks(integer=bars.zero))
     ax.xaxis.set_major_formatter(thousands())
+
+
+def _draw_bar(ax: Any, at: float, entry: Entry, value: Value, colour: str, bars: Bars) -> float:
+    """Draw one bar with its error bar, its published figure and its text. Return where it ends."""
+    if bars.zero:
+        ax.barh(at, value.number, color=colour, height=0.42)
+    else:
+        ax.plot(value.number, at, "o", color=colour)
+    if value.spread:
+        ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
+    text = bars.text(entry, value)
+    end = value.number + value.spread
+    figure = None
+    if entry.published:
+        figure = bars.published(entry.published)
+    if figure:
+        ax.plot([figure] * 2, [at - 0.28, at + 0.28], color=INK, linewidth=1.6, linestyle=":")
+        end = max(end, figure)
+        text += f"  (published {figure:,.0f})"
+    ax.annotate(text, (end, at), (5, 0), va="center", **_PLACE)
+    return end

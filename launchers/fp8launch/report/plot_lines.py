@@ -84,18 +84,17 @@ class _Over:
 
 def _line_picture(entries: Sequence[Entry], encoding: Encoding, quantity: Quantity, over: _Over) -> list[Picture]:
     """Return one picture, with a panel for each group of rows; nothing where no line has two points."""
-    drawn: list[Entry] = []
+    drawn: set[str] = set()
     missing = []
     for same in _lines(entries, encoding, over).values():
         known = [entry for entry in same if quantity.value(entry) and over.size(entry)]
         if len(set(map(over.size, known))) > 1:
-            drawn += known
+            drawn.update(row_names(known))
         else:
             missing += row_names(same)
     if not drawn:
         return []
-    drawn_names = row_names(drawn)
-    shown = [entry for entry in entries if entry.row.name in drawn_names]
+    shown = [entry for entry in entries if entry.row.name in drawn]
     dashes = lines_of(shown, over.other)
     top = None
     if quantity.shared:

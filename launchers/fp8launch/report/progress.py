@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.logs import Scan, Scanner
+from fp8launch.logs import Iteration, Scan, Scanner
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import RunFolder
@@ -104,7 +104,7 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=_last_finite([one.loss for one in every[-RECENT:]]),
+        loss=_last_loss(every[-RECENT:]),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=_median(tflops[-RECENT:]),
@@ -115,10 +115,10 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     )
 
 
-def _last_finite(losses: Sequence[float | None]) -> float | None:
-    for loss in reversed(losses):
-        if loss is not None and math.isfinite(loss):
-            return loss
+def _last_loss(iterations: Sequence[Iteration]) -> float | None:
+    for one in reversed(iterations):
+        if one.loss is not None and math.isfinite(one.loss):
+            return one.loss
     return None
 
 

@@ -160,4 +160,7 @@ class PhaseReport:
             "mfu_denominator", "peak_memory_mib", "loss_first", "loss_last", "warmup_dropped", "fp8",
         )  # fmt: skip
         whole = self.report.as_json()
-        return {"name": self.name, "begin": self.begin, "end": self.end, **{name: whole[name] for name in kept}}
+        fields: dict[str, object] = {"name": self.name, "begin": self.begin, "end": self.end}
+        for name in kept:
+            fields[name] = whole[name]
+        return fields

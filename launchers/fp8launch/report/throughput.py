@@ -15,9 +15,9 @@ from typing import Literal
 from fp8launch.diagnostics import error
 from fp8launch.logs import ParsedLog, Process, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
-from fp8launch.megatron.flops import miscounted
-from fp8launch.report.machines import Machines, machines_of
+from fp8launch.report.machines import machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
+from fp8launch.report.run_notes import run_notes
 from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
 from fp8launch.report.run_setup import RunSetup, positive, setup_of
 from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
@@ -177,7 +177,7 @@ def summarise(
         argument_dump=setup.dump,
         attempts=tuple(starmap(attempt_of, attempts)),
         failure=failure,
-        notes=tuple(_notes(logs, attempts, steady, setup, gpu, machines)),
+        notes=tuple(run_notes(logs, attempts, steady, setup, gpu, machines)),
         steady_state=steady,
     )
 
@@ -263,37 +263,6 @@ def _tokens_per_s_per_gpu(line: Line, setup: RunSetup) -> float:
     if not setup.seq_length or not setup.world_size:
         return math.nan
     return line.global_batch_size * setup.seq_length / (line.step_time_ms / 1e3 * setup.world_size)
-
-
-def _notes(
-    logs: Sequence[ParsedLog],
-    attempts: Attempts,
-    steady: SteadyState,
-    setup: RunSetup,
-    stated_gpu: str | None,
-    machines: Machines,
-) -> list[str]:
-    notes = list(steady.notes)
-    if setup.gpu and not setup.peak_tflops:
-        notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
-    missing = []
-    if not setup.world_size:
-        missing.append("world size")
-    if not setup.seq_length:
-        missing.append("sequence length")
-    if steady.lines and missing:
-        notes.append(f"the log does not contain the {' and '.join(missing)}")
-    sizes = {process.head.world_size for _, process in attempts if process.head.world_size}
-    if len(sizes) > 1:
-        notes.append(f"the attempts ran on different world sizes: {sorted(sizes)}")
-    duplicates = sum(log.duplicates for log in logs)
-    if duplicates:
-        notes.append(f"{duplicates} iteration lines were printed by more than one rank and counted once")
-    if stated_gpu and machines.gpu not in (None, stated_gpu):
-        notes.append(f"the GPU is set to {stated_gpu}, but the nodes have {', '.join(machines.gpus)}")
-    if steady.lines:
-        notes += miscounted(setup.arguments)
-    return notes
 
 
 def _finite(value: float) -> float | None:

@@ -231,7 +231,9 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
             if run.group:
                 tags["study"] = run.group
             made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-            params = [entities.Param(_key(name), str(value)[:_LONGEST_PARAM]) for name, value in run.config.items()]
+            params = []
+            for name, value in run.config.items():
+                params.append(entities.Param(_key(name), str(value)[:_LONGEST_PARAM]))
             for some in pieces(params, _PARAMS_AT_ONCE):
                 client.log_batch(made, params=some)
             for some in pieces(_mlflow_metrics(entities, run), _METRICS_AT_ONCE):

@@ -1,0 +1,46 @@
+"""Notes on one run: what its logs lack, and where they contradict what was stated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fp8launch.logs import ParsedLog
+from fp8launch.megatron.flops import miscounted
+from fp8launch.report.machines import Machines
+from fp8launch.report.run_setup import Attempts, RunSetup
+from fp8launch.report.steady_state import SteadyState
+
+
+def run_notes(
+    logs: Sequence[ParsedLog],
+    attempts: Attempts,
+    steady: SteadyState,
+    setup: RunSetup,
+    stated_gpu: str | None,
+    machines: Machines,
+) -> list[str]:
+    """Return what to know before the numbers of a run are used. `stated_gpu` is the GPU that the user named."""
+    notes = list(steady.notes)
+    if setup.gpu and not setup.peak_tflops:
+        notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
+    missing = []
+    if not setup.world_size:
+        missing.append("world size")
+    if not setup.seq_length:
+        missing.append("sequence length")
+    if steady.lines and missing:
+        notes.append(f"the log does not contain the {' and '.join(missing)}")
+    sizes = set()
+    for _, process in attempts:
+        if process.head.world_size:
+            sizes.add(process.head.world_size)
+    if len(sizes) > 1:
+        notes.append(f"the attempts ran on different world sizes: {sorted(sizes)}")
+    duplicates = sum(log.duplicates for log in logs)
+    if duplicates:
+        notes.append(f"{duplicates} iteration lines were printed by more than one rank and counted once")
+    if stated_gpu and machines.gpu not in (None, stated_gpu):
+        notes.append(f"the GPU is set to {stated_gpu}, but the nodes have {', '.join(machines.gpus)}")
+    if steady.lines:
+        notes += miscounted(setup.arguments)
+    return notes
