@@ -263,7 +263,12 @@ BUILDING = {
     ),
     "scaled inputs of many experts": Set({**MOE, "moe_apply_probs_on_input": True}, "probs-on-input"),
     "shared experts with biases": Set(
-        {**MOE, "moe_shared_expert_intermediate_size": 768, "moe_grouped_gemm": None, "disable_bias_linear": None},
+        {
+            **MOE,
+            "moe_shared_expert_intermediate_size": 768,
+            "no_bias_dropout_fusion": True,
+            "disable_bias_linear": None,
+        },
         "shared-expert-bias",
     ),
     "several instances of no distributed optimizer": Set(
@@ -380,6 +385,60 @@ BUILDING = {
     ),
     "blockwise weights in the gradients' buffer": Set(
         {**BLOCKWISE, "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}, "blockwise-gather-buffer"
+    ),
+    "graphs of whole layers of alltoall": Set(
+        {**MOE, "cuda_graph_impl": "transformer_engine", "te_rng_tracker": True}, "graph-dispatch-whole"
+    ),
+    "FSDP with Transformer Engine's graphs": Set(
+        {**FSDP, "cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn"], "te_rng_tracker": True},
+        "fsdp-te-graphs",
+        env=OPEN,
+    ),
+    "biases of sequential experts": Set(
+        {**MOE, "moe_grouped_gemm": None, "disable_bias_linear": None}, "sequential-expert-bias"
+    ),
+    "local graphs of alltoall": Set(
+        {**MOE, "cuda_graph_impl": "local", "cuda_graph_modules": ["attn", "moe_router"], "te_rng_tracker": True},
+        "graph-dispatch-whole",
+    ),
+    "graphs of whole layers of alltoall in 0.17": Set(
+        {**MOE, "cuda_graph_impl": "transformer_engine", "te_rng_tracker": True},
+        "graph-dispatch-whole",
+        software={"megatron": "0.17"},
+    ),
+    "graphs of overlapped shared experts": Set(
+        {
+            **MOE,
+            **BF16,
+            "moe_shared_expert_intermediate_size": 768,
+            "moe_shared_expert_overlap": True,
+            "cuda_graph_impl": "transformer_engine",
+            "cuda_graph_modules": ["attn", "moe_router", "moe_preprocess"],
+            "te_rng_tracker": True,
+        },
+        "shared-overlap-graphs",
+    ),
+    "offloaded ungrouped experts": Set(
+        {**MOE, "moe_grouped_gemm": None, "cpu_offloading_num_layers": 2}, "offload-copied-config"
+    ),
+    "offloaded shared experts": Set(
+        {**MOE, "moe_shared_expert_intermediate_size": 768, "cpu_offloading_num_layers": 2}, "offload-copied-config"
+    ),
+    "offloading with fewer query groups than TP": Set(
+        {**TP2, "num_query_groups": 1, "cpu_offloading_num_layers": 2}, "offload-copied-config"
+    ),
+    "sinkhorn with an auxiliary loss": Set(
+        {**MOE, "moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.001}, "sinkhorn-aux-loss"
+    ),
+    "largest logits of an old cuDNN": Set({"attention_backend": "fused", "qk_clip": True}, "max-logit-cudnn"),
+    "largest logits over a ring": Set({"context_parallel_size": 2, "log_max_attention_logit": True}, "max-logit-cudnn"),
+    "fused windows with dropout": Set(
+        {"attention_backend": "fused", "window_size": "128,0", "attention_dropout": 0.1}, "window-dropout"
+    ),
+    "fused rope of no positions": Set(
+        {"position_embedding_type": "none"},
+        "fused-rope-norm",
+        more={"launch": {"config": {"fused_single_qkv_rope": True}}},
     ),
     "muon in fp16": Set({**FP16, "optimizer": "muon"}, "fp16-optimizer"),
     "window over a ring": Set({"context_parallel_size": 2, "window_size": "1024,0"}, "window-context-parallel"),

@@ -211,6 +211,14 @@ def test_other_sizes_divide_alike() -> None:
         assert first % unit == second % unit == real % unit
 
 
+def test_widths_of_dense_layers_and_experts_stay_unequal() -> None:
+    run = prepare("qwen3_30b_a3b_tensorwise_h100")
+    small = shrink(run.args.values, run.layout).values
+    assert small["ffn_hidden_size"] != small["moe_ffn_hidden_size"]
+    alike = shrink({**run.args.values, "ffn_hidden_size": 768, "moe_ffn_hidden_size": 768}, run.layout).values
+    assert alike["ffn_hidden_size"] == alike["moe_ffn_hidden_size"]
+
+
 def test_a_decay_at_the_end_keeps_its_length() -> None:
     run = prepare("llama8b_fp8")
     values = {**run.args.values, "lr_decay_style": "WSD", "lr_wsd_decay_iters": 10}

@@ -80,6 +80,9 @@ _PHRASES: tuple[tuple[str, str], ...] = (
 NAMELESS = "change the argument that the message names; `fp8launch render RECIPE --as args` shows all arguments"
 _NAME = re.compile(r"--[a-z][a-z0-9-]+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+|\blr\b|\bfp8\b|\bfp4\b|\bbf16\b|\bfp16\b")
 
+# Variables that Megatron and its libraries read; other capitals are names in their code.
+_VARIABLE = re.compile(r"(CUDA|CUBLAS|CUDNN|MAMBA|MEGATRON|NCCL|NVSHMEM|NVTE|PYTORCH|TORCH|TRITON|UCC|UCX)_[A-Z0-9_]+$")
+
 
 def names_in(run: ResolvedRun, message: str) -> list[str]:
     """Return the arguments (by Megatron's attribute name) and variables that a message names, each once, in order."""
@@ -99,7 +102,7 @@ def recipe_field(run: ResolvedRun, name: str) -> str | None:
     flag = _flag(run, name)
     if flag is None and name in run.loaded.recipe.launch.config:
         return f"launch.config.{name}"
-    if flag is None and name.isupper():
+    if flag is None and (name in run.env or _VARIABLE.match(name)):
         return f"env.{name}"
     if flag is None:
         return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA
 from fp8launch.megatron.dtype_sizes import recomputed_modules
+from fp8launch.megatron.graph_modules import graph_modules
 from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.planning.layer_terms import HostTime
 from fp8launch.planning.workload import Workload
@@ -70,16 +71,11 @@ def _waits_for_routing(run: Workload) -> bool:
 def graphed(args: Arguments, *parts: str) -> float:
     """The share of these parts of a layer that CUDA graphs cover."""
     kind = args.get("cuda_graph_impl")
-    scope = args.get("cuda_graph_modules") or args.get("cuda_graph_scope") or ()
-    if isinstance(scope, str):
-        scope = (scope,)
-    elif not isinstance(scope, (list, tuple)):
-        scope = ()
-    scopes = set(map(str, scope))
+    scopes = graph_modules(args)
     if kind == "full_iteration" or "full_iteration" in scopes:
         return 1.0
     if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
         return 0.0
-    if not scopes or scopes == {"full"}:
+    if not scopes:
         return float("moe" not in parts)
     return len(scopes.intersection(parts)) / len(parts)

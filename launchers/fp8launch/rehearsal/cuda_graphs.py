@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
-
+NOT_ON_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream"
 
 # Of one node.
 MOST_GPUS = 16
@@ -100,6 +100,15 @@ def _synchronize(*_: Any) -> None:
         raise RuntimeError(NOT_PERMITTED)
 
 
+def _record_event(event: Any, stream: Any = None) -> None:
+    event.captured = capturing()
+
+
+def _synchronize_event(event: Any) -> None:
+    if capturing():
+        raise RuntimeError(NOT_ON_EVENT if getattr(event, "captured", False) else NOT_PERMITTED)
+
+
 def install() -> None:
     """Answer for torch's graphs; call after the CPU mode is installed."""
     cuda: Any = torch.cuda
@@ -113,4 +122,4 @@ def install() -> None:
     cuda.default_generators = tuple(Generator() for _ in range(MOST_GPUS))
     cuda.synchronize = _synchronize
     cuda.Stream.synchronize = _synchronize
-    cuda.Event.synchronize = _synchronize
+    cuda.Event.record, cuda.Event.synchronize = _record_event, _synchronize_event

@@ -84,6 +84,10 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
     ):  # fmt: skip
         if (width := _whole(values, flag)) is not None:
             put(flag, residue(width, tensor))
+    dense, expert = _whole(values, "ffn_hidden_size"), _whole(values, "moe_ffn_hidden_size")
+    if dense and expert and dense != expert and small["ffn_hidden_size"] == small["moe_ffn_hidden_size"]:
+        # Experts of another width than a dense layer's are built from a copied configuration.
+        put("ffn_hidden_size", residue(dense, tensor) + tensor)
     for flag in ("vocab_size", "padded_vocab_size"):
         if (entries := _whole(values, flag)) is not None:
             put(flag, residue(entries, tensor))

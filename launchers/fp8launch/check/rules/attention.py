@@ -41,6 +41,36 @@ def flash_attention_has_the_kernel(run: ResolvedRun) -> Iterator[Finding]:
             return
 
 
+@rule("max-logit-cudnn", "error", source="transformer_engine/common/fused_attn (2.20.2): cuDNN 9.21, H200")
+def cudnn_returns_the_largest_logits(run: ResolvedRun) -> Iterator[Finding]:
+    engine, cuda = run.software.transformer_engine, run.software.cuda
+    if not run.uses_te or not engine or engine < (2, 20) or not cuda or cuda[:2] != (13, 0):
+        return
+    # Unfused attention, which returns them too, has no context parallelism.
+    fused_only = run.value("attention_backend") == "fused" or (
+        run.value("attention_backend") in (None, "auto") and run.layout.cp > 1
+    )
+    for name in ("qk_clip", "log_max_attention_logit"):
+        if fused_only and run.on(name):
+            message = f"fused attention returns the largest logits, which {name} needs, from cuDNN 9.21 on"
+            fix = f"set attention_backend to unfused with CP 1, use an image with CUDA 13.1 or newer, or remove {name}"
+            yield Finding(message, run.where("attention_backend", name), fix)
+            return
+
+
+@rule("window-dropout", "error", source=f"{_TE_ATTENTION}/utils.py (2.20.2): get_attention_backend, sliding windows")
+def fused_windows_drop_nothing(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.uses_te or run.value("attention_backend") != "fused" or not run.on("window_size"):
+        return
+    if "attention_dropout" not in run.given and not run.engine.covers("megatron_lm"):
+        return  # the engine's model has a default of its own
+    dropout = run.value("attention_dropout")
+    if isinstance(dropout, float) and dropout > 0:
+        message = f"fused attention has no sliding window with attention_dropout {dropout:g}"
+        fix = "set `model: {attention_dropout: 0.0}`, or remove attention_backend"
+        yield Finding(message, run.where("attention_dropout", "attention_backend", "window_size"), fix)
+
+
 @rule("sinks-context-parallel", "error", source=f"{_TE_ATTENTION}/utils.py:1250 (2.20.2; 749 in 2.14, 959 in 2.16)")
 def sinks_need_whole_heads(run: ResolvedRun) -> Iterator[Finding]:
     other = [kind for kind in _cp_comm_types(run) if kind != "a2a"]

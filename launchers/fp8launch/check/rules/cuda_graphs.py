@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.check.rules.moe import DISPATCHER, dispatches_by_alltoall
-
-
-def _graph_modules(run: ResolvedRun) -> set[str]:
-    modules: Any = run.value("cuda_graph_modules") or run.value("cuda_graph_scope") or ()
-    if isinstance(modules, str):
-        return {modules}
-    return {str(getattr(module, "name", module)) for module in modules}
+from fp8launch.megatron.graph_modules import graph_modules
 
 
 def _whole_step_graph(run: ResolvedRun) -> bool:
-    return run.value("cuda_graph_impl") == "full_iteration" or "full_iteration" in _graph_modules(run)
+    return run.value("cuda_graph_impl") == "full_iteration" or "full_iteration" in graph_modules(run.arguments)
 
 
 @rule("graph-dispatch-sync", "error", source=f"{DISPATCHER}:612, H200")
 def captured_preprocessing_knows_its_sizes(run: ResolvedRun) -> Iterator[Finding]:
-    if not dispatches_by_alltoall(run) or "moe_preprocess" not in _graph_modules(run):
+    if not dispatches_by_alltoall(run) or "moe_preprocess" not in graph_modules(run.arguments):
         return
     names = ("moe_router_padding_for_quantization", "moe_expert_capacity_factor")
     dynamic = list(filter(run.on, names))
@@ -38,7 +31,7 @@ def captured_preprocessing_knows_its_sizes(run: ResolvedRun) -> Iterator[Finding
 
 @rule("full-graph-dispatch", "error", source=f"{DISPATCHER}:950: the host waits for the experts' token counts")
 def whole_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
-    if run.value("cuda_graph_impl") != "full_iteration" or not dispatches_by_alltoall(run):
+    if not _whole_step_graph(run) or not dispatches_by_alltoall(run):
         return
     if not run.on("moe_pad_expert_input_to_capacity"):
         message = (
@@ -52,7 +45,7 @@ def whole_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
     "local-graph-mlp", "error", source="megatron/core/transformer/transformer_layer.py:566: is_moe_layer is set later"
 )
 def local_graphs_of_mlp_need_attention(run: ResolvedRun) -> Iterator[Finding]:
-    modules = _graph_modules(run)
+    modules = graph_modules(run.arguments)
     if (
         run.megatron >= (0, 19)
         and run.value("cuda_graph_impl") == "local"
@@ -90,7 +83,7 @@ def whole_graphs_have_overlapped_messages(run: ResolvedRun) -> Iterator[Finding]
 def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
     if not run.on("use_megatron_fsdp") or run.value("cuda_graph_impl") != "local":
         return
-    whole_step = "full_iteration" in _graph_modules(run)
+    whole_step = "full_iteration" in graph_modules(run.arguments)
     if run.value("data_parallel_sharding_strategy") == "optim_grads_params" and not whole_step:
         message = (
             "Megatron captures local CUDA graphs at the end of a step, when FSDP has replaced the layers' parameters: "
@@ -106,7 +99,7 @@ def megatron_fsdp_captures_no_layers(run: ResolvedRun) -> Iterator[Finding]:
     source="megatron/core/transformer/cuda_graphs.py:734 (541 in 0.17, 566 in 0.18) and Megatron-LM pull request 6168",
 )
 def local_graphs_have_one_stage(run: ResolvedRun) -> Iterator[Finding]:
-    modules = _graph_modules(run)
+    modules = graph_modules(run.arguments)
     if run.value("cuda_graph_impl") != "local" or run.layout.pp == 1 or _whole_step_graph(run):
         return
     if run.loaded.recipe.launch.config.get("deallocate_pipeline_outputs") is False:
@@ -118,3 +111,47 @@ def local_graphs_have_one_stage(run: ResolvedRun) -> Iterator[Finding]:
         )
         fix = "use cuda_graph_impl transformer_engine, or set `launch: {config: {deallocate_pipeline_outputs: false}}`"
         yield Finding(message, run.where("cuda_graph_impl", "pipeline_model_parallel_size"), fix)
+
+
+def _captures_whole_expert_layers(run: ResolvedRun) -> bool:
+    modules, kind = graph_modules(run.arguments), run.value("cuda_graph_impl")
+    if kind == "local" and not _whole_step_graph(run):
+        return not modules or "attn" in modules  # captures the layer that holds the attention
+    return kind == "transformer_engine" and not modules
+
+
+@rule("graph-dispatch-whole", "error", source=f"{DISPATCHER}:950 and 612: the host waits for the experts' counts, H200")
+def whole_layer_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
+    if not dispatches_by_alltoall(run) or run.on("moe_pad_expert_input_to_capacity"):
+        return
+    if _captures_whole_expert_layers(run):
+        message = "CUDA graphs of whole layers cannot contain the alltoall dispatcher, which waits for token counts"
+        fix = "use cuda_graph_impl transformer_engine with cuda_graph_modules [attn, moe_router, moe_preprocess]"
+        yield Finding(message, run.where("cuda_graph_impl", "moe_token_dispatcher_type"), fix)
+
+
+@rule("shared-overlap-graphs", "error", source="megatron/core/transformer/moe/shared_experts.py:73 (0.19), H200")
+def captured_preprocessing_starts_no_shared_experts(run: ResolvedRun) -> Iterator[Finding]:
+    if run.value("cuda_graph_impl") != "transformer_engine" or "moe_preprocess" not in graph_modules(run.arguments):
+        return
+    if not (
+        dispatches_by_alltoall(run)
+        and run.on("moe_shared_expert_overlap")
+        and run.on("moe_shared_expert_intermediate_size")
+    ):
+        return
+    if run.megatron[:2] >= (0, 19):
+        message = "CUDA graphs of moe_preprocess would start the overlapped shared experts twice"
+        fix = "remove moe_shared_expert_overlap, or moe_preprocess from cuda_graph_modules"
+        yield Finding(message, run.where("moe_shared_expert_overlap", "cuda_graph_modules"), fix)
+
+
+@rule("fsdp-te-graphs", "error", source="transformer_engine/pytorch/graph.py:394 (2.20.2; 342 in 2.16): hooks of FSDP")
+def megatron_fsdp_is_not_captured_by_te(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("use_megatron_fsdp") or run.value("cuda_graph_impl") != "transformer_engine":
+        return
+    if run.value("data_parallel_sharding_strategy") == "optim_grads_params" and not _whole_step_graph(run):
+        message = "Transformer Engine's CUDA graphs cannot capture layers with the hooks of Megatron-FSDP"
+        yield Finding(
+            message, run.where("cuda_graph_impl", "use_megatron_fsdp"), "remove cuda_graph_impl, or parallel.fsdp"
+        )

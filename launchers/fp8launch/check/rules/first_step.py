@@ -123,14 +123,17 @@ def fused_rope_has_plain_queries(run: ResolvedRun) -> Iterator[Finding]:
     name = "fused_single_qkv_rope"
     if not (run.loaded.recipe.launch.config.get(name) or run.on(name)) or run.on("multi_latent_attention"):
         return
+    fix = f"set model.{name} to false"
+    if run.engine.covers("megatron_lm"):
+        fix = f"set `launch: {{config: {{{name}: false}}}}`"
     normalized = list(filter(run.on, ("qk_layernorm", "qk_l2_norm")))
+    embedding = run.value("position_embedding_type")
     if normalized:
         message = f"{name} does not support normalized queries and keys ({normalized[0]})"
-        if run.engine.covers("megatron_lm"):
-            fix = f"set `launch: {{config: {{{name}: false}}}}`"
-        else:
-            fix = f"set model.{name} to false"
         yield Finding(message, run.where(name, normalized[0]), fix)
+    elif embedding not in (None, "rope", "yarn", "mrope"):
+        message = f"{name} needs rotary embeddings, but position_embedding_type is {embedding}"
+        yield Finding(message, run.where(name, "position_embedding_type"), fix)
 
 
 @rule("fsdp-qk-clip", "error", source="megatron/core/optimizer/qk_clip.py:23: FSDP wraps the model once more than DDP")

@@ -138,3 +138,54 @@ def late_weight_gradients_have_no_bias(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("num_experts") and run.on(name) and run.on("add_bias_linear") and run.on("moe_grouped_gemm"):
         message = f"{name} does not support biases of the experts' linear layers"
         yield Finding(message, run.where(name, "add_bias_linear"), f"set disable_bias_linear, or remove {name}")
+
+
+@rule(
+    "sequential-expert-bias",
+    "error",
+    source="megatron 0.19.2: core/transformer/mlp.py:354 adds to a view of TE's output",
+)
+def sequential_experts_have_no_bias(run: ResolvedRun) -> Iterator[Finding]:
+    if (
+        not run.uses_te
+        or run.megatron[:2] < (0, 19)
+        or ("add_bias_linear" not in run.given and not run.engine.covers("megatron_lm"))
+    ):
+        return
+    if run.on("num_experts") and run.on("add_bias_linear") and not run.on("moe_grouped_gemm"):
+        message = "experts without moe_grouped_gemm do not support biases of linear layers with Transformer Engine"
+        fix = "set moe_grouped_gemm or disable_bias_linear"
+        yield Finding(message, run.where("moe_grouped_gemm", "add_bias_linear", "num_experts"), fix)
+
+
+@rule(
+    "offload-copied-config",
+    "error",
+    source=f"{_MOE}/experts.py:1281, shared_experts.py:123: a deepcopy of the configuration, which holds a CUDA stream",
+)
+def offloaded_layers_share_one_configuration(run: ResolvedRun) -> Iterator[Finding]:
+    offloads = run.uses_te and run.integer("cpu_offloading_num_layers") > 0
+    if not offloads:
+        return
+    message = "cpu_offloading_num_layers cannot be used with {}, which Megatron builds from a copied configuration"
+    where = run.where("cpu_offloading_num_layers")
+    dense, expert = run.integer("ffn_hidden_size"), run.integer("moe_ffn_hidden_size")
+    if run.on("num_experts") and not run.on("moe_grouped_gemm") and dense and expert and dense != expert:
+        kind = "ungrouped experts of another width than ffn_hidden_size"
+        yield Finding(message.format(kind), where, "set moe_grouped_gemm, or remove cpu_offloading_num_layers")
+    if run.on("moe_shared_expert_intermediate_size") and run.megatron[:2] >= (0, 18):
+        yield Finding(message.format("shared experts"), where, "remove cpu_offloading_num_layers")
+    if 0 < run.integer("num_query_groups") < run.layout.tp and run.on("group_query_attention"):
+        kind = f"fewer query groups than TP {run.layout.tp}"
+        yield Finding(message.format(kind), where, "lower parallel.tp, or remove cpu_offloading_num_layers")
+
+
+@rule("sinkhorn-aux-loss", "error", source=f"{_MOE}/router.py:295 (0.19; 249 in 0.18, 248 in 0.17), H200")
+def sinkhorn_balances_alone(run: ResolvedRun) -> Iterator[Finding]:
+    kind, loss = run.value("moe_router_load_balancing_type"), run.value("moe_aux_loss_coeff")
+    kinds = [kind] if isinstance(kind, str) else kind
+    losses = [loss] if isinstance(loss, (int, float)) else loss
+    if run.on("num_experts") and kinds and "sinkhorn" in kinds and losses and any(losses):
+        message = "moe_router_load_balancing_type sinkhorn does not support an auxiliary loss"
+        fix = "set `model: {moe_aux_loss_coeff: 0.0}`, or use aux_loss"
+        yield Finding(message, run.where("moe_router_load_balancing_type", "moe_aux_loss_coeff"), fix)

@@ -127,7 +127,14 @@ def _host_random_state() -> None:
         holder.manual_seed = holder.manual_seed_all = seed
 
 
-class _Stream:
+class _OfDevice:
+    """As with CUDA's own objects, nothing that holds one can be copied or pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"cannot pickle '{type(self).__name__.lstrip('_')}' object")
+
+
+class _Stream(_OfDevice):
     """Host operations finish before they return, so every stream is empty and every wait is over."""
 
     cuda_stream = 0
@@ -159,7 +166,7 @@ class _Stream:
         return True
 
 
-class _Event:
+class _Event(_OfDevice):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at = 0.0
 

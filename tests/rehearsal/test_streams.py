@@ -1,0 +1,30 @@
+"""Stand-ins of streams and events refuse what CUDA's own refuse."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fp8launch.injob.rank.compat import cpu
+from fp8launch.rehearsal import cuda_graphs
+
+
+@pytest.mark.parametrize(("stand_in", "name"), [(cpu._Stream, "Stream"), (cpu._Event, "Event")])
+def test_what_holds_a_stream_or_an_event_cannot_be_copied(stand_in: type, name: str) -> None:
+    with pytest.raises(TypeError, match=f"cannot pickle '{name}' object"):
+        copy.deepcopy({"held": stand_in()})
+
+
+def test_a_capture_says_which_event_it_cannot_wait_for() -> None:
+    before, inside = cpu._Event(), cpu._Event()
+    cuda_graphs._record_event(before)
+    with cuda_graphs.graph(cuda_graphs.CUDAGraph()):
+        cuda_graphs._record_event(inside)
+        with pytest.raises(RuntimeError, match="an event last recorded in a capturing stream"):
+            cuda_graphs._synchronize_event(inside)
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            cuda_graphs._synchronize_event(before)
+    cuda_graphs._synchronize_event(inside)
