@@ -55,4 +55,6 @@ def build_part(folder: Path, task: int | None, tasks: int, merge: bool, on_error
 def _processes() -> int:
     """The CPUs that Slurm gave the job, also where it does not bind processes to them."""
     given = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return min(cores(), int(given)) if given.isdecimal() and int(given) else cores()
+    if not given.isdecimal() or int(given) == 0:
+        return cores()
+    return min(cores(), int(given))

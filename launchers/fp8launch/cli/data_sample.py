@@ -60,18 +60,28 @@ def sample(
 
 
 def _checkpoints(folder: RunFolder, argv: list[str]) -> Path:
-    place = folder.path / argv[argv.index("--save") + 1] if "--save" in argv else None
-    if place is None or not (place / "latest_checkpointed_iteration.txt").is_file():
+    saved = _words_after("--save", argv)
+    if not saved or not (folder.path / saved[0] / "latest_checkpointed_iteration.txt").is_file():
         message = f"{folder.run_id} has no checkpoint"
         raise error("data-sample", message, "RUN", "set checkpoint.dir and checkpoint.interval", ANSWER_IS_NO)
-    return place
+    return folder.path / saved[0]
+
+
+def _words_after(flag: str, argv: list[str]) -> list[str]:
+    """All words that follow a flag; none where it is not given."""
+    if flag not in argv:
+        return []
+    return argv[argv.index(flag) + 1 :]
 
 
 def _encoder(argv: list[str], tokenizer: str | None) -> Encoder:
     if tokenizer is None:
-        words = argv[argv.index("--data-path") + 1 :] if "--data-path" in argv else []
-        prefixes = [Path(word) for word in words[:2] if word.startswith("/")]
-        manifest = read_manifest(prefixes[0]) if prefixes else None
+        manifest = None
+        # The first prefix may follow its weight.
+        for word in _words_after("--data-path", argv)[:2]:
+            if word.startswith("/"):
+                manifest = read_manifest(Path(word))
+                break
         if manifest is None or manifest.tokenizer is None:
             message = "no manifest of the run's data names a tokenizer"
             raise error("data-sample", message, "--tokenizer", "name the tokenizer of the data")
@@ -82,7 +92,9 @@ def _encoder(argv: list[str], tokenizer: str | None) -> Encoder:
 def _generate(argv: list[str], checkpoints: Path, folder: Path, request: dict[str, Any]) -> list[int]:
     rank = in_job_folder() / "rank"
     environment = {**os.environ, REQUEST: json.dumps(request), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    environment["FP8LAUNCH_DEVICE"] = "cpu" if "--use-cpu-initialization" in argv and "gloo" in argv else "cuda"
+    environment["FP8LAUNCH_DEVICE"] = "cuda"
+    if "--use-cpu-initialization" in argv and "gloo" in argv:
+        environment["FP8LAUNCH_DEVICE"] = "cpu"
     more = ["--load", str(checkpoints), "--no-load-optim", "--no-load-rng", "--micro-batch-size", "1"]
     command = [sys.executable, str(rank / "worker.py"), "--script", str(rank / "generate.py"), "--", *argv, *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)

@@ -98,7 +98,10 @@ def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
     """What is estimated by itself, and its number of steps where that is not the whole training's."""
     if not prepared.phases:
         return [(prepared, None)]
-    return [(part, one.end - one.begin) for part, one in zip(prepared.parts, prepared.phases, strict=True)]
+    found: list[tuple[Prepared, int | None]] = []
+    for part, phase in zip(prepared.parts, prepared.phases, strict=True):
+        found.append((part, phase.end - phase.begin))
+    return found
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,9 @@ def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
 
 def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     device = run.gpu.memory_gib * 1024 * MIB
-    rows = [(t.name, _gib(t.bytes), _bar(t.bytes, device), str(t.certainty), t.note) for t in memory.terms]
+    rows = []
+    for term in memory.terms:
+        rows.append((term.name, _gib(term.bytes), _bar(term.bytes, device), str(term.certainty), term.note))
     rows.append(("PyTorch's max allocated", _gib(memory.peak), _bar(memory.peak, device), "", "all but the reserves"))
     share = f"{memory.total / device:.0%} of {_gib(device)} GiB, ± {memory.uncertainty:.0%}"
     rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))

@@ -69,4 +69,6 @@ def import_(name: str, folder: str | None, kind: Kind | None, update: bool, as_j
 
 def _file_name(name: str, uri: str) -> str:
     """The name where it is one that the catalogue knows, else the last part of the URI with its tag."""
-    return name if name in catalogue() else re.sub(r"[^\w.-]+", "-", re.split(r"[/#]", uri)[-1])
+    if name in catalogue():
+        return name
+    return re.sub(r"[^\w.-]+", "-", re.split(r"[/#]", uri)[-1])

@@ -234,31 +234,39 @@ def _ready(
     rehearse: bool | None,
 ) -> tuple[list[GridPoint], list[tuple[Point, str]]]:
     """Prepare and check points. Bad ones are errors; with `skip_bad` they are printed and left out, with the reason."""
-    prepared: list[tuple[Point, Prepared]] = []
-    refused: list[tuple[Point, UserError]] = []
-    for point in with_bar(points, "reading recipes"):
-        try:
-            prepared.append((point, prepare_point(point)))
-        except UserError as exc:
-            if len(points) == 1:
-                raise
-            refused.append((point, exc))
+    prepared, refused = _prepared(points, prepare_point)
     if refused and not skip_bad:
-        reasons = [reason for _, reason in refused]
+        reasons = refused.values()
         raise UserError(problems_of(reasons), max(reason.exit_code for reason in reasons))
-    checked = refuse_errors([one for _, one in prepared], profile, scheduler, skip=skip_bad, rehearse=rehearse)
+    checked = refuse_errors(list(prepared.values()), profile, scheduler, skip=skip_bad, rehearse=rehearse)
     left_out = []
-    for point, reason in refused:
-        left_out.append(_left_out(point, reason.problems))
+    for position, reason in refused.items():
+        left_out.append(_left_out(points[position], reason.problems))
     ready = []
-    for (point, one), result in zip(prepared, checked, strict=True):
+    for (position, one), result in zip(prepared.items(), checked, strict=True):
         if result.ok:
-            ready.append(GridPoint(point, one, result.as_json(), result.job))
+            ready.append(GridPoint(points[position], one, result.as_json(), result.job))
         else:
-            left_out.append(_left_out(point, result.problems))
+            left_out.append(_left_out(points[position], result.problems))
     if not ready:
         raise error("no-points", "every point fails the check", exit_code=ANSWER_IS_NO)
     return ready, left_out
+
+
+def _prepared(
+    points: Sequence[Point], prepare_point: Callable[[Point], Prepared]
+) -> tuple[dict[int, Prepared], dict[int, UserError]]:
+    """Prepare points: the runs, and what is wrong with the others, by their positions. A single bad point is raised."""
+    prepared: dict[int, Prepared] = {}
+    refused: dict[int, UserError] = {}
+    for position, point in enumerate(with_bar(points, "reading recipes")):
+        try:
+            prepared[position] = prepare_point(point)
+        except UserError as exc:
+            if len(points) == 1:
+                raise
+            refused[position] = exc
+    return prepared, refused
 
 
 def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
@@ -351,5 +359,6 @@ def _describe_run(one: Prepared, run: RunFolder, backend: str) -> str:
     if size.cp > 1:
         text += f" x CP {size.cp}"
     if one.phases:
-        text += "\nphases " + ", ".join(f"{phase.name} {phase.span}" for phase in one.phases)
+        phases = [f"{phase.name} {phase.span}" for phase in one.phases]
+        text += f"\nphases {', '.join(phases)}"
     return f"{text}\n{run.path}"

@@ -16,7 +16,7 @@ from fp8launch.job.container_script import (
 )
 from fp8launch.job.job import Job, JobPhase
 from fp8launch.job.phase_script import own_arguments, phase_cases, tracker
-from fp8launch.job.shell_quoting import INDENT, RawShell, Word, flag_lines, quote
+from fp8launch.job.shell_quoting import INDENT, RawShell, Word, array_lines, flag_lines, indented, quote
 from fp8launch.wording import counted
 
 # EX_TEMPFAIL of sysexits.h: the same job may well work elsewhere.
@@ -52,7 +52,7 @@ def batch_script(job: Job) -> str:
         _start(job),
         _step(job),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return _script(blocks)
 
 
 def array_script(options: Sequence[tuple[str, str | None]], tasks: str) -> str:
@@ -98,7 +98,12 @@ def local_script(job: Job) -> str:
         _start(job),
         step,
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return _script(blocks)
+
+
+def _script(blocks: Iterable[Sequence[str]]) -> str:
+    """The blocks of lines, those that are not empty, with an empty line between them."""
+    return "\n\n".join(map("\n".join, filter(None, blocks))) + "\n"
 
 
 def _header(job: Job) -> list[str]:
@@ -227,9 +232,7 @@ def _environment(job: Job) -> list[str]:
     """
     lines = [
         "# Environment of the recipe and the cluster, for the processes only: `env` hands it over.",
-        "environment=(",
-        *_pairs(job.environment),
-        ")",
+        *array_lines("environment=", _pairs(job.environment)),
     ]
     for name in job.secrets:
         lines.append(f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"')
@@ -239,11 +242,11 @@ def _environment(job: Job) -> list[str]:
 def _own_environment(phase: JobPhase) -> list[str]:
     if not phase.environment:
         return []
-    return ["environment+=(", *_pairs(phase.environment), ")"]
+    return array_lines("environment+=", _pairs(phase.environment))
 
 
 def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
-    return [INDENT + quote(f"{name}={value}") for name, value in variables]
+    return [quote(f"{name}={value}") for name, value in variables]
 
 
 def _rendezvous() -> list[str]:
@@ -266,13 +269,13 @@ def _health(job: Job, *options: str) -> list[str]:
     return [
         "# One sick node stops or slows all others, so each is looked at first.",
         f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
-        *(INDENT + line for line in unhealthy),
+        *indented(unhealthy),
         "fi",
     ]
 
 
 def _arguments(job: Job) -> list[str]:
-    lines = ["megatron_args=(", *(INDENT + line for line in flag_lines(job.arguments)), ")"]
+    lines = array_lines("megatron_args=", flag_lines(job.arguments))
     if job.phases:
         lines += ["# And what is the phase's own.", *phase_cases(job, own_arguments)]
     if job.folder is None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from fp8launch.cluster.images import image_for, local_path
 from fp8launch.cluster.profile import Cluster
@@ -34,6 +35,7 @@ _OUR_OPTIONS = {"array", "export-file", "parsable", "test-only", "wait", "wrap"}
 # The run folder of a job that has none yet; `placed` gives it one.
 UNPLACED = Path("/run-folder")
 
+T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]
 PhaseParts = tuple[Phase, Pairs, tuple[Argument, ...]]
 
@@ -249,7 +251,7 @@ def _slurm_options(
     if cluster.exclusive:
         options["exclusive"] = None
     if cluster.requeue is not None:
-        options["requeue" if cluster.requeue else "no-requeue"] = None
+        options[_requeue_option(cluster.requeue)] = None
     options |= {"output": "%x-%j.out", "open-mode": "append"}
     if folder is not None:
         options["comment"] = None  # its place; `_folder_options` has its value
@@ -274,19 +276,22 @@ def _of_phase(engine: Engine, phase: Phase, cluster: Cluster) -> PhaseParts:
 
 def _shared(each: Sequence[PhaseParts]) -> tuple[Pairs, tuple[Argument, ...], tuple[JobPhase, ...]]:
     """Environment and arguments that all phases have, and each phase with what it has beside them."""
-    environments = [dict(environment) for _, environment, _ in each]
-    common = dict(set(environments[0].items()).intersection(*(env.items() for env in environments[1:])))
-    lists = [arguments for _, _, arguments in each]
-    shared = list(lists[0])
-    for arguments in lists[1:]:
-        shared = [argument for argument in shared if argument in arguments]
+    _, environment, arguments = each[0]
+    for _, others, other_arguments in each[1:]:
+        environment = _both(environment, others)
+        arguments = _both(arguments, other_arguments)
     phases = []
-    for phase, environment, arguments in each:
-        own_arguments = tuple(argument for argument in arguments if argument not in shared)
-        own_environment = tuple((name, value) for name, value in environment if name not in common)
-        phases.append(JobPhase(phase.name, phase.end, own_arguments, own_environment))
-    in_order = tuple((name, value) for name, value in environments[0].items() if name in common)
-    return in_order, tuple(shared), tuple(phases)
+    for phase, variables, words in each:
+        phases.append(JobPhase(phase.name, phase.end, _without(words, arguments), _without(variables, environment)))
+    return environment, arguments, tuple(phases)
+
+
+def _both(items: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
+    return tuple(item for item in items if item in others)
+
+
+def _without(items: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
+    return tuple(item for item in items if item not in others)
 
 
 def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
@@ -322,8 +327,14 @@ def _ending(recipe: Recipe, cluster: Cluster, survival: Survival | None) -> tupl
         options["signal"] = f"TERM@{max(1, stop_before(recipe) // 2)}"
     if (recipe.survive.attempts > 1 or recipe.phases) and cluster.requeue is None:
         # With a job that waits, Slurm starting this one again by itself would make two.
-        options["requeue" if continue_by(cluster) == "requeue" else "no-requeue"] = None
+        options[_requeue_option(continue_by(cluster) == "requeue")] = None
     return tuple(options.items())
+
+
+def _requeue_option(wanted: bool) -> str:
+    if wanted:
+        return "requeue"
+    return "no-requeue"
 
 
 def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, check: bool) -> Container | None:
@@ -332,8 +343,10 @@ def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, 
         return None
     image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
     mounts, problems = [], []
-    stated = [(text, loaded.where("container", "mounts", i)) for i, text in enumerate(recipe.container.mounts)]
-    for text, where in [*site_mounts(cluster), *stated]:
+    stated = site_mounts(cluster)
+    for index, text in enumerate(recipe.container.mounts):
+        stated.append((text, loaded.where("container", "mounts", index)))
+    for text, where in stated:
         # Submission makes the folder for checkpoints.
         found = _mount(text, where, runtime, check and where != CHECKPOINTS)
         if isinstance(found, Problem):

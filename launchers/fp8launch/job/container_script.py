@@ -19,17 +19,22 @@ def start_in_container(job: Job) -> list[list[Word]]:
     if container.runtime == "pyxis":
         return _pyxis(job, container, image)
     # The run folder last: a mount made later hides those below its place.
-    binds: list[Word] = [RawShell(f"--bind={quote(str(mount))}") for mount in container.mounts]
-    binds += [RawShell(f'--bind="{folder}:{folder}"') for folder in _own_folders(job)]
+    binds: list[Word] = []
+    for mount in container.mounts:
+        binds.append(RawShell(f"--bind={quote(str(mount))}"))
+    for own in _own_mounts(job):
+        binds.append(RawShell(f'--bind="{own}"'))
     if container.runtime == "apptainer":
-        gpus: list[Word] = ["--nv"] if container.gpus else []
-        return [["apptainer", "exec", *gpus, RawShell('--pwd="$run_folder"')], binds, [image]]
+        start: list[Word] = ["apptainer", "exec"]
+        if container.gpus:
+            start.append("--nv")
+        return [[*start, RawShell('--pwd="$run_folder"')], binds, [image]]
     return [["ch-run", RawShell('--cd="$run_folder"')], binds, [image, "--"]]
 
 
 def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
-    own = ",".join(f"{folder}:{folder}" for folder in _own_folders(job))
-    mounts = ",".join([*(quote(str(mount)) for mount in container.mounts), f'"{own}"'])
+    own = ",".join(_own_mounts(job))
+    mounts = ",".join([*map(quote, map(str, container.mounts)), f'"{own}"'])
     return [
         [RawShell(f"--container-image={quote(image)}")],
         [RawShell(f"--container-mounts={mounts}")],
@@ -38,11 +43,12 @@ def _pyxis(job: Job, container: Container, image: Word) -> list[list[Word]]:
     ]
 
 
-def _own_folders(job: Job) -> list[str]:
-    """The script's variables for the folders that every job mounts: a portable script needs the checkout too."""
+def _own_mounts(job: Job) -> list[str]:
+    """The mounts of every job, by the script's variables: a portable script needs the checkout too."""
+    mounts = ["$run_folder:$run_folder"]
     if job.folder is None:
-        return ["$run_folder", "$home"]
-    return ["$run_folder"]
+        mounts.append("$home:$home")
+    return mounts
 
 
 def _names(job: Job) -> Iterable[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fp8launch.injob.supervisor.checkpoints import TRACKER
 from fp8launch.job.job import Job, JobPhase, Survival
-from fp8launch.job.shell_quoting import INDENT, flag_lines, quote
+from fp8launch.job.shell_quoting import array_lines, flag_lines, indented, quote
 
 
 def phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
@@ -14,7 +14,7 @@ def phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list
     cases: list[str] = []
     for one in job.phases:
         if own := lines_of(one):
-            cases += [f"{quote(one.name)})", *(INDENT + line for line in own), f"{INDENT};;"]
+            cases += [f"{quote(one.name)})", *indented([*own, ";;"])]
     if not cases:
         return []
     return ['case "$phase" in', *cases, "esac"]
@@ -24,7 +24,7 @@ def own_arguments(one: JobPhase) -> list[str]:
     lines = flag_lines(one.arguments)
     if not lines:
         return []
-    return ["megatron_args+=(", *(INDENT + line for line in lines), ")"]
+    return array_lines("megatron_args+=", lines)
 
 
 def tracker(survival: Survival) -> str:

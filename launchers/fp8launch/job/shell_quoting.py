@@ -32,6 +32,15 @@ def quote(word: Word) -> str:
     return quoted
 
 
+def indented(lines: Iterable[str]) -> list[str]:
+    return [INDENT + line for line in lines]
+
+
+def array_lines(assignment: str, words: Iterable[str]) -> list[str]:
+    """The lines of a bash array that begin with `assignment`, such as `name=`; each word is quoted already."""
+    return [f"{assignment}(", *indented(words), ")"]
+
+
 def flag_lines(arguments: Iterable[Argument]) -> list[str]:
     """One line a flag with its values, quoted for a shell."""
     return [" ".join(map(quote, argument.words)) for argument in arguments]

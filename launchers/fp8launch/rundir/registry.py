@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, did_you_mean, error
 from fp8launch.recipe.yaml_source import is_file, is_there
@@ -20,6 +20,8 @@ from fp8launch.rundir.trust import why_not_own_run
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
+
+Folder = TypeVar("Folder", RunFolder, StudyFolder)
 
 # Names with these endings mean files, never runs.
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".bz2", ".zst")
@@ -47,8 +49,8 @@ def known_roots() -> list[Path]:
     roots = [default_root()]
     with contextlib.suppress(OSError):
         lines = _roots_file().read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        roots += [Path(line) for line in lines if line]
-    return [root for root in dict.fromkeys(roots) if root.is_dir()]
+        roots += map(Path, filter(None, lines))
+    return list(filter(Path.is_dir, dict.fromkeys(roots)))
 
 
 def remember_root(root: Path) -> None:
@@ -120,9 +122,7 @@ def find_run(name: str) -> RunFolder:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        last = [run.run_id for run in matches[-5:]]
-        message = f"'{name}' matches {len(matches)} runs: {', '.join(last)}"
-        raise error("ambiguous-run", message, fix="use the full run id, or `latest`")
+        raise error("ambiguous-run", _several(name, "runs", matches), fix="use the full run id, or `latest`")
     raise error(
         "unknown-run",
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
@@ -132,16 +132,27 @@ def find_run(name: str) -> RunFolder:
 
 def _matching(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
     """The run of this id, else those whose ids start so, else that of a job of this number."""
-    begun: list[RunFolder] = []
-    exact: list[RunFolder] = []
-    for run in runs:
-        if run.run_id == name:
-            exact.append(run)
-        elif run.run_id.startswith(name):
-            begun.append(run)
-    if exact or begun or not name.isdigit():
-        return exact or begun
+    found = _of_id(name, runs)
+    if found or not name.isdigit():
+        return found
     return [run for run in runs if name in job_ids(run)]
+
+
+def _of_id(name: str, folders: Iterable[Folder]) -> list[Folder]:
+    """The runs or studies of this id, else those whose ids start so."""
+    begun: list[Folder] = []
+    exact: list[Folder] = []
+    for folder in folders:
+        if folder.path.name == name:
+            exact.append(folder)
+        elif folder.path.name.startswith(name):
+            begun.append(folder)
+    return exact or begun
+
+
+def _several(name: str, kind: str, matches: Sequence[RunFolder | StudyFolder]) -> str:
+    last = [folder.path.name for folder in matches[-5:]]
+    return f"'{name}' matches {len(matches)} {kind}: {', '.join(last)}"
 
 
 def _refuse_path(name: str) -> None:
@@ -167,22 +178,14 @@ def find_study(name: str) -> StudyFolder | None:
     """
     if is_file(Path(name) / STUDY):
         return StudyFolder(Path(name).absolute())
-    matches = _matching_studies(name)
+    matches = []
+    if name:
+        matches = _of_id(name, all_studies())
     if len(matches) == 1:
         return matches[0]
     if matches and all(run.run_id != name for run in all_runs()):
-        last = [study.study_id for study in matches[-5:]]
-        message = f"'{name}' matches {len(matches)} studies: {', '.join(last)}"
-        raise error("ambiguous-study", message, fix="use the full id")
+        raise error("ambiguous-study", _several(name, "studies", matches), fix="use the full id")
     return None
-
-
-def _matching_studies(name: str) -> list[StudyFolder]:
-    """The studies of this id, else those whose ids start so."""
-    if not name:
-        return []
-    begun = [study for study in all_studies() if study.study_id.startswith(name)]
-    return [study for study in begun if study.study_id == name] or begun
 
 
 def find_runs(name: str) -> list[RunFolder]:

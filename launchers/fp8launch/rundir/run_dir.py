@@ -186,8 +186,11 @@ def _refusal(path: Path, words: str) -> Exception:
 
 def half_made(root: Path) -> list[Path]:
     """Folders that a launcher was making when it was killed: nothing was submitted from them."""
-    found = [folder for folder in root.glob(".making-*") if _MAKING.fullmatch(folder.name) and folder.is_dir()]
-    return sorted(folder for folder in found if why_not_own(folder) is None)
+    found = []
+    for folder in root.glob(".making-*"):
+        if _MAKING.fullmatch(folder.name) and folder.is_dir() and why_not_own(folder) is None:
+            found.append(folder)
+    return sorted(found)
 
 
 def _sweep(root: Path, run_id: str) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,17 +55,21 @@ class StudyFolder:
 
     def missing(self) -> list[str]:
         """The points that have no run folder yet: their submission was cut off."""
-        return [run.run_id for run in self._points() if not (run.path / MANIFEST).is_file()]
+        return [run.run_id for run in filterfalse(_is_made, self._points())]
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.path / name)
 
     def runs(self) -> list[RunFolder]:
         """The runs that have been made so far, in the order of the points."""
-        return [run for run in self._points() if (run.path / MANIFEST).is_file()]
+        return list(filter(_is_made, self._points()))
 
     def _points(self) -> list[RunFolder]:
         return [self.run(point["run"]) for point in self.record()["points"]]
+
+
+def _is_made(run: RunFolder) -> bool:
+    return (run.path / MANIFEST).is_file()
 
 
 def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
@@ -128,7 +133,10 @@ def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[
     """Add points that a study of this name did not have when it was made, and those that the check left out of it."""
     before = study.record()
     known = {point["run"] for point in before["points"]}
-    every = before["points"] + [point for point in points if point["run"] not in known]
+    every = list(before["points"])
+    for point in points:
+        if point["run"] not in known:
+            every.append(point)
     # Of a point that was left out again the last reason holds.
     bad = {_place(point): point for point in [*before.get("left_out", []), *left_out]}
     for point in every:

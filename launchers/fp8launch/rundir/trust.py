@@ -14,7 +14,7 @@ _BELIEVED = ("manifest.json", "survive.json", "attempts.json", "job.sbatch", "jo
 
 def why_not_own_run(folder: Path) -> str | None:
     """Why the folder of a run or study is not safely this user's own: itself, its scripts, its code, its records."""
-    inside = [folder / name for name in (*_BELIEVED, "arrays", "logs", "code")]
+    inside = map(folder.joinpath, (*_BELIEVED, "arrays", "logs", "code"))
     there = list(filter(os.path.lexists, inside))
     for path in (folder, *there, *below(folder / "code"), *below(folder / "arrays")):
         if reason := why_not_own(path):
