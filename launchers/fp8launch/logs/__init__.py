@@ -3,7 +3,7 @@
 from fp8launch.injob.supervisor.failures import Ending, Failure
 from fp8launch.logs.evidence import Evidence
 from fp8launch.logs.lines import Iteration, Memory, Validation
-from fp8launch.logs.processes import Head, ParsedLog, Process, attempts_of, read_log
+from fp8launch.logs.processes import Head, LoggedProcesses, ParsedLog, Process, attempts_of, read_log
 from fp8launch.logs.reader import LogTail, Scan, Scanner, scan_file
 from fp8launch.logs.table import IterationTable
 
@@ -15,6 +15,7 @@ __all__ = [
     "Iteration",
     "IterationTable",
     "LogTail",
+    "LoggedProcesses",
     "Memory",
     "ParsedLog",
     "Process",

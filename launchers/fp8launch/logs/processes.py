@@ -94,6 +94,10 @@ class ParsedLog:
         return self.evidence[first:last]
 
 
+# Processes, oldest first, each with its log.
+LoggedProcesses = Sequence[tuple[ParsedLog, Process]]
+
+
 def attempts_of(logs: Iterable[ParsedLog]) -> list[tuple[ParsedLog, Process]]:
     """Return the processes of logs in order, each with its log."""
     attempts: list[tuple[ParsedLog, Process]] = []

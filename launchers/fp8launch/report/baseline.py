@@ -1,4 +1,4 @@
-"""The baseline of a comparison: the rows that it means, and which of them each row is held against."""
+"""The baseline of a comparison: which rows belong to it, and which of them each row is compared with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fp8launch.report.grouping import ComparisonRow, labels_of
 
 
 def baseline_rows(rows: Sequence[ComparisonRow], wanted: str | None) -> list[ComparisonRow]:
-    """Return the rows that `wanted` means; by default those in bf16, else the first variant; none for one variant.
+    """Return the rows that `wanted` names; by default those in bf16, else the first variant; none for one variant.
 
-    Raises UserError where no row is meant.
+    Raises UserError if it names no row.
     """
     labels = labels_of(rows)
     if wanted is None:
@@ -77,7 +77,7 @@ def _is_meant(row: ComparisonRow, wanted: str) -> bool:
 
 
 def _stated(row: ComparisonRow, key: str) -> set[str]:
-    """What a row has under a key, as a fact or as an axis of its study."""
+    """The values of a key in a row, from its facts and from the axes of its study."""
     found = {str(row.facts.get(key))}
     for run in row.runs:
         if run.study:
@@ -86,7 +86,7 @@ def _stated(row: ComparisonRow, key: str) -> set[str]:
 
 
 def baseline_name(bases: Sequence[ComparisonRow], wanted: str | None) -> str | None:
-    """Return what the baseline rows have in common: their label, else what was asked for, else their precision."""
+    """Return what the baseline rows have in common: their label, else `wanted`, else their precision."""
     labels = labels_of(bases)
     if len(labels) == 1:
         return labels[0]

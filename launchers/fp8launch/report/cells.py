@@ -25,7 +25,7 @@ def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) ->
         # Intervals are often narrower than the last digit of the ratio.
         digits += 1
         if interval.low < 1 < interval.high:
-            # A ratio that may be noise is no headline; JSON and CSV have it.
+            # JSON and CSV have a ratio that may be noise; the table does not show it.
             text = f"no difference seen{ratio_mark(ratio)}"
     bounds = f"{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}"
     if interval.covers == "iterations":

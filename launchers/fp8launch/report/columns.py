@@ -21,7 +21,6 @@ from fp8launch.report.cells import (
     ratio_text,
     total_text,
 )
-from fp8launch.report.differences import Comparability
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.grouping import Measure
 
@@ -123,12 +122,12 @@ def _runs(entry: Entry) -> list[dict[str, object]]:
     return runs
 
 
-def _of(part: Callable[[Entry], object], *path: str) -> Callable[[Entry], object]:
-    """An attribute of a part of the entry, None where the part is missing."""
+def _of(path: str) -> Callable[[Entry], object]:
+    """An attribute of the entry, such as `speedup.interval.low`; None where a part of the path is missing."""
 
     def value(entry: Entry) -> object:
-        found = part(entry)
-        for name in path:
+        found: object = entry
+        for name in path.split("."):
             if found is None:
                 return None
             found = getattr(found, name)
@@ -137,48 +136,28 @@ def _of(part: Callable[[Entry], object], *path: str) -> Callable[[Entry], object
     return value
 
 
-def _comparability(entry: Entry) -> Comparability | None:
+def _unlike(entry: Entry) -> str | None:
     if entry.speedup is None:
         return None
-    return entry.speedup.comparability
-
-
-def _unlike(entry: Entry) -> str | None:
-    comparability = _comparability(entry)
-    if comparability is None:
-        return None
-    return "; ".join(comparability.unlike)
+    return "; ".join(entry.speedup.comparability.unlike)
 
 
 def _noted(entry: Entry) -> str | None:
-    comparability = _comparability(entry)
-    if comparability is None:
+    if entry.speedup is None:
         return None
-    return "; ".join(comparability.noted)
+    return "; ".join(entry.speedup.comparability.noted)
 
 
-def _speedup(entry: Entry) -> object:
-    return entry.speedup
-
-
-def _step_time(entry: Entry) -> object:
-    return entry.step_time
-
-
-def _tokens(entry: Entry) -> object:
-    return entry.tokens
-
-
-# Its place depends on what is compared.
+# Its position in the table depends on what is compared.
 _LOSS = Column(
     "loss",
     lambda e: e.loss,
     "loss at the end (perplexity)",
     loss_text,
     csv={
-        "loss_last": _of(lambda e: e.loss, "last"),
-        "loss_smoothed": _of(lambda e: e.loss, "smoothed"),
-        "perplexity": _of(lambda e: e.loss, "perplexity"),
+        "loss_last": _of("loss.last"),
+        "loss_smoothed": _of("loss.smoothed"),
+        "perplexity": _of("loss.perplexity"),
     },
 )
 _RUNS = Column(
@@ -198,22 +177,22 @@ COLUMNS: tuple[Column, ...] = (
     _RUNS,
     Column(
         "tokens_per_s_per_gpu",
-        _tokens,
+        lambda e: e.tokens,
         "tokens/s/GPU",
         lambda e: _spread(e.tokens, 0),
-        csv={"tokens_per_s_per_gpu": _of(_tokens, "median"), "tokens_per_s_per_gpu_iqr": _of(_tokens, "iqr")},
+        csv={"tokens_per_s_per_gpu": _of("tokens.median"), "tokens_per_s_per_gpu_iqr": _of("tokens.iqr")},
     ),
     Column(
         "step_time_ms",
-        _step_time,
+        lambda e: e.step_time,
         "step time (ms)",
         lambda e: _spread(e.step_time, 1),
         csv={
-            "step_time_ms": _of(_step_time, "median"),
-            "step_time_ms_iqr": _of(_step_time, "iqr"),
+            "step_time_ms": _of("step_time.median"),
+            "step_time_ms_iqr": _of("step_time.iqr"),
             "step_time_ms_run_min": lambda e: e.step_time and min(e.step_time.runs),
             "step_time_ms_run_max": lambda e: e.step_time and max(e.step_time.runs),
-            "iteration_lines": _of(_step_time, "n"),
+            "iteration_lines": _of("step_time.n"),
         },
     ),
     Column(
@@ -221,24 +200,24 @@ COLUMNS: tuple[Column, ...] = (
         lambda e: e.tflops,
         "TFLOP/s/GPU",
         lambda e: _number(e.tflops, 1),
-        csv={"tflops_per_gpu": _of(lambda e: e.tflops, "median")},
+        csv={"tflops_per_gpu": _of("tflops.median")},
     ),
-    Column("mfu", lambda e: e.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of(lambda e: e.mfu, "median")}),
+    Column("mfu", lambda e: e.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of("mfu.median")}),
     Column("mfu_denominator_tflops", lambda e: e.peak_tflops),
     Column("peak_memory_mib", lambda e: e.peak_memory_mib, "peak memory (GiB)", memory_text),
     Column(
         "speedup",
-        _speedup,
+        lambda e: e.speedup,
         "speed-up [95 % interval]",
         lambda e: ratio_text(e.speedup, "×", 2),
         csv={
-            "speedup": _of(_speedup, "value"),
-            "speedup_unit": _of(_speedup, "unit"),
-            "speedup_low": _of(_speedup, "interval", "low"),
-            "speedup_high": _of(_speedup, "interval", "high"),
-            "speedup_covers": _of(_speedup, "interval", "covers"),
-            "speedup_against": _of(_speedup, "against"),
-            "comparable": _of(_comparability, "comparable"),
+            "speedup": _of("speedup.value"),
+            "speedup_unit": _of("speedup.unit"),
+            "speedup_low": _of("speedup.interval.low"),
+            "speedup_high": _of("speedup.interval.high"),
+            "speedup_covers": _of("speedup.interval.covers"),
+            "speedup_against": _of("speedup.against"),
+            "comparable": _of("speedup.comparability.comparable"),
             "unlike": _unlike,
             "noted": _noted,
         },
@@ -249,8 +228,8 @@ COLUMNS: tuple[Column, ...] = (
         "scaling efficiency{modes} (%)",
         efficiency_text,
         csv={
-            "scaling": _of(lambda e: e.efficiency, "mode"),
-            "scaling_efficiency": _of(lambda e: e.efficiency, "ratio", "value"),
+            "scaling": _of("efficiency.mode"),
+            "scaling_efficiency": _of("efficiency.ratio.value"),
         },
     ),
     Column("tokens_per_s", lambda e: e.tokens_total, "tokens/s in all", total_text),
@@ -262,8 +241,8 @@ COLUMNS: tuple[Column, ...] = (
         "published tokens/s/GPU (ours in %)",
         published_text,
         csv={
-            "published_tokens_per_s_per_gpu": _of(lambda e: e.published, "tokens_per_s_per_gpu"),
-            "published_ratio": _of(lambda e: e.published, "ratio"),
+            "published_tokens_per_s_per_gpu": _of("published.tokens_per_s_per_gpu"),
+            "published_ratio": _of("published.ratio"),
         },
     ),
     _LOSS,

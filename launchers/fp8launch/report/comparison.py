@@ -29,7 +29,7 @@ from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
 from fp8launch.report.steady_state import RULE
 
-# Beyond this, a log counts TFLOP/s by another formula instead of rounding them differently.
+# A larger relative difference means that the log counts TFLOP/s by another formula, not that it rounds them.
 SAME_FORMULA = 0.01
 
 
@@ -61,7 +61,7 @@ class Comparison:
         if not self.good:
             found.append("no run has a number to compare")
         for name, entry, one in self.ratios():
-            # A failed run has no ratio that could mislead.
+            # A failed run has no ratio.
             if not one.missing and not one.comparability.comparable:
                 reasons = "; ".join(one.comparability.unlike)
                 found.append(f"{name} of {entry.row.name} over {one.against}: {reasons}")
@@ -118,7 +118,7 @@ def compare(
     tolerance: float = TOLERANCE,
     force: bool = False,
 ) -> Comparison:
-    """Hold runs side by side. Raises UserError for a baseline that no row has."""
+    """Compare runs side by side. Raises UserError for a baseline that no row has."""
     runs = with_unset(runs)
     rows = group_runs(runs)
     axes = _axes(runs)

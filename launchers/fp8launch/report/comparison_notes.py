@@ -1,4 +1,4 @@
-"""Notes on a comparison: what to know before its numbers are used."""
+"""Notes on a comparison: what limits the use of its numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_NAMES = 8
 
 
 def row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
-    """Return what to know of one row. `recomputed` says that TFLOP/s are not those of the logs."""
+    """Return the notes on one row. `recomputed` says that TFLOP/s are not those of the logs."""
     notes = list(row.notes)
     if recomputed and any(not run.report.tflops_per_gpu_recomputed for run in row.good):
         notes.append("TFLOP/s are the log's own: its arguments do not determine them")
@@ -27,7 +27,7 @@ def row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
 
 
 def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
-    """Return what to know of all rows together."""
+    """Return the notes on all rows together."""
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")

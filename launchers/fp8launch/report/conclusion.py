@@ -23,7 +23,7 @@ _LONGEST = 90
 def conclusion(comparison: Comparison) -> str:
     """Return the sentence that a report opens with."""
     text = _sentence(comparison, comparison.good)
-    # The size is part of every name; where all rows have the same, it says nothing.
+    # The size is part of every name, and redundant if all rows have the same one.
     sizes = {entry.row.size for entry in comparison.entries}
     if len(comparison.entries) > 1 and len(sizes) == 1 and "" not in sizes:
         text = text.replace(f", {sizes.pop()}", "")
@@ -104,7 +104,7 @@ def _interval(interval: Interval | None) -> str:
 
 
 def _sure(ratio: Ratio) -> bool:
-    """Whether the interval excludes that there is no difference."""
+    """Whether the interval excludes a ratio of 1."""
     return ratio.interval is not None and not ratio.interval.low <= 1 <= ratio.interval.high
 
 
@@ -112,11 +112,8 @@ def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
     rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
     for entry, ratio in rated:
         if _sure(ratio) and (ratio.value or 0) > 1:
-            near = []
-            for other, one in rated:
-                if one is not ratio and _overlap(one, ratio):
-                    near.append(other.row.name)
             text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
+            near = _near(ratio, rated)
             if near:
                 text += f", no difference seen to {names(near)}"
             return text
@@ -135,6 +132,15 @@ def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
     if interval is None:
         return f"No difference in speed can be shown between {alike}: too few iterations"
     return f"No difference in speed seen between {alike} ({_interval(interval)})"
+
+
+def _near(ratio: Ratio, rated: Sequence[tuple[Entry, Ratio]]) -> list[str]:
+    """The other rows whose ratios may be the same."""
+    near = []
+    for entry, one in rated:
+        if one is not ratio and _overlap(one, ratio):
+            near.append(entry.row.name)
+    return near
 
 
 def _overlap(one: Ratio, other: Ratio) -> bool:
@@ -233,7 +239,7 @@ def _all_agree(judged: Sequence[Parity], not_judged: int, tolerance: str) -> str
 
 
 def _of_verdict(parities: Sequence[Parity]) -> str:
-    """What holds of parities of one verdict."""
+    """Describe the parities that share a verdict."""
     rows = names([one.variant for one in parities])
     word = parities[0].word
     if parities[0].verdict == "undecided":

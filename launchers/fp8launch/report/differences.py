@@ -37,7 +37,7 @@ UNLIKE: Mapping[str, str] = {
     "global_batch_size": "global batch",
 }
 
-# What decides the loss at each iteration: all of it must agree before two loss curves can be laid over each other.
+# Facts that determine the loss at each iteration. They must be equal for two loss curves to be comparable.
 PARITY = _words("""
     seed data_path train_data_path data_args_path per_split_data_args_path split mock_data tokenizer_type
     tokenizer_model global_batch_size rampup_batch_size seq_length lr min_lr lr_decay_style lr_decay_iters
@@ -129,7 +129,7 @@ def affects_loss(name: str) -> bool:
 
 
 def differing(all_facts: Sequence[Facts]) -> list[str]:
-    """Name the facts that two of the runs state differently. What only some of them state is not known to differ."""
+    """Name the facts that two of the runs state differently. A fact that only some of them state may be equal."""
     first: dict[str, object] = {}
     found = set()
     for facts in all_facts:
@@ -161,7 +161,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Comparability:
-    """Judge whether a ratio of the speeds of two runs is one of what is compared.
+    """Judge whether a ratio of the speeds of two runs is due to what is compared.
 
     Facts in `axes` are varied on purpose.
     """
@@ -179,7 +179,7 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
         else:
             noted.append(described)
     if compared > 1:
-        # One axis is what is compared; with two at once, either may have made the difference.
+        # With two varied axes at once, either may have caused the difference.
         noted += varied
     # Without the arguments of either side nothing was compared at all.
     unknown = _not_in_both(("seq_length", "global_batch_size", "num_layers"), a, b)
@@ -201,7 +201,7 @@ def _not_in_both(names: Sequence[str], a: Facts, b: Facts) -> list[str]:
 
 
 def initialisation_differences(a: Facts, b: Facts) -> list[str]:
-    """Name what makes Megatron draw other initial weights from the same seed: sizes of its parallel groups."""
+    """Name the sizes of parallel groups that make Megatron draw other initial weights from the same seed."""
     return _described(_INITIALISATION, a, b)
 
 
@@ -233,7 +233,7 @@ def shortened(text: str) -> str:
 
 
 def facts_of_axis(key: str) -> set[str]:
-    """The facts that an axis of a study, a recipe key such as `parallel.tp`, varies."""
+    """Return the facts that an axis of a study varies. The axis is a recipe key such as `parallel.tp`."""
     section, _, name = key.rpartition(".")
     if key in ("nodes", "resources.nodes"):
         return {"nodes", "world_size", "global_batch_size"}

@@ -1,4 +1,4 @@
-"""A row of a comparison with its numbers: what tables and pictures show."""
+"""A row of a comparison with the numbers that tables and pictures show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fp8launch.report.grouping import ComparisonRow, Measure
+from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_summary import LossSummary, compares_learning
 from fp8launch.report.scaling import Ratio, ScalingEfficiency
 
@@ -22,7 +23,7 @@ class Published:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        return {**vars(self), "notes": list(self.notes)}
+        return json_mapping(vars(self))
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,13 @@ def to_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-# Where a spreadsheet, split at commas, semicolons or tabs, would take what follows for a formula; some take the wide
+# Places where a spreadsheet, split at commas, semicolons or tabs, would read a formula; some read the wide
 # signs of East Asian fonts for the same.
 _FORMULA = re.compile(r"(^|[;,\t\r\n])(\s*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 def csv_cell(value: object) -> object:
-    """Put a quote before what a spreadsheet would take for a formula: some formulas run programs."""
+    """Put a quote before text that a spreadsheet would read as a formula: some formulas run programs."""
     if isinstance(value, str):
         return _FORMULA.sub(r"\1\2'", value)
     return value
@@ -117,7 +117,7 @@ def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableT
     return Group(*parts)
 
 
-# Columns, by the beginning of their header, that a narrow terminal goes without, the first one first.
+# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first.
 _DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "peak memory", "step time", "MFU", "runs", "GPUs")
 # Cells up to this length, such as `1,621 ± 632`, stay on one line.
 _WHOLE = 16
@@ -152,7 +152,7 @@ def _widths(table: Table, width: int | None) -> dict[int, int | None]:
         for position in list(columns):
             if table.headers[position].startswith(start):
                 del columns[position]
-    # The narrowest columns are given all that they want first.
+    # The columns that need least get their full width first.
     spare = room - needed()
     widths: dict[int, int | None] = dict.fromkeys(columns)
     for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):

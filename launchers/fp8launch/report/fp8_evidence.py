@@ -1,4 +1,4 @@
-"""What one kind of evidence says of FP8: the kernels of a profile, and the modules that the job's probe read."""
+"""Findings on FP8 from one kind of evidence: the kernels of a profile, or the modules that the job's probe read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kernels_finding(profile: Evidence) -> Fp8Finding:
 def modules_finding(
     probes: Sequence[Evidence], recipe: str | None, asked: bool, param_gather: bool, warnings: list[str]
 ) -> Fp8Finding:
-    """Count the linears that ran in FP8; what is wrong with them is added to `warnings`."""
+    """Count the linears that ran in FP8; problems are added to `warnings`."""
     found = _module_counts(probes)
     sums = found.sums
     if asked:
@@ -80,7 +80,7 @@ def modules_finding(
 
 @dataclass
 class _ModuleCounts:
-    """Sums over the probes: `reasons` counts the linears kept in higher precision by why, `unexplained` has sentences.
+    """Sums over the probes: `reasons` counts the linears in higher precision by reason, `unexplained` has sentences.
 
     `stage_without_fp8` says that a place has linears of which none ran in FP8, for no known reason. A pipeline stage
     may hold only layers that are to stay in bf16.

@@ -83,7 +83,7 @@ def to_html(comparison: Comparison) -> str:
     drawn = _pictures(comparison)
     parts = [_head(comparison), *tables, *drawn]
     if len(comparison.entries) > MOST_BARS:
-        # A long table says less at a glance than pictures do.
+        # Pictures are easier to read than a long table, so they come first.
         parts = [_head(comparison), *drawn, *tables]
     parts.append(_section("Remarks", _list([*remarks(comparison), RULE_NOTE])))
     differences = differences_table(comparison)
@@ -105,7 +105,7 @@ def to_html(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> str:
-    """The conclusion, and below it what was compared."""
+    """The conclusion, and below it the variants that were compared."""
     runs = len(comparison.runs())
     made = datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
     labels = labels_of(comparison.rows)
@@ -147,7 +147,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
-    """Render a table whose first column names the row. `condemned` says for each row why it is unlike, or nothing.
+    """Render a table whose first column names the row. `condemned` says for each row why it is unlike, if it is.
 
     On a phone each row becomes a block of names and values, so nothing is cut and nothing scrolls sideways.
     """

@@ -34,7 +34,7 @@ def _panel(picture: Picture, i: int, panel: Panel) -> str:
 
 
 def _keys(keys: Sequence[Key]) -> str:
-    """A legend in the page's own text, which wraps where a picture would cut it."""
+    """A legend as text of the page, which wraps; inside the picture it would be cut."""
     if not keys:
         return ""
     entries = []
@@ -74,7 +74,7 @@ def _swatch_shape(key: Key, colour: str) -> str:
 
 
 def _svg(panel: Panel, name: str) -> str:
-    """The panel with its letters as text, in the page's colours, and without what a page does not need."""
+    """The panel with text as text, in the page's colours, without metadata."""
     import matplotlib as mpl
 
     # A salt of its own keeps the ids of one picture from meaning something in another.
@@ -84,13 +84,13 @@ def _svg(panel: Panel, name: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Only tags change: what stands between them are labels, which may be anything, and whose < and > are escaped.
+    # Only tags change. The text between them are labels of any content, with < and > escaped.
     text = re.sub(r"<[^<>]*>", _tag, text)
     return re.sub(r">\s+<", "><", text).replace("\n", " ")
 
 
 def _tag(match: re.Match[str]) -> str:
-    """A tag of matplotlib's SVG without what a page does not need, with the page's fonts and colours."""
+    """A tag of matplotlib's SVG without ids and namespaces, with the page's fonts and colours."""
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", match[0])
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
     text = re.sub(_IDS, "", text)

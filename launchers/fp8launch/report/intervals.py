@@ -1,7 +1,7 @@
 """How sure a ratio of two medians is.
 
-Iterations of one run are alike in what they share: nodes, clocks, neighbours, allocator. So they tell how much a run
-wobbles, never how much the next run will differ. With repeats the interval is Student's t on the logarithm of the
+Iterations of one run share nodes, clocks, neighbours and allocator. So they show how much a run varies, never how much
+the next run will differ. With repeats the interval is Student's t on the logarithm of the
 runs' medians and covers another run; with one run on each side it is a bootstrap of blocks of consecutive iterations
 and covers those two runs only. Which of the two it is, is part of the result.
 """
@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import truediv
 from typing import Literal
 
@@ -20,7 +20,7 @@ from fp8launch.report.pieces import pieces
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-# Fewer consecutive values than this cannot show how they hang together.
+# Fewer consecutive values than this cannot show their correlation.
 FEWEST = 4
 # More batches than this make the interval no better, only slower.
 MOST_BATCHES = 200
@@ -36,7 +36,7 @@ class Interval:
     method: str
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 def interval_json(interval: Interval | None) -> dict[str, object] | None:

@@ -20,7 +20,7 @@ def json_mapping(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _json_value(value: object) -> object:
-    """Replace what JSON does not know: NaN and infinity become None, anything else its text."""
+    """Replace values that JSON cannot represent: NaN and infinity by None, anything else by its text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | int | float):

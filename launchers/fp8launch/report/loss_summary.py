@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from fp8launch.report.differences import UNLIKE, Facts
+from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_curves import finite_losses, values_of
 from fp8launch.report.run_data import RunData
 
@@ -16,7 +17,7 @@ SHARE, LEAST = 0.1, 5
 # Arguments whose variants are compared by their loss.
 LEARNING = ("lr", "min_lr", "lr_warmup_iters", "lr_decay_style", "weight_decay", "adam_beta1", "adam_beta2", "seed",
             "init_method_std", "optimizer")  # fmt: skip
-# Above this loss (in nats) the perplexity is no readable number.
+# Above this loss (in nats) the perplexity is too large to be read.
 _LARGEST = 50.0
 
 
@@ -36,7 +37,7 @@ class LossSummary:
     values: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "values": list(self.values)}
+        return json_mapping(vars(self))
 
     @property
     def text(self) -> str:

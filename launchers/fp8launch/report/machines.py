@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
 from fp8launch.logs.evidence import of_kind
+from fp8launch.report.json_values import json_mapping
 from fp8launch.report.pieces import consecutive
 from fp8launch.untyped import as_mapping
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Names in order; `gpus` are the driver's model names. All empty where the log does not say."""
+    """Names in order; `gpus` are the driver's model names. All are empty if the log does not contain them."""
 
     nodes: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class Machines:
         return {name: value for name, value in facts.items() if value}
 
     def as_json(self) -> dict[str, object]:
-        return {"nodes": list(self.nodes), "gpus": list(self.gpus), "drivers": list(self.drivers)}
+        return json_mapping(vars(self))
 
 
 def machines_of(logs: Sequence[ParsedLog]) -> Machines:
@@ -59,7 +60,7 @@ def machines_of(logs: Sequence[ParsedLog]) -> Machines:
 
 
 def _name(value: object) -> str:
-    """A log holds anything, names have an end: that of a host has at most 255 characters."""
+    """Cut a name: a log may contain anything, and a host name has at most 255 characters."""
     return str(value)[:255]
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
+from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_curves import Curve, average, first_loss_gone, losses, mean, relative, smooth
 from fp8launch.report.run_data import RunData
 
@@ -74,13 +75,7 @@ class Parity:
         return "; ".join([text, *self.reasons, *self.notes])
 
     def as_json(self) -> dict[str, object]:
-        out: dict[str, object] = {}
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, tuple):
-                value = list(value)
-            out[name] = value
-        return out
+        return json_mapping(vars(self))
 
 
 def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float, names: tuple[str, str]) -> Parity:
@@ -94,7 +89,9 @@ def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float
     if not pairs:
         reasons = parity_differences(variant[0].facts, base[0].facts)
         return Parity(*names, "not comparable", tolerance, reasons=tuple(reasons))
-    curves = {id(run): losses(run) for run in (*variant, *base)}
+    curves: dict[int, Curve] = {}
+    for run in (*variant, *base):
+        curves[id(run)] = losses(run)
     paired: list[RunData] = []
     partners: set[int] = set()
     for run, others in pairs:

@@ -114,7 +114,7 @@ def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> Ph
 
 
 def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[ParsedLog]]]:
-    """A phase for each change of precision; nothing where all processes have the same, or do not say."""
+    """A phase for each change of precision; nothing if all processes have the same, or none is known."""
     keys: list[tuple[object, ...]] = []
     groups: list[list[Process]] = []
     for log in logs:
@@ -148,7 +148,7 @@ def _precision_name(key: tuple[object, ...]) -> str:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Tell repeated names apart: `bf16 1`, `tensorwise`, `bf16 2`."""
+    """Number repeated names: `bf16 1`, `tensorwise`, `bf16 2`."""
     found = []
     for i, name in enumerate(names):
         if names.count(name) > 1:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 from fp8launch.planning.step_time import StepTime
@@ -21,7 +20,7 @@ _COLOUR = dict(zip(GROUPS, (*_COMPUTATION, *_COMMUNICATION, *_REST), strict=True
 _FRONT, _OWN, _OTHER = COLOURS[0], COLOURS[1], COLOURS[7]
 # More layouts than this are not labelled.
 MOST_SHOWN = 8
-# A segment has room for two letters from this share of the longest bar; less than the second is no segment to name.
+# Shares of the longest bar: a segment from the first on has room for two letters; below the second it has no name.
 _ROOM, _SEEN = 0.045, 0.003
 _LINE = 58
 # Tokens of the training whose duration is drawn.
@@ -39,7 +38,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class PlanPoints:
-    """What the pictures of a plan show. `cloud` and `front` are pairs of GiB and tokens/s/GPU; `best` is by GPUs.
+    """The data of the pictures of a plan. `cloud` and `front` are pairs of GiB and tokens/s/GPU; `best` is by GPUs.
 
     `own` is the recipe's own layout, `capacity` the GPU's memory in GiB.
     """
@@ -54,7 +53,20 @@ class PlanPoints:
 
 def plan_pictures(points: PlanPoints) -> list[Picture]:
     """Return the pictures side by side; the last one only with several numbers of GPUs."""
-    bars = list(zip(map(str, count(1)), points.shown[:MOST_SHOWN], strict=False))
+    memory = Panel(partial(_draw_memory, points=points))
+    found = [Picture("plan_memory", "Memory against speed", (memory,), _keys(points)), _terms_picture(points)]
+    if len(points.best) > 1:
+        sizes = Panel(partial(_draw_sizes, best=points.best))
+        keys = (
+            Key("fastest layout at each size, same batch", _FRONT, marker="o"),
+            Key("if every GPU stayed as fast", _OTHER, dash="--"),
+        )
+        found.append(Picture("plan_sizes", "Time against the number of GPUs", (sizes,), keys))
+    return found
+
+
+def _terms_picture(points: PlanPoints) -> Picture:
+    bars: list[tuple[int | str, Shown]] = list(enumerate(points.shown[:MOST_SHOWN], 1))
     if points.own:
         bars.append(("recipe", points.own))
     names, steps, rows = [], [], 0.0
@@ -73,24 +85,8 @@ def plan_pictures(points: PlanPoints) -> list[Picture]:
     remark = ", ".join(exposed)
     if remark:
         remark += ": exposed communication"
-    found = [
-        Picture("plan_memory", "Memory against speed", (Panel(partial(_draw_memory, points=points)),), _keys(points)),
-        Picture(
-            "plan_terms",
-            "Where the time of a step goes",
-            (Panel(partial(_draw_terms, names=names, steps=steps, used=used), tall=tall, left=0.15),),
-            tuple(keys),
-            remark,
-        ),
-    ]
-    if len(points.best) > 1:
-        explained = (
-            Key("fastest layout at each size, same batch", _FRONT, marker="o"),
-            Key("if every GPU stayed as fast", _OTHER, dash="--"),
-        )
-        panel = Panel(partial(_draw_sizes, best=points.best))
-        found.append(Picture("plan_sizes", "Time against the number of GPUs", (panel,), explained))
-    return found
+    panel = Panel(partial(_draw_terms, names=names, steps=steps, used=used), tall=tall, left=0.15)
+    return Picture("plan_terms", "Where the time of a step goes", (panel,), tuple(keys), remark)
 
 
 def _groups_seen(steps: Sequence[StepTime]) -> list[str]:

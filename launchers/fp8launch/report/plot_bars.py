@@ -14,7 +14,7 @@ from fp8launch.report.plot_encoding import Encoding
 from fp8launch.report.plot_style import HEIGHT, INK, Panel, Picture, few_ticks, plain, thousands
 from fp8launch.report.plot_values import Of, Value, loss, memory, value_of
 
-# More bars than this are no picture where lines show the same numbers.
+# With more bars than this, lines show the same numbers instead.
 MOST_BARS = 16
 # Height of each further line of a name, in rows of the chart.
 _MORE = 0.4

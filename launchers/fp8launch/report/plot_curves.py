@@ -25,12 +25,12 @@ from fp8launch.report.run_data import RunData
 
 # The frame of step times ends at this many medians.
 _FRAME = 2.0
-# More rows than this are no picture of step time over iterations.
+# With more rows than this, step times over iterations are not drawn.
 MOST_STEP_TIMES = 24
 
 
 def curve_key(entry: Entry, encoding: Encoding, lines: Lines, value: str) -> Key:
-    """The legend of one curve: what its colour and its dash stand for, and its value."""
+    """The legend of one curve: the meaning of its colour and its dash, and its value."""
     names = [encoding.word(entry), lines.text(entry)]
     dash, marker = "-", ""
     if len(lines.values) > 1:

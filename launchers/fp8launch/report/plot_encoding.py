@@ -38,13 +38,13 @@ class Encoding:
         return self.colours[self.word(entry)]
 
     def keys(self, entries: Iterable[Entry], shape: str = "bar") -> tuple[Key, ...]:
-        """What each colour means, for the rows of a picture."""
+        """The meaning of each colour in a picture of these rows."""
         words = dict.fromkeys(map(self.word, entries))
         return tuple(Key(plain(word), self.colours[word], shape=shape) for word in words)
 
 
 def encode(entries: Sequence[Entry]) -> Encoding:
-    """Choose what the colours and the panels of these rows stand for."""
+    """Choose the meaning of colours and panels for these rows."""
     words, panels = _by_row(entries, _precision), _by_row(entries, _rest)
     if _tells_apart(entries, words, panels):
         return Encoding(words, panels, _precision_colours(list(dict.fromkeys(words.values()))))
@@ -194,7 +194,7 @@ def row_names(entries: Iterable[Entry]) -> list[str]:
 
 
 def grouped(entries: Sequence[Entry], panel: Callable[[Entry], str]) -> dict[str, list[Entry]]:
-    """Share rows out over panels, in their order."""
+    """Distribute rows over panels, in their order."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         found.setdefault(panel(entry), []).append(entry)
@@ -202,7 +202,7 @@ def grouped(entries: Sequence[Entry], panel: Callable[[Entry], str]) -> dict[str
 
 
 def curve_panels(entries: Sequence[Entry], encoding: Encoding) -> list[tuple[str, list[Entry], Lines]]:
-    """Share curves over iterations out: panels for each number of GPUs, dashes for the sequence length.
+    """Distribute curves over iterations: a panel for each number of GPUs, a dash for each sequence length.
 
     Where a panel would hold one curve only, the numbers of GPUs are dashes of one panel.
     """

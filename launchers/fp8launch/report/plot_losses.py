@@ -106,7 +106,7 @@ def _points(curves: _Curves) -> list[Point]:
 def _loss_axis(ax: Any, values: Sequence[float]) -> None:
     low, high = min(values), max(values)
     bottom, label = 0.0, "loss"
-    # A curve that falls by little would be a flat line from zero.
+    # On an axis from zero, a curve that falls by little would look flat.
     if low > 0.3 * high:
         bottom = low - 0.06 * (high - low or low)
         label = "loss (axis does not start at 0)"
@@ -231,7 +231,7 @@ def _draw_parity(ax: Any, curves: Sequence[tuple[Parity, Key]], noise: float | N
             numbers, low, _, high = zip(*thinned(rolling(each, max(9, parity.window))), strict=True)
             ax.fill_between(numbers, low, high, color=key.colour, alpha=0.15, linewidth=0)
         draw_curve(ax, points, key, i, len(curves))
-        # The first tenth, where every model learns fastest, would set the scale of the rest.
+        # Without the first tenth, where every model learns fastest and differences are largest.
         reach = max(reach, *map(abs, values_of(points[len(points) // 10 :])))
     if noise is not None:
         ax.axhspan(-100 * noise, 100 * noise, color=INK, alpha=0.15, linewidth=0)

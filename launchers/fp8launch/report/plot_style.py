@@ -13,7 +13,7 @@ from typing import Any
 from fp8launch.diagnostics import printable
 from fp8launch.wording import and_more
 
-# Okabe and Ito's palette without yellow and black; the last two stand in for what a dark page would swallow.
+# Okabe and Ito's palette without yellow and black; the last two replace those that are invisible on a dark page.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C7AE6", "#7F8C8D")
 INK = "#303338"
 MARKERS = "osD^vPX*"
@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 
 
 def left_out(names: Sequence[str], why: str) -> str:
-    """Name what a picture does not show."""
+    """Name the rows that a picture does not show."""
     if not names:
         return ""
     return f"not shown, {why}: {and_more(list(map(plain, names)), 3, '; ')}"

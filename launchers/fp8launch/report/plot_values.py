@@ -1,4 +1,4 @@
-"""What pictures draw of a row: a number with half the width of its error bar."""
+"""Values of a row in pictures: a number with half the width of its error bar."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def available() -> bool:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Return the pictures that these runs have something to show in. What one leaves out, its remark names.
+    """Return the pictures that these runs have data for. The remark of a picture names the rows that it leaves out.
 
     Where rows differ in how they learn, the losses come first.
     """
@@ -133,7 +133,7 @@ def panel_figure(panel: Panel) -> Any:
 
 
 def _draw_panel(figure: Any, panel: Panel, left: float, top: float, title: bool = False) -> None:
-    """Draw a panel whose upper left corner is there, in inches from the lower left corner of the figure.
+    """Draw a panel with its upper left corner at `left`, `top` in inches from the lower left corner of the figure.
 
     Margins are fixed and hold the ticks and labels of every picture: matplotlib's own layouts fail where room is short.
     """
@@ -217,7 +217,7 @@ def _height(picture: Picture) -> float:
 
 
 def _draw_picture(figure: Any, picture: Picture, left: float, top: float) -> None:
-    """Draw a picture whose upper left corner is there, in inches."""
+    """Draw a picture with its upper left corner at `left`, `top` in inches."""
     place = partial(_text, figure, left + 0.12)
     place(top - 0.08, picture.title, fontsize=11.5, fontweight="bold")
     remark = _wrapped(picture.remark, picture.width)

@@ -16,7 +16,7 @@ from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.untyped import as_int
 
-# What is read of a log: all that happens before the first iterations, and the newest iterations.
+# Bytes that are read of a log: at its beginning the start of the run, at its end the newest iterations.
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 19
 # Speed is the median over so many of the newest iterations.
 RECENT = 20
@@ -34,11 +34,11 @@ QUEUED, STARTING, IMAGE = "queued", "starting", "image"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. Times are in ms or s, memory in MiB; None is what the log does not say.
+    """How far a run is. Times are in ms or s, memory in MiB; None if the log does not contain a value.
 
     `stage` is set until the first iteration has been logged. `losses` and `step_times_ms` are those of the newest
     iterations, oldest first; a loss that is NaN is missing, and a step that is much longer than most (the first, those
-    with a checkpoint) is shortened, or nothing else would be seen beside it.
+    with a checkpoint) is shortened, because it would hide all others.
     """
 
     stage: str | None = None
@@ -155,7 +155,7 @@ def _tokens(
 
 
 def _count(number: object) -> float | None:
-    """Return a size that a run can have, None for anything else: a manifest may hold anything."""
+    """Return a size that a run can have, None for anything else: a manifest may contain anything."""
     if isinstance(number, (int, float)) and not isinstance(number, bool) and 0 < number < 1e12:
         return float(number)
     return None

@@ -16,19 +16,19 @@ LEGEND = {
     "!": "printed because of --force: the runs cannot be compared",
     "unlike": "no ratio: the runs cannot be compared",
 }
-# What a difference means, by its kind.
+# The meaning of a difference, by its kind.
 MEANING = {
     "unlike": "other work or machine",
     "noted": "may change the speed",
     "neutral": "changes the loss only",
 }
 COMPARED = "what is compared"
-# More rows than this are no columns.
+# More rows than this do not get a column each.
 _MOST_COLUMNS = 6
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """Return what differs between the rows and what that means, a column for each row, or one for all of many.
+    """Return the differences between the rows and their meaning, with a column for each row, or one for all of many.
 
     A fact that the rows are named by is left out: its cells would repeat the header.
     """
@@ -85,7 +85,7 @@ def phases_table(comparison: Comparison) -> Table | None:
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """Name what differs, in a line each for what changes the speed and what changes the loss only."""
+    """Name the facts that differ: first those that change the speed, then those that change the loss only."""
     speed, loss, lines = [], [], []
     for one in comparison.differences:
         if one.axis or one.kind != "neutral":
@@ -100,7 +100,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Say in sentences what the numbers rest on; what makes the comparison invalid is in `problems`."""
+    """Explain in sentences how the numbers were made; `problems` has what makes the comparison invalid."""
     lines = []
     if comparison.baseline:
         lines.append(

@@ -25,7 +25,7 @@ from fp8launch.untyped import as_mapping
 NOT_SUBMITTED = "not submitted"
 
 
-# Units of speed, the most telling first. A ratio needs one that all runs on both sides have.
+# Units of speed, the most meaningful first. A ratio needs one that all runs on both sides have.
 Unit = Literal["tokens/s/GPU", "samples/s/GPU", "iterations/s"]
 UNITS: tuple[Unit, ...] = ("tokens/s/GPU", "samples/s/GPU", "iterations/s")
 
@@ -41,7 +41,7 @@ class StudyPoint:
 
 @dataclass(frozen=True)
 class RunData:
-    """One run with everything that is known of it.
+    """One run with everything that is known about it.
 
     `facts` holds Megatron's arguments by name, and beside them gpu, world_size, nodes, precision, image, commit,
     software versions, `node set`, `GPU` and `driver` as the nodes reported them, `script`, `env NAME` and `config NAME`
@@ -173,7 +173,7 @@ def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunData]
 def _planned(
     study: str, point: Mapping[str, Any], others: Sequence[Mapping[str, Any]], made: Mapping[str, RunData]
 ) -> RunData:
-    """A point without a run. The study's runs of the same recipe tell how many GPUs and which name it would have."""
+    """A point without a run. Its number of GPUs and its name are those of the study's runs of the same recipe."""
     recipe, nodes = point.get("recipe"), point.get("nodes")
     siblings = []
     for other in others:
@@ -236,12 +236,12 @@ def _run_data(
     if precision:
         facts["precision"] = precision
     facts |= more or {}
-    facts = _in_effect(facts)
-    return RunData(name, report, {fact: _without_secret(fact, value) for fact, value in facts.items()}, **rest)
+    shown = {fact: _without_secret(fact, value) for fact, value in _in_effect(facts).items()}
+    return RunData(name, report, shown, **rest)
 
 
 def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
-    """What holds in the run: a field of `launch.config` in place of its argument; nothing of experts without any."""
+    """The facts in effect: fields of `launch.config` replace arguments; settings of experts need experts."""
     found = {}
     overlay = {}
     for name, value in facts.items():

@@ -1,4 +1,4 @@
-"""Facts of a run, flat and by name, from its arguments and its manifest: what comparisons hold side by side."""
+"""Facts of a run, flat and by name, from its arguments and its manifest, for comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
 
 def precision_of(arguments: Mapping[str, object]) -> str | None:
-    """Name the precision as recipes do, with what departs from the plain recipe; None if unknown."""
+    """Name the precision as recipes do, with its departures from the plain recipe; None if unknown."""
     kind, fp4 = arguments.get("fp8"), arguments.get("fp4")
     if not kind and not fp4:
         return _high_precision(arguments)
@@ -52,7 +52,7 @@ def _high_precision(arguments: Mapping[str, object]) -> str | None:
 
 
 def stated_arguments(manifest: Mapping[str, Any]) -> dict[str, object]:
-    """Return what a run was started with by Megatron's names, as its manifest has it.
+    """Return the arguments that a run was started with by Megatron's names, as its manifest has them.
 
     Manifests of older versions have the argument list only.
     """

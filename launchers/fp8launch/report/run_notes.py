@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8launch.logs import ParsedLog
+from fp8launch.logs import LoggedProcesses, ParsedLog
 from fp8launch.megatron.flops import miscounted
 from fp8launch.report.machines import Machines
-from fp8launch.report.run_setup import Attempts, RunSetup
+from fp8launch.report.run_setup import RunSetup
 from fp8launch.report.steady_state import SteadyState
 
 
 def run_notes(
     logs: Sequence[ParsedLog],
-    attempts: Attempts,
+    attempts: LoggedProcesses,
     steady: SteadyState,
     setup: RunSetup,
     stated_gpu: str | None,
     machines: Machines,
 ) -> list[str]:
-    """Return what to know before the numbers of a run are used. `stated_gpu` is the GPU that the user named."""
+    """Return the notes on a run. `stated_gpu` is the GPU that the user named."""
     notes = list(steady.notes)
     if setup.gpu and not setup.peak_tflops:
         notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")

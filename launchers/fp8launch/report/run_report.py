@@ -1,10 +1,10 @@
-"""The report of one run: what `parse` prints and what every other part of this package starts from."""
+"""The report of one run: `parse` prints it, and the other parts of this package start from it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fp8launch.logs import Failure
@@ -29,7 +29,7 @@ class Statistic:
     n: int
 
     def as_json(self) -> dict[str, float | int]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 def statistic(values: Iterable[float]) -> Statistic | None:
@@ -69,7 +69,7 @@ class AttemptReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """The numbers of one run and what they rest on.
+    """The numbers of one run and their sources.
 
     `timers_ms` has Megatron's own timers by their names, on the slowest rank, if `--timing-log-level` asked for them.
     A statistic is None where the log does not determine it. `mfu` divides by `mfu_denominator`. Not part of the
@@ -121,9 +121,7 @@ class RunReport:
 
     def as_json(self) -> dict[str, object]:
         """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""
-        out: dict[str, object] = {}
-        for name in self.__dataclass_fields__:
-            out[name] = getattr(self, name)
+        out = dict(vars(self))
         del out["steady_state"], out["argument_dump"]
         out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
         if self.status != "failed":

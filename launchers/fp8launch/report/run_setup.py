@@ -1,17 +1,15 @@
-"""The arguments of a run: what its logs say of them, else what it was started with."""
+"""The arguments of a run: those in its logs, else those that it was started with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fp8launch.hardware.gpus import Dtype
 from fp8launch.hardware.gpus import gpu as find_gpu
-from fp8launch.logs import ParsedLog, Process
+from fp8launch.logs import LoggedProcesses
 from fp8launch.megatron.flops import flops_per_token
-
-Attempts = Sequence[tuple[ParsedLog, Process]]
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,13 @@ class RunSetup:
 
 
 def setup_of(
-    attempts: Attempts,
+    attempts: LoggedProcesses,
     logged_length: float | None,
     gpu: str | None,
     world_size: int | None,
     stated: Mapping[str, object] | None,
 ) -> RunSetup:
-    """Find the arguments of a run, from its logs and from what it was started with (`stated`).
+    """Find the arguments of a run, in its logs and in those that it was started with (`stated`).
 
     `logged_length` is the sequence length of its last iteration line, for logs that do not hold the arguments.
     """

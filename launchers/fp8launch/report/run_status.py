@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
-from fp8launch.logs import Ending, Failure, ParsedLog, Process
+from fp8launch.logs import Ending, Failure, LoggedProcesses, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.fp8_evidence import Fp8Finding
 from fp8launch.report.phases import first_and_last
@@ -19,11 +19,11 @@ from fp8launch.report.verify import NOT_RUNNING, Verification
 from fp8launch.rundir.last_failure import last_failure
 from fp8launch.rundir.run_dir import RunFolder
 
-Attempts = Sequence[tuple[ParsedLog, Process]]
 
-
-def status_of(attempts: Attempts, steady: SteadyState, verification: Verification) -> tuple[Status, Failure | None]:
-    """Return the status of a run, and what failed.
+def status_of(
+    attempts: LoggedProcesses, steady: SteadyState, verification: Verification
+) -> tuple[Status, Failure | None]:
+    """Return the status of a run, and its failure.
 
     ok: it ended as planned; failed: the log shows why it died, or that it did not run as asked, in FP8 or divided among
     its ranks; incomplete: neither; no_data: nothing at all.
@@ -39,7 +39,7 @@ def status_of(attempts: Attempts, steady: SteadyState, verification: Verificatio
 
 
 def status_of_phases(
-    attempts: Attempts, steady: SteadyState, phases: Sequence[PhaseReport], last_planned: str | None
+    attempts: LoggedProcesses, steady: SteadyState, phases: Sequence[PhaseReport], last_planned: str | None
 ) -> tuple[Status, Failure | None]:
     """Return the status of a run in phases; `last_planned` is the name of its last phase, None where unknown."""
     status, failure = _training_status(attempts, steady)
@@ -53,7 +53,7 @@ def status_of_phases(
     return status, failure
 
 
-def _training_status(attempts: Attempts, steady: SteadyState) -> tuple[Status, Failure | None]:
+def _training_status(attempts: LoggedProcesses, steady: SteadyState) -> tuple[Status, Failure | None]:
     """The last process decides, among those with any sign of training: some ranks' logs have none."""
     ending = None
     for _, process in attempts:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fp8launch.logs import ParsedLog, Process
+from fp8launch.logs import LoggedProcesses, ParsedLog
 from fp8launch.report.run_report import LARGEST
 from fp8launch.report.steady_state import Line, values
-
-Attempts = Sequence[tuple[ParsedLog, Process]]
 
 
 def validations_of(logs: Sequence[ParsedLog]) -> tuple[Mapping[str, object], ...]:
@@ -21,7 +19,7 @@ def validations_of(logs: Sequence[ParsedLog]) -> tuple[Mapping[str, object], ...
     return tuple(found)
 
 
-def count_of(attempts: Attempts, lines: Sequence[Line], name: str) -> int:
+def count_of(attempts: LoggedProcesses, lines: Sequence[Line], name: str) -> int:
     """Sum a counter. The first line of a process does not reset it, so the second line holds its count as well."""
     second = {}
     for i, (_, process) in enumerate(attempts):
@@ -48,7 +46,7 @@ def peak_memory_mib(logs: Sequence[ParsedLog], kept: Sequence[Line]) -> float | 
     return peak or None
 
 
-def parameters_of(attempts: Attempts) -> int | None:
+def parameters_of(attempts: LoggedProcesses) -> int | None:
     """Parameters as printed, summed over model-parallel ranks (experts of other ranks are not printed)."""
     for _, process in reversed(attempts):
         if process.head.parameters:

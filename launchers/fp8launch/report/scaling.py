@@ -118,7 +118,7 @@ def _mode(rows: Sequence[ComparisonRow]) -> ScalingMode:
 
 def _comparability(row: ComparisonRow, base: ComparisonRow, mode: ScalingMode) -> Comparability:
     found = speed_comparability(row.facts, base.facts, axes={"world_size", "global_batch_size"})
-    # The sizes differ by intention, and the mode says how; more nodes cannot be the same nodes.
+    # These differ by intention: the mode names the difference in sizes, and more nodes are other nodes.
     noted = tuple(n for n in found.noted if not n.startswith(("number of GPUs", "global batch ", "node set ")))
     if mode != "neither" or row is base:
         return Comparability(found.unlike, noted)

@@ -13,7 +13,7 @@ TITLES = {
     "zero2": "ZeRO 2",
     "zero3": "ZeRO 3",
 }
-# What each of them divides among the ranks, as the evidence names it and as people do.
+# States that each of them divides among the ranks: name in the evidence, name for people.
 _DIVIDES: Mapping[str, Mapping[str, str]] = {
     "ddp": {},
     "zero1": {"optimizer_elements": "optimizer states"},
@@ -25,14 +25,14 @@ _DIVIDES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """What the evidence says, and whether it contradicts what was asked for."""
+    """A summary of the evidence, and whether it contradicts the request."""
 
     text: str
     refuted: bool
 
 
 def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
-    """Judge one line of evidence; None where it lacks what a judgement needs, as that of another program may."""
+    """Judge one line of evidence; None if it is incomplete, as that of another program may be."""
     asked, in_effect, total = str(data.get("asked")), str(data.get("in_effect")), data.get("parameters")
     if asked not in _DIVIDES or not isinstance(total, int) or total < 1:
         return None
@@ -57,12 +57,12 @@ def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
 
 
 def _is_divided(held: Sequence[int], total: int) -> bool:
-    """Whether the ranks hold parts. Parts are padded, so a part may be up to half-way to the whole."""
+    """Whether the ranks hold parts. Parts are padded: a part may be up to half-way to the whole."""
     return len(held) == 1 or max(held) < (total + total / len(held)) / 2
 
 
 def _counts(value: object) -> list[int]:
-    """A list of counts; empty where it is none."""
+    """A list of counts; empty for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, int) and each >= 0 for each in value):
         return []
     return value if any(value) else []

@@ -18,7 +18,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from fp8launch.logs import Iteration, ParsedLog, Process
+from fp8launch.logs import Iteration, LoggedProcesses, ParsedLog, Process
 from fp8launch.report.pieces import consecutive
 from fp8launch.wording import counted
 
@@ -31,7 +31,7 @@ RULE = (
     f"{SLOW} x the median of the second half, at most half of them; apart: the line after an evaluation or checkpoint, "
     "profiled iterations, other batch sizes; of repeated iterations the last attempt counts"
 )
-# What people read under a table; the rule in full stands in JSON and in the documentation.
+# The note under tables; JSON and the documentation have the whole rule.
 RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
 
 
@@ -89,7 +89,7 @@ class SteadyState:
 _LOG, NUMBER = attrgetter("log"), attrgetter("number")
 
 
-def select_steady_state(attempts: Sequence[tuple[ParsedLog, Process]]) -> SteadyState:
+def select_steady_state(attempts: LoggedProcesses) -> SteadyState:
     """Apply the rule to the processes of a run, oldest first."""
     by_attempt = []
     reasons: dict[tuple[int, int], str] = {}
@@ -140,7 +140,7 @@ def _separate(
 def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], list[int]]:
     """The last line of each iteration, in order, and the iterations of those that a later one repeats."""
     if len(by_attempt) == 1:
-        # Numbers rise within a process, or it would be two.
+        # Numbers rise within a process: where they fall, a new process begins.
         return tuple(by_attempt[0]), []
     last: dict[int, Line] = {}
     superseded = []

@@ -65,7 +65,7 @@ def _worse(stat: str, value: float, than: object) -> bool:
 
 
 def tensor_lines(stats: Mapping[str, object] | None) -> list[str]:
-    """For people: what FP8 loses, worst first, and the range of values."""
+    """Describe the losses of FP8 in sentences, the worst first, and the range of values."""
     if stats is None:
         return []
     tensors, numbers = stats["tensors"], stats["iterations"]

@@ -39,7 +39,7 @@ _TEXT = "/text_summary"
 def event_files(path: Path) -> list[Path]:
     """Return the event files of a folder, oldest first, or the one that `path` is; none for anything else."""
     if path.is_dir():
-        # The name holds the second of the start.
+        # The name contains the time of the start in seconds.
         return sorted(path.glob(f"*{MARK}*"))
     if path.is_file() and MARK in path.name:
         return [path]
@@ -113,7 +113,7 @@ def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, o
     steps = sorted(set().union(*columns.values()))
     planned = as_int(arguments.get("train_iters"))
     if planned is None:
-        # Where nobody says how many iterations were planned, nobody can say that they were done.
+        # Without the number of planned iterations it is unknown whether all were done.
         planned = max(steps, default=-1) + 1
     table = IterationTable()
     for step in steps:
@@ -124,7 +124,7 @@ def _table(scalars: Mapping[str, Mapping[int, float]], arguments: Mapping[str, o
                 row[name] = column[step]
                 lost |= name.startswith(LOSS_PREFIX) and math.isnan(column[step])
         if lost:
-            # What the text log counts in a field of its own.
+            # The text log counts these in a field of its own.
             row["nan_iterations"] = 1.0
         table.append(Iteration(step, planned, row), 0)
     return table

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fp8launch.diagnostics import error
-from fp8launch.logs import ParsedLog, Process, attempts_of, read_log
+from fp8launch.logs import ParsedLog, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
 from fp8launch.report.machines import machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
@@ -25,8 +25,6 @@ from fp8launch.report.run_totals import count_of, parameters_of, peak_memory_mib
 from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
 from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import precision_asked_for, verify
-
-Attempts = Sequence[tuple[ParsedLog, Process]]
 
 _NOTEWORTHY = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length",

@@ -130,7 +130,7 @@ def _text(text: str) -> str:
 
 
 def export(runs: Sequence[Tracked], to: str, project: str, folder: Path, offline: bool) -> list[str]:
-    """Hand the runs over; where each can be seen, in their order. `folder` takes what is written on this machine.
+    """Export the runs. Return the place of each, in their order. `folder` takes local files.
 
     Raises UserError without the library (exit code 3), or where the tracker refuses.
     """
@@ -141,7 +141,7 @@ def export(runs: Sequence[Tracked], to: str, project: str, folder: Path, offline
 
 
 def _to_tensorboard(runs: Sequence[Tracked], project: str, folder: Path, offline: bool) -> list[str]:
-    """A folder of event files for each run; what an earlier export left in it is replaced."""
+    """Write a folder of event files for each run, and replace those of an earlier export."""
     writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
     hparams: Any = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
     event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -172,16 +172,17 @@ _SUFFIX = ".fp8launch"
 
 
 def _to_wandb(runs: Sequence[Tracked], project: str, folder: Path, offline: bool) -> list[str]:
-    """One W&B run each, by the name of ours: a second export adds what is new."""
+    """Write one W&B run for each run, under its name: a second export adds new values only."""
     wandb: Any = importlib.import_module("wandb")
     quiet = {"silent": True, "console": "off", "disable_git": True, "save_code": False, "init_timeout": 60}
     where = {"resume": "allow"}
     if offline:
         where = {"mode": "offline"}
+    fix = "set WANDB_API_KEY (`wandb login`), or add --offline and `wandb sync` later"
     places = []
     folder.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        with _told("wandb", "set WANDB_API_KEY (`wandb login`), or add --offline and `wandb sync` later", wandb.Error):
+        with _refusals("wandb", fix, wandb.Error):
             out = wandb.init(
                 project=project,
                 id=file_name(run.name)[-64:],
@@ -213,12 +214,12 @@ def _to_mlflow(runs: Sequence[Tracked], project: str, folder: Path, offline: boo
         uri = f"sqlite:///{folder.absolute()}/mlflow.db"
     if not uri:
         raise error("no-tracker", "no MLflow server is set", "--to mlflow", "set MLFLOW_TRACKING_URI, or add --offline")
-    # An unreachable server would be asked for minutes.
+    # By default the library retries for minutes if the server cannot be reached.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     mlflow: Any = importlib.import_module("mlflow")
     entities: Any = importlib.import_module("mlflow.entities")
     places = []
-    with _told(
+    with _refusals(
         "mlflow", f"is {_without_login(uri)} there, and may you write to it?", mlflow.exceptions.MlflowException
     ):
         client = mlflow.MlflowClient(tracking_uri=uri)
@@ -262,8 +263,8 @@ TRACKERS: Mapping[str, Callable[[Sequence[Tracked], str, Path, bool], list[str]]
 
 
 @contextlib.contextmanager
-def _told(to: str, fix: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns a tracker's own exceptions into one of ours, with what to do about it."""
+def _refusals(to: str, fix: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn a tracker's own exceptions into a UserError with a fix."""
     try:
         yield
     except kinds as problem:
@@ -283,7 +284,7 @@ def _without_login(uri: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """Make a name that a manifest holds the name of one file or folder: never `..`, never a path."""
+    """Turn a name from a manifest into the name of one file or folder: never `..`, never a path."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name[:200]).lstrip(".") or "_"
 
 

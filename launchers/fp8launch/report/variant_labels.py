@@ -16,7 +16,7 @@ from fp8launch.report.run_facts import SETTINGS, UNSET
 _CIRCUMSTANCES = frozenset(
     {"commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "nodes", "world_size", "node set", "driver"}
 )
-# How labels call what differs, in this order. A size of 1 and a flag that is off are not worth a word.
+# Names of facts in labels, in this order. Labels omit a size of 1 and a flag that is off.
 _SHORT = {
     "gpu": "",
     "GPU": "",
@@ -37,7 +37,7 @@ _SHORT = {
     "recompute_granularity": "recompute",
 }
 _SILENT = ("1", "None", "False")
-# More parts than these make a name nobody reads; the table of differences has them all.
+# Labels have at most this many parts; the table of differences has them all.
 _MOST_PARTS = 4
 # Sizes, which rows have beside their label.
 _SIZE_KEYS = ("nodes", "resources.nodes", "resources.gpus_per_node")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from fp8launch.logs import Evidence, ParsedLog, Process, attempts_of
+from fp8launch.logs import Evidence, LoggedProcesses, ParsedLog, attempts_of
 from fp8launch.logs.evidence import of_kind
 from fp8launch.report.fp8_evidence import FindingKind, Fp8Finding, kernels_finding, modules_finding
 from fp8launch.report.json_values import json_list
@@ -85,7 +85,7 @@ def verify_logs(logs: Sequence[ParsedLog], stated: Mapping[str, object] | None =
     return verify(attempts_of(logs), stated)
 
 
-def verify(attempts: Sequence[tuple[ParsedLog, Process]], stated: Mapping[str, object] | None = None) -> Verification:
+def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None) -> Verification:
     """Judge a run by its processes, oldest first; the last one with a probe decides.
 
     `stated` are the arguments that it was submitted with, for logs that do not hold them.
