@@ -97,10 +97,13 @@ def _alone(entry: Entry) -> str:
 def _interval(interval: Interval | None) -> str:
     if interval is None:
         return "interval not known"
-    text = f"95 % interval {interval.low:.3f} to {interval.high:.3f}"
+    return f"95 % interval {interval.low:.3f} to {interval.high:.3f}{_within(interval)}"
+
+
+def _within(interval: Interval) -> str:
     if interval.covers == "iterations":
-        text += ", within these runs"
-    return text
+        return ", within these runs"
+    return ""
 
 
 def _sure(ratio: Ratio) -> bool:
@@ -189,10 +192,8 @@ def _scaling(scaled: Sequence[Entry]) -> str:
     ratio = last.efficiency.ratio
     text = f"{last.row.name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
     if ratio.interval:
-        interval = f"95 % interval {100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
-        if ratio.interval.covers == "iterations":
-            interval += ", within these runs"
-        text += f" ({interval})"
+        bounds = f"{100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
+        text += f" (95 % interval {bounds}{_within(ratio.interval)})"
     return text
 
 

@@ -10,17 +10,7 @@ from typing import Any
 from fp8launch.report.entry import Entry
 from fp8launch.report.loss_curves import Point, values_of
 from fp8launch.report.plot_encoding import Encoding, Lines, curve_panels
-from fp8launch.report.plot_style import (
-    INK,
-    Key,
-    Panel,
-    Picture,
-    few_ticks,
-    left_out,
-    plain,
-    thinned,
-    thousands,
-)
+from fp8launch.report.plot_style import INK, Key, Panel, Picture, few_ticks, left_out, plain, thinned, thousands
 from fp8launch.report.run_data import RunData
 
 # The frame of step times ends at this many medians.

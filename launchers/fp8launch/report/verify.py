@@ -132,15 +132,10 @@ def judge(
     asked_for: Mapping[str, Any] = arguments
     if not _states_precision(arguments) and probes:
         asked_for = as_mapping(probes[0].data.get("asked"))
-    kind = asked_for.get("fp8", asked_for.get("fp8_format"))
-    fp4 = asked_for.get("fp4")
-    recipe = None
-    if fp4:
-        recipe = str(asked_for.get("fp4_recipe"))
-    elif kind:
-        recipe = str(asked_for.get("fp8_recipe"))
-    asked = bool(kind or fp4)
-
+    kind, recipe = _format_and_recipe(asked_for)
+    asked = bool(kind)
+    if asked:
+        recipe = str(recipe)
     warnings: list[str] = []
     findings = list(map(kernels_finding, profiles))
     if probes:
@@ -148,7 +143,7 @@ def judge(
     if asked_for:
         text = "FP8 is not requested"
         if asked:
-            text = f"{recipe}, {fp4 or kind} is requested"
+            text = f"{recipe}, {kind} is requested"
         findings.append(Fp8Finding("arguments", None, text))
     verdict = _verdict(findings, asked, warnings)
     return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings), asked_for=asked_for)
@@ -158,19 +153,23 @@ def _states_precision(arguments: Mapping[str, object]) -> bool:
     return not {"fp8", "fp4", "fp8_format"}.isdisjoint(arguments)
 
 
+def _format_and_recipe(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The number format that arguments ask for, FP4 before FP8, and its recipe; None for both if they ask for none."""
+    if arguments.get("fp4"):
+        return arguments["fp4"], arguments.get("fp4_recipe")
+    kind = arguments.get("fp8", arguments.get("fp8_format"))
+    if kind:
+        return kind, arguments.get("fp8_recipe")
+    return None, None
+
+
 def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
     """Describe what the arguments asked for, whether it ran and how we know; None where the log has neither."""
     if not found.findings:
         return None
     if not _states_precision(args):
         args = found.asked_for
-    kind = args.get("fp8", args.get("fp8_format"))
-    fp4 = args.get("fp4")
-    recipe = None
-    if fp4:
-        recipe = args.get("fp4_recipe")
-    elif kind:
-        recipe = args.get("fp8_recipe")
+    kind, recipe = _format_and_recipe(args)
     bf16_layers = None
     if args.get("first_last_layers_bf16"):
         bf16_layers = {"start": args.get("num_layers_at_start_in_bf16"), "end": args.get("num_layers_at_end_in_bf16")}
@@ -179,10 +178,10 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
     if found.strongest:
         evidence = found.strongest.kind
     return {
-        "requested": found.asked or bool(kind or fp4),
+        "requested": found.asked or bool(kind),
         "recipe": recipe,
-        "format": fp4 or kind or None,
-        "param_gather": bool(gathers and (kind or fp4)),
+        "format": kind,
+        "param_gather": bool(gathers and kind),
         "bf16_layers": bf16_layers,
         "verified": found.verdict == "verified",
         "verdict": found.verdict,
