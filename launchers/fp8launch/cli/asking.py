@@ -1,4 +1,4 @@
-"""Questions of `init`: an option answers, else the user on a terminal, else the proposal."""
+"""Questions of `init`, which an option answers, else the user on a terminal, else the proposal; and of submissions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import click
 
 from fp8launch.cli.output import eprint
-from fp8launch.diagnostics import did_you_mean, error
+from fp8launch.diagnostics import ANSWER_IS_NO, did_you_mean, error
+
+
+def confirm(question: str, what: str) -> None:
+    """Ask whether to submit. Raises UserError for a no, and where nobody can be asked about `what`."""
+    if not sys.stdin.isatty():
+        message = f"standard input is not a terminal, so the {what} cannot be confirmed"
+        raise error("not-asked", message, fix="pass --yes")
+    if not click.confirm(question, err=True):
+        raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
 
 
 class Asker:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
+
+from fp8launch.cli.subcommands import Subcommands
 
 COMMANDS = {
     "build": "tokenize text into a dataset that Megatron reads",
@@ -16,24 +16,6 @@ COMMANDS = {
 }
 
 
-class DataCommands(click.Group):
-    """Loads a command's module when the command is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS and cmd_name != "build-part":
-            return None
-        module = importlib.import_module(f"fp8launch.cli.data_{cmd_name.replace('-', '_')}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=DataCommands)
+@click.group(cls=Subcommands, texts=COMMANDS, hidden_command="build-part")
 def data() -> None:
     """Build Megatron's indexed datasets from text; inspect, split and blend them."""

@@ -16,6 +16,7 @@ from fp8launch.cli.output import eprint
 from fp8launch.cli.terminal_text import TerminalText
 from fp8launch.diagnostics import UserError
 from fp8launch.logs import Iteration, LogTail
+from fp8launch.logs.file_slices import tail
 from fp8launch.report.progress import progress_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -181,12 +182,7 @@ def show_end(run: RunFolder, lines: int = 15) -> None:
 
 def last_lines(path: Path, count: int) -> str:
     """The last lines of a text file of any size."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 1000 * count))
-            return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-count:])
-    except OSError:
-        return ""
+    return "\n".join(tail(path, 1000 * count).splitlines()[-count:])
 
 
 class GrowingFile:

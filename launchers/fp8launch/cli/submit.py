@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from fp8launch.cli import complete
+from fp8launch.cli.asking import confirm
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import recipe_named
@@ -287,13 +287,8 @@ def _confirm(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: 
     if any(one.prepared.jobs_at_most > 1 for one in ready):
         product += " x attempts and phases"
     eprint(f"{counted(len(ready), 'run')}, at most {hours:,.0f} GPU-hours ({product})")
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        message = "standard input is not a terminal, so the submission cannot be confirmed"
-        raise error("not-asked", message, fix="pass --yes")
-    if not click.confirm("Submit?", err=True):
-        raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
+    if not yes:
+        confirm("Submit?", "submission")
 
 
 def dry_script(one: Prepared, profile: Cluster, place: Path, scheduler: Scheduler, planned: Job | None) -> str:

@@ -15,6 +15,7 @@ import click
 
 from fp8launch.check.checker import check_all
 from fp8launch.cli import complete
+from fp8launch.cli.asking import confirm
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination, destination_options
 from fp8launch.cli.names import recipe_named
@@ -296,8 +297,4 @@ def _confirm(
     eprint(_cost(record, bases, limits, gpus, minutes))
     if yes or _bound(record, bases, limits, gpus, minutes) <= profile.ask_gpu_hours:
         return
-    if not sys.stdin.isatty():
-        message = "standard input is not a terminal, so the search cannot be confirmed"
-        raise error("not-asked", message, fix="pass --yes")
-    if not click.confirm("Begin?", err=True):
-        raise error("declined", "nothing was submitted", exit_code=ANSWER_IS_NO)
+    confirm("Begin?", "search")

@@ -15,7 +15,6 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -25,6 +24,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.runs import by_scheduler, detail_of, run_states, runs_or_newest
 from fp8launch.cli.watch_view import Row, View, opened_row, render
 from fp8launch.diagnostics import UserError, error
+from fp8launch.logs.file_slices import tail
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.run_dir import RunFolder
@@ -121,17 +121,7 @@ def _log(rows: list[Row], view: View) -> list[str]:
     files = opened.run.logs() or opened.run.batch_output()
     if not files:
         return []
-    return _last_lines(files[-1])
-
-
-def _last_lines(file: Path) -> list[str]:
-    try:
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - LOG_BYTES))
-            return stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
+    return tail(files[-1], LOG_BYTES).splitlines()
 
 
 class _Key:

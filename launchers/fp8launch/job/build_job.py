@@ -193,8 +193,8 @@ def _cpus_per_task(recipe: Recipe, mode: Mode) -> int | None:
 
 
 def site_options(cluster: Cluster) -> dict[str, str | None]:
-    """Return sbatch's options that say where a job of this cluster profile runs, None for those that it leaves out."""
-    return {
+    """Return sbatch's options that say where a job of this cluster profile runs, None for one without a value."""
+    stated = {
         "account": cluster.account,
         "partition": cluster.partition,
         "qos": cluster.qos,
@@ -205,6 +205,10 @@ def site_options(cluster: Cluster) -> dict[str, str | None]:
         "segment": str(cluster.segment) if cluster.segment else None,
         "mem": cluster.memory,
     }
+    options: dict[str, str | None] = {name: value for name, value in stated.items() if value is not None}
+    if cluster.exclusive:
+        options["exclusive"] = None
+    return options
 
 
 def own_options(cluster: Cluster) -> dict[str, str | None]:
@@ -243,13 +247,9 @@ def _slurm_options(
     elif need.gpu != "cpu" and cluster.gpus == "gres":
         options["gres"] = f"gpu:{gpus}"
     cpus = _cpus_per_task(recipe, mode)
-    named = {
-        "cpus-per-task": str(cpus) if cpus else None,
-        **site_options(cluster),
-    }
-    options |= {name: value for name, value in named.items() if value is not None}
-    if cluster.exclusive:
-        options["exclusive"] = None
+    if cpus:
+        options["cpus-per-task"] = str(cpus)
+    options |= site_options(cluster)
     if cluster.requeue is not None:
         options[_requeue_option(cluster.requeue)] = None
     options |= {"output": "%x-%j.out", "open-mode": "append"}

@@ -11,6 +11,16 @@ from fp8launch.logs.open_log import open_log
 BLOCK = 1 << 20
 
 
+def tail(path: Path, size: int) -> str:
+    """Return the last `size` bytes of a plain text file; an empty text where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def _blocks(path: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Blocks of whole lines with their offset; a line longer than a block is cut."""
     with open_log(path) as stream:

@@ -131,11 +131,7 @@ def _options(plan: BuildPlan, cluster: Cluster, limit: str) -> dict[str, str | N
         "ntasks-per-node": "1",
         "time": limit,
     }
-    named = site_options(cluster)
-    options |= {name: value for name, value in named.items() if value is not None}
-    if cluster.exclusive:
-        options["exclusive"] = None
-    return options | own_options(cluster)
+    return options | site_options(cluster) | own_options(cluster)
 
 
 def _script(plan: BuildPlan, what: str, options: dict[str, str | None], cluster: Cluster, command: str) -> str:

@@ -12,6 +12,7 @@ from fp8launch.check.checker import check_all
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError, error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
+from fp8launch.logs.file_slices import tail
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.run_data import run_from_folder
 from fp8launch.report.run_report import Statistic
@@ -192,16 +193,10 @@ def _settled(site: Site, run: RunFolder) -> JobState:
 
 
 def _is_out_of_memory(run: RunFolder) -> bool:
-    attempts = run.attempts()
-    if not attempts:
+    logs = run.logs()
+    if not logs:
         return False
-    try:
-        with attempts[-1].log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return False
-    failure = ending_of_attempt(text).failure
+    failure = ending_of_attempt(tail(logs[-1], TAIL_BYTES)).failure
     return failure is not None and failure.code in OUT_OF_MEMORY
 
 
