@@ -117,11 +117,13 @@ def tune(
         raise _nothing_to_change(bases, numerics, profile)
     record = replace(record, identity=identity, state=replace(record.state, limits=limits))
     if dry_run:
-        eprint(_cost(record, bases, limits, gpus, minutes))
+        eprint(_cost(record, bases, gpus, minutes))
         show_candidates(record, chosen, as_json)
         return 0
     scheduler.require()
-    _confirm(record, bases, limits, gpus, minutes, profile, yes)
+    eprint(_cost(record, bases, gpus, minutes))
+    if not yes and _bound(record, bases, gpus, minutes) > profile.ask_gpu_hours:
+        confirm("Begin?", "search")
     folder = create_study(place, name, {"format": 1, "created": now(), "command": sys.argv[1:], "points": []})
     remember_root(place)
     write_record(folder, record)
@@ -253,8 +255,9 @@ def _same(found: Record, bases: Sequence[Base], name: str, identity: str) -> Rec
 # --- what it will cost ------------------------------------------------------------------------------------------------
 
 
-def _bound(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None) -> float:
+def _bound(record: Record, bases: Sequence[Base], gpus: int, minutes: float | None) -> float:
     """GPU-hours that the rest of the search may use at most."""
+    limits = record.state.limits
     bounds = []
     if limits.seconds is not None:
         bounds.append(limits.seconds - seconds_spent(record.state))
@@ -266,7 +269,7 @@ def _bound(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, min
     return max(min(bounds), 0.0) * gpus / 3600
 
 
-def _cost(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minutes: float | None) -> str:
+def _cost(record: Record, bases: Sequence[Base], gpus: int, minutes: float | None) -> str:
     changes = sum(len(start.candidates) for start in record.state.starts)
     shape = bases[0].prepared
     need = shape.loaded.recipe.resources
@@ -276,25 +279,9 @@ def _cost(record: Record, bases: Sequence[Base], limits: Limits, gpus: int, minu
     done = ""
     if record.state.results:
         done = f"; {len(record.state.results)} trials are done"
-    bound = _bound(record, bases, limits, gpus, minutes)
+    bound = _bound(record, bases, gpus, minutes)
     return (
         f"{changes} changes to try on {devices}: runs of {bases[0].iterations} iterations with global "
         f"batch {shape.layout.global_batch}, about {record.state.expected_seconds:,.0f} s each{done}; "
         f"at most {bound:,.2f} GPU-hours"
     )
-
-
-def _confirm(
-    record: Record,
-    bases: Sequence[Base],
-    limits: Limits,
-    gpus: int,
-    minutes: float | None,
-    profile: Cluster,
-    yes: bool,
-) -> None:
-    """State the budget, and ask before an expensive search."""
-    eprint(_cost(record, bases, limits, gpus, minutes))
-    if yes or _bound(record, bases, limits, gpus, minutes) <= profile.ask_gpu_hours:
-        return
-    confirm("Begin?", "search")
