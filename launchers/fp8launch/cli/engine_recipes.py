@@ -9,24 +9,19 @@ from fp8launch.cli.output import echo, eprint, show_json, show_table
 from fp8launch.diagnostics import UserError, did_you_mean, error
 from fp8launch.engines.recipe_catalog import CatalogRecipe, RecipeCatalog
 
+# `gpu`, `model` and `precision`, None where any is meant.
+Filters = Mapping[str, str | None]
 
-def show(
-    catalog: RecipeCatalog,
-    name: str | None,
-    release: str | None,
-    gpu: str | None,
-    model: str | None,
-    precision: str | None,
-    as_json: bool,
-) -> None:
+
+def show(catalog: RecipeCatalog, name: str | None, release: str | None, filters: Filters, as_json: bool) -> None:
     """List the recipes of a release that fit the filters, or explain one. Raises UserError for unknown names."""
     if name is not None:
         _explain(catalog, catalog.find(name, release), as_json)
         return
     shown = release or catalog.releases()[-1]
-    found = catalog.select(shown, gpu=gpu, model=model, precision=precision)
+    found = catalog.select(shown, **filters)
     if not found:
-        raise _nothing(catalog, shown, {"gpu": gpu, "model": model, "precision": precision})
+        raise _nothing(catalog, shown, filters)
     if as_json:
         show_json([one.record for one in found])
         return
@@ -40,19 +35,12 @@ def show(
     )
 
 
-def show_published(
-    catalog: RecipeCatalog,
-    release: str | None,
-    gpu: str | None,
-    model: str | None,
-    precision: str | None,
-    as_json: bool,
-) -> None:
+def show_published(catalog: RecipeCatalog, release: str | None, filters: Filters, as_json: bool) -> None:
     """List the figures that the project publishes, each with its recipe or why it has none. Raises UserError."""
     if release is not None and release not in catalog.releases():
         fix = f"use one of {', '.join(catalog.releases())}"
         raise error("no-such-release", f"the catalog has no {catalog.project} {release}", None, fix)
-    found = catalog.published(release, gpu=gpu, model=model, precision=precision)
+    found = catalog.published(release, **filters)
     if as_json:
         show_json([one.record for one in found])
         return
@@ -81,7 +69,7 @@ def _explain(catalog: RecipeCatalog, recipe: CatalogRecipe, as_json: bool) -> No
             echo(f"  {key}: {value}")
 
 
-def _nothing(catalog: RecipeCatalog, release: str, filters: Mapping[str, str | None]) -> UserError:
+def _nothing(catalog: RecipeCatalog, release: str, filters: Filters) -> UserError:
     """The error of filters that no recipe fits: an unknown value if there is one, else their combination."""
     what = lacks = f"{catalog.project} {release} has no recipe with"
     for field, value in filters.items():

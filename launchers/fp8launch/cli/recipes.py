@@ -78,12 +78,13 @@ def recipes(
         return
     from fp8launch.cli import engine_recipes
 
+    filters = {"gpu": gpu, "model": model, "precision": precision}
     if published and name is not None:
         raise click.UsageError("--published lists the figures of all recipes: leave out the name, or use --model")
     if published:
-        engine_recipes.show_published(_CATALOGS[engine], release, gpu, model, precision, as_json)
+        engine_recipes.show_published(_CATALOGS[engine], release, filters, as_json)
     else:
-        engine_recipes.show(_CATALOGS[engine], name, release, gpu, model, precision, as_json)
+        engine_recipes.show(_CATALOGS[engine], name, release, filters, as_json)
 
 
 def _list(gpu: str | None, model: str | None, precision: str | None, kind: str | None, as_json: bool) -> None:
