@@ -14,6 +14,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.check_summary import summary
 from fp8launch.cli.names import is_own_folder, recipes_named
 from fp8launch.cli.output import (
+    cluster_option,
     counting_bar,
     echo,
     eprint,
@@ -37,7 +38,7 @@ from fp8launch.wording import counted
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN|STUDY...", shell_complete=complete.recipes)
 @with_options(*recipe_options)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), help="Check for this GPU model instead of the recipe's.")
-@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
+@cluster_option
 @click.option(
     "--rehearse", is_flag=True, help="Also run two steps of Megatron's own code for each role, without a GPU."
 )

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli import complete
 from fp8launch.cli.names import is_own_folder, is_recipe_file, runs_named, study_named
-from fp8launch.cli.output import console, eprint, json_option, show_json, with_options
+from fp8launch.cli.output import console, eprint, json_option, logs_argument, show_json, with_options
 from fp8launch.diagnostics import error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.logs.open_log import log_name, logs_in
@@ -48,7 +47,7 @@ _options = (
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
+@logs_argument
 @with_options(*_options)
 def compare(
     names: tuple[str, ...],

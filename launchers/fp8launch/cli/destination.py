@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fp8launch import schedulers
-from fp8launch.cli import complete
+from fp8launch.cli.output import cluster_option
 from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, with_slurm_options
 from fp8launch.cluster.profile import Cluster, load_cluster
 from fp8launch.diagnostics import error
@@ -30,7 +30,7 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 destination_options = (
-    click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file."),
+    cluster_option,
     click.option(
         "--backend",
         "backend_name",

@@ -8,7 +8,16 @@ import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
-from fp8launch.cli.output import echo, eprint, json_option, recipe_options, show_json, show_table, with_options
+from fp8launch.cli.output import (
+    cluster_option,
+    echo,
+    eprint,
+    json_option,
+    recipe_options,
+    show_json,
+    show_table,
+    with_options,
+)
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
 from fp8launch.submit.recipe_diff import Difference, differences
@@ -22,7 +31,7 @@ EFFECTS = ("numerics", "speed", "neutral")
 @click.argument("a", metavar="RECIPE|RUN", shell_complete=complete.recipes)
 @click.argument("b", metavar="RECIPE|RUN", shell_complete=complete.recipes)
 @with_options(*recipe_options)
-@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
+@cluster_option
 @json_option
 def diff(a: str, b: str, overrides: tuple[str, ...], nodes: int | None, cluster: str | None, as_json: bool) -> None:
     """List the differences of two recipes or runs, and whether each affects numerics, speed or neither.

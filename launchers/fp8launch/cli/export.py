@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli import complete
 from fp8launch.cli.compare import read_runs
-from fp8launch.cli.output import echo, eprint, json_option, show_json
+from fp8launch.cli.output import echo, eprint, json_option, logs_argument, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.report.run_data import RunData
@@ -18,7 +17,7 @@ from fp8launch.report.trackers import export as hand_over
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
+@logs_argument
 @click.option(
     "--to",
     type=click.Choice(list(TRACKERS)),

@@ -30,6 +30,10 @@ set_option = click.option(
     shell_complete=complete.keys,
     help="Override a recipe value; repeatable.",
 )
+cluster_option = click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
+logs_argument = click.argument(
+    "names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs
+)
 recipe_options = (
     set_option,
     click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; weak scaling grows the global batch."),

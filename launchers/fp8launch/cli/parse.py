@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli import complete
 from fp8launch.cli.names import is_recipe_file, runs_named
-from fp8launch.cli.output import console, echo, eprint, json_option, show_json
+from fp8launch.cli.output import console, echo, eprint, json_option, logs_argument, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.yaml_source import is_file
@@ -23,7 +22,7 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
+@logs_argument
 @click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 @click.option("--world-size", type=click.IntRange(min=1), help="Number of GPUs, if the log does not contain it.")
 @click.option(

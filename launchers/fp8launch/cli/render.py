@@ -10,7 +10,7 @@ import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.names import recipe_named
-from fp8launch.cli.output import echo, json_option, recipe_options, show_json, with_options
+from fp8launch.cli.output import cluster_option, echo, json_option, recipe_options, show_json, with_options
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import error
 from fp8launch.job.job import Job
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Output: Megatron's arguments, the batch script, the resolved recipe, or all (json).",
 )
 @with_options(*recipe_options)
-@click.option("--cluster", shell_complete=complete.clusters, help="Cluster profile: a name or a file.")
+@cluster_option
 @click.option("--runtime", type=click.Choice(get_args(Runtime)), help="Container runtime of the batch script.")
 @click.option("--phase", help="Render only this phase of a recipe with phases.")
 @click.option("--portable", is_flag=True, help="Render a batch script for plain sbatch that needs no run folder.")

@@ -15,10 +15,7 @@ from fp8launch.recipe.yaml_source import Node
 DECIDED_ELSEWHERE = {
     "nodes": "--nodes",
     "time": "--time",
-    "ntasks": "--set resources.gpus_per_node=N",
-    "ntasks-per-node": "--set resources.gpus_per_node=N",
-    "gpus": "--set resources.gpus_per_node=N",
-    "gpus-per-node": "--set resources.gpus_per_node=N",
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus", "gpus-per-node"), "--set resources.gpus_per_node=N"),
     "cpus-per-task": "--set resources.cpus_per_task=N",
     "job-name": "--set name=NAME",
     "partition": "--partition",

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from fp8launch.cli import complete
-from fp8launch.cli.output import echo, eprint, json_option, show_json
+from fp8launch.cli.output import echo, eprint, json_option, logs_argument, show_json
 from fp8launch.cli.parse import each_run, logs_named, logs_of
 from fp8launch.diagnostics import exit_code
 from fp8launch.report.phases import by_phase, spans_of
@@ -22,7 +21,7 @@ _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yell
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY|RECIPE|LOG...", shell_complete=complete.runs)
+@logs_argument
 @json_option
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.

@@ -12,33 +12,19 @@ from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, Status, ended_with
 from fp8launch.schedulers.slurm.job_rows import Answer, JobRow, OwnJob, ask_sacct, ask_squeue
 
-_STATUS: dict[str, Status] = {
-    "PENDING": "pending",
-    "CONFIGURING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "REQUEUE_FED": "pending",
-    "RESV_DEL_HOLD": "pending",
-    "SPECIAL_EXIT": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "RESIZING": "running",
-    "COMPLETED": "completed",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "failed",
-    "BOOT_FAIL": "node_fail",
-    "NODE_FAIL": "node_fail",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-    "PREEMPTED": "cancelled",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "OUT_OF_MEMORY": "out_of_memory",
+_WORDS: dict[Status, tuple[str, ...]] = {
+    "pending": ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+    "running": ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
+    "completed": ("COMPLETED",),
+    "failed": ("FAILED", "LAUNCH_FAILED"),
+    "node_fail": ("BOOT_FAIL", "NODE_FAIL"),
+    "cancelled": ("CANCELLED", "REVOKED", "PREEMPTED"),
+    "timeout": ("TIMEOUT", "DEADLINE"),
+    "out_of_memory": ("OUT_OF_MEMORY",),
 }
+_STATUS: dict[str, Status] = {}
+for _status, _words in _WORDS.items():
+    _STATUS |= dict.fromkeys(_words, _status)
 # Why an ended job ended. Any other reason is what it waited for before it began.
 _REASONS_OF_AN_END = (
     "NonZeroExitCode", "RaisedSignal", "TimeLimit", "OutOfMemory", "NodeDown", "NodeFail", "BadConstraints",
