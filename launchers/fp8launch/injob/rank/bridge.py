@@ -121,8 +121,11 @@ def resume(folder: Path) -> list[str]:
 
     The supervisor mends the tracker of Megatron's own name, which Bridge writes but reads last: the step goes by it.
     """
+    overrides = [f"checkpoint.load={_quoted(folder)}"]
     step = checkpoints.latest(folder)
-    return [f"checkpoint.load={_quoted(folder)}", *([f"checkpoint.ckpt_step={step}"] if step else [])]
+    if step:
+        overrides.append(f"checkpoint.ckpt_step={step}")
+    return overrides
 
 
 def stop_in_time(overrides: Sequence[str]) -> list[str]:
@@ -182,7 +185,10 @@ def configured(ours: argparse.Namespace) -> Any:
     """The configuration that a job trains with, of its options and overrides; call after `import_bridge`."""
     if ours.model is not None:
         read_model_from(ours.model)
-    overrides = [*ours.overrides, *(resume(ours.resume) if ours.resume else ()), *stop_in_time(ours.overrides)]
+    overrides = list(ours.overrides)
+    if ours.resume:
+        overrides += resume(ours.resume)
+    overrides += stop_in_time(ours.overrides)
     return configuration(ours.recipe, overrides, ours.arguments)
 
 
@@ -221,7 +227,9 @@ def forward_step(name: str) -> Any:
     if not inspect.isclass(step):
         return step
     make: Any = step
-    return make(mode="pretrain") if "mode" in inspect.signature(make).parameters else make()
+    if "mode" in inspect.signature(make).parameters:
+        return make(mode="pretrain")
+    return make()
 
 
 def asked_for(config: Any) -> Any:

@@ -130,7 +130,9 @@ def convert(ours: argparse.Namespace, device: str) -> None:
     source = open_model(ours.model, importing or has_weights(ours.model))
     dtype = dtype_of(source, ours.dtype)
     provider = provider_of(source, ours, dtype, importing)
-    with without_gpu(provider) if device == "cpu" else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(without_gpu(provider))
         model = build(provider, device)
     folder = begin_output(ours.out)
     record: dict[str, Any] = {

@@ -99,7 +99,9 @@ def batch_for_this_rank(
 
 
 def _on_device(value: torch.Tensor | None) -> torch.Tensor | None:
-    return None if value is None else value.cuda(non_blocking=True)
+    if value is None:
+        return None
+    return value.cuda(non_blocking=True)
 
 
 def _reads_data(vp_stage: int | None) -> bool:
@@ -116,7 +118,9 @@ def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tu
     arguments say.
     """
     args = get_args()
-    kind = MockGPTDataset if args.mock_data else GPTDataset
+    kind = GPTDataset
+    if args.mock_data:
+        kind = MockGPTDataset
     builder = BlendedMegatronDatasetBuilder(
         kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
     )

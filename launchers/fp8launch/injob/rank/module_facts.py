@@ -142,6 +142,13 @@ def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer:
     return None
 
 
+def chunks_of(model: Any) -> list[Any]:
+    """The chunks of a rank's model, which Megatron gives as a list, or as one module."""
+    if isinstance(model, list | tuple):
+        return list(model)
+    return [model]
+
+
 def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
     """(name, module, layer number, replaced) of every module that owns a matrix.
 
@@ -155,8 +162,9 @@ def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
         number = getattr(module, "layer_number", None)
         # Only transformer layers know their number in the whole model; what is below them may count otherwise.
         transformer = type(module).__name__.endswith("Layer") and "mtp" not in name
-        own = number if isinstance(number, int) and transformer else None
-        numbers[name] = numbers.get(parent) or own  # the outermost one's
+        numbers[name] = numbers.get(parent)  # the outermost one's
+        if not numbers[name] and isinstance(number, int) and transformer:
+            numbers[name] = number
         hidden = getattr(module, "_fused_impl", None)
         if isinstance(hidden, tuple | list):
             replaced.append(name + ".")

@@ -94,7 +94,10 @@ def show_stacks(folder: Path) -> None:
     for file in sorted(folder.iterdir(), key=lambda f: int(f.name)):
         # Once: the signal came from Slurm and through this process too.
         head, _, stack = file.read_text(errors="replace").partition("\n")
-        for line in [head, *stack.partition(head)[0].splitlines()] if head else ["no stack"]:
+        lines = ["no stack"]
+        if head:
+            lines = [head, *stack.partition(head)[0].splitlines()]
+        for line in lines:
             print(f"[rank{file.name}]: {line}", file=sys.stderr, flush=True)
 
 
@@ -147,8 +150,10 @@ def main() -> None:
         run.main(arguments)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            sys.exit(failure.exitcode)
         # A worker ended by signal n has the code -n; a shell would say 128 + n.
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+        sys.exit(128 - failure.exitcode)
 
 
 if __name__ == "__main__":

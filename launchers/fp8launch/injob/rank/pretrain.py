@@ -86,7 +86,9 @@ def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_sc
     with straggler:
         # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches, from plans instead of
         # outputs.
-        run = model.build_schedule_plan if return_schedule_plan else model
+        run = model
+        if return_schedule_plan:
+            run = model.build_schedule_plan
         output = run(
             batch["tokens"],
             batch["position_ids"],
@@ -164,8 +166,9 @@ def _parsed() -> dict[str, Any]:
 
     args = parse_and_validate_args()
     config_fields.set_config_fields(args)
-    # Hybrids reach this in rehearsals only.
-    kind = "gpt" if getattr(args, "hybrid_layer_pattern", None) is None else "hybrid"
+    kind = "gpt"
+    if getattr(args, "hybrid_layer_pattern", None) is not None:
+        kind = "hybrid"  # in rehearsals only
     model = getattr(argument_utils, f"{kind}_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
     return {"cfg_container": argument_utils.pretrain_cfg_container_from_args(args, model)}
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fp8launch.injob.rank.module_facts import plain, probe
+from fp8launch.injob.rank.module_facts import chunks_of, plain, probe
 
 PROBE = "fp8launch-probe: "
 KERNELS = "fp8launch-kernels: "
@@ -105,7 +105,7 @@ def _probe_and_say(model: Any, iteration: int | None, arguments: Callable[[], An
         return
     args = arguments()
     asked = {name: plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
-    found = probe(list(model) if isinstance(model, list | tuple) else [model], asked)
+    found = probe(chunks_of(model), asked)
     record = {"v": VERSION, **place, "iteration": iteration, "asked": asked, "software": _software()}
     _say(PROBE, {**record, "ms": round((time.perf_counter() - began) * 1e3, 2), **found})
 

@@ -29,6 +29,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.rank.module_facts import chunks_of
+
 TENSORS = "fp8launch-tensors: "
 VERSION = 1
 FOLDER = Path("tensor_stats")
@@ -50,7 +52,9 @@ def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[st
     only their scales are asked for.
     """
     scales = ["scale_inv_min", "scale_inv_max"]
-    full = ["underflows%", *scales, "mse", *(["overflows%"] if delayed else [])]
+    full = ["underflows%", *scales, "mse"]
+    if delayed:
+        full.append("overflows%")
     names = ("activation", "gradient", "weight")
 
     def of(stats: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -59,7 +63,9 @@ def features(every: int, fp8: bool, delayed: bool, fp8_weights: bool) -> dict[st
 
     wanted = {"LogTensorStats": of({name: ["cur_amax"] for name in names})}
     if fp8:
-        weight = scales if fp8_weights else full
+        weight = full
+        if fp8_weights:
+            weight = scales
         wanted["LogFp8TensorStats"] = of({"activation": full, "gradient": full, "weight": weight})
     return {"fp8launch": {"enabled": True, "layers": {"layer_name_regex_pattern": ".*"}, "transformer_engine": wanted}}
 
@@ -84,7 +90,10 @@ def summary(values: Iterable[Value]) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _summed(stat: str, found: list[tuple[float, str]]) -> dict[str, Any]:
-    worst, layer = (min if stat in _LEAST_IS_WORST else max)(found)
+    ordered = sorted(found)
+    worst, layer = ordered[-1]
+    if stat in _LEAST_IS_WORST:
+        worst, layer = ordered[0]
     median = statistics.median(value for value, _ in found)
     return {"worst": _short(worst), "layer": layer, "median": _short(median), "n": len(found)}
 
@@ -99,12 +108,14 @@ def layer_names(chunk: Any) -> dict[str, Any]:
     found = {}
     for name, module in chunk.named_modules():
         number = getattr(module, "layer_number", None)
-        own = number if isinstance(number, int) and type(module).__name__.endswith("Layer") else None
-        numbers[name] = numbers.get(name.rpartition(".")[0]) or own
+        numbers[name] = numbers.get(name.rpartition(".")[0])
+        if not numbers[name] and isinstance(number, int) and type(module).__name__.endswith("Layer"):
+            numbers[name] = number
         if hasattr(module, "fp8_meta") and hasattr(module, "name"):
             short = re.sub(r"^(?:module\.)+", "", name)
-            layer = numbers[name]
-            found[re.sub(r"\blayers\.\d+", f"layers.{layer}", short, count=1) if layer else short] = module
+            if numbers[name]:
+                short = re.sub(r"\blayers\.\d+", f"layers.{numbers[name]}", short, count=1)
+            found[short] = module
     return found
 
 
@@ -146,7 +157,7 @@ class _Watch:
         self._start()
         made = self._set_up(*args, **kwargs)
         model = made[0]
-        for chunk in model if isinstance(model, list | tuple) else [model]:
+        for chunk in chunks_of(model):
             for name, module in layer_names(chunk).items():
                 module.name = name
         return made
@@ -184,8 +195,9 @@ class _Watch:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("iteration")
-        number = given + 1 if isinstance(given, int) else self._count + 1
-        self._count = number
+        if not isinstance(given, int):
+            given = self._count
+        self._count = number = given + 1
         self._inspector.initialize_training_step(number)
         result = self._step(*args, **kwargs)
         self._inspector.step()

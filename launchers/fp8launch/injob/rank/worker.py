@@ -55,7 +55,9 @@ def option(argv: list[str], flag: str) -> str | None:
     value = None
     for position, argument in enumerate(argv):
         if argument == flag:
-            value = argv[position + 1] if position + 1 < len(argv) else ""
+            value = ""
+            if position + 1 < len(argv):
+                value = argv[position + 1]
         elif argument.startswith(flag + "="):
             value = argument.split("=", 1)[1]
     return value
@@ -78,16 +80,16 @@ def low_precision_problem(argv: list[str], device: str) -> str | None:
         try:
             importlib.import_module("transformer_engine.pytorch")
         except (ImportError, OSError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()
-            why = reason[0] if reason else repr(error)
-            return f"{asked} needs Transformer Engine, which {sys.executable} cannot import: {why}"
+            reason = str(error).strip().splitlines() or [repr(error)]
+            return f"{asked} needs Transformer Engine, which {sys.executable} cannot import: {reason[0]}"
     return None
 
 
 def megatron_version() -> tuple[str, tuple[int, ...]]:
     """Version of the Megatron-Core that would be imported, from its own file: importing it takes seconds."""
     found = importlib.util.find_spec("megatron")
-    for folder in (found.submodule_search_locations or []) if found else []:
+    folders = getattr(found, "submodule_search_locations", None) or []
+    for folder in folders:
         info = Path(folder, "core", "package_info.py")
         if info.is_file():
             values = runpy.run_path(str(info))
@@ -116,7 +118,9 @@ def check_gpu() -> None:
 
     visible = torch.cuda.device_count()
     if visible == 0:
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
+        built = "a CPU-only build"
+        if torch.version.cuda:
+            built = f"CUDA {torch.version.cuda}"
         stop(
             MACHINE_LACKS,
             f"no GPU is visible to torch {torch.__version__} ({built}); for a run without: FP8LAUNCH_DEVICE=cpu",
@@ -180,7 +184,9 @@ def minutes_left() -> int | None:
     leave: a node whose clock is ahead makes them leave early, and none makes them leave late.
     """
     stop_at = os.environ.get("FP8LAUNCH_STOP_AT")
-    return max(1, int((float(stop_at) - STARTED) // 60)) if stop_at else None
+    if not stop_at:
+        return None
+    return max(1, int((float(stop_at) - STARTED) // 60))
 
 
 def stop_arguments(argv: list[str]) -> list[str]:
@@ -193,7 +199,10 @@ def stop_arguments(argv: list[str]) -> list[str]:
 
 def train(script: Path | None, argv: list[str]) -> None:
     """Train by the script, or by fp8launch's own entry."""
-    run_to_the_end(lambda: run_script(script, argv) if script is not None else run_entry(argv))
+    if script is None:
+        run_to_the_end(lambda: run_entry(argv))
+    else:
+        run_to_the_end(lambda: run_script(script, argv))
 
 
 def run_to_the_end(training: Callable[[], None]) -> None:
@@ -243,7 +252,9 @@ def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
         if len(arguments) < 2:
             stop(WRONG_REQUEST, "--script needs the path of a training script")
         script, arguments = Path(arguments[1]), arguments[2:]
-    return script, arguments[1:] if arguments[:1] == ["--"] else arguments
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    return script, arguments
 
 
 def begin() -> str:

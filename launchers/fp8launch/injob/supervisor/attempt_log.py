@@ -49,7 +49,9 @@ class Run:
         name = f"slurm-{job}.out"
         own = self.folder / "logs" / name
         of_study = self.folder.parent / "logs" / name
-        return of_study if of_study.is_file() and not own.is_file() else own
+        if of_study.is_file() and not own.is_file():
+            return of_study
+        return own
 
     @property
     def attempts(self) -> list[dict[str, Any]]:

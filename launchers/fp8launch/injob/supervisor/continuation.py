@@ -105,8 +105,10 @@ def drop_impossible_exclusions(run: Run) -> None:
 
     A node that failed once is better than no attempt at all.
     """
+    candidates = [run.state["excluded"], []]
     newest = run.attempts[-1].get("node")
-    candidates = [run.state["excluded"], newest.split(",") if newest else [], []]
+    if newest:
+        candidates.insert(1, newest.split(","))
     for nodes in candidates:
         if not nodes or _possible_without(nodes, run):
             if nodes != run.state["excluded"]:

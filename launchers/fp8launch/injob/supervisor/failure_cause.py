@@ -55,7 +55,9 @@ def cause_of_cut_off(run: Run, attempt: Mapping[str, Any]) -> str:
         # Slurm itself started this job again.
         if "DUE TO PREEMPTION" in text:
             return "preempted"
-        return "node-lost" if "DUE TO NODE FAIL" in text else "interrupted"
+        if "DUE TO NODE FAIL" in text:
+            return "node-lost"
+        return "interrupted"
     shown = slurm("scontrol", "show", "job", attempt["job"]) or ""
     state = re.search(r"JobState=(\w+)", shown)
     if state is None:
@@ -93,7 +95,9 @@ def _asked_to_leave(exit_line: str, run: Run, shown: str) -> str:
     """Megatron's reason for leaving: its last iteration for now, a signal, or the time."""
     if "at iteration" in exit_line:
         return "finished"  # as far as it was asked to train
-    return who_asked(run, shown) if "after receiving" in exit_line else "time-limit"
+    if "after receiving" in exit_line:
+        return who_asked(run, shown)
+    return "time-limit"
 
 
 def _cancelled(failure: Failure, batch_output: str, run: Run, shown: str) -> Cause:
@@ -121,7 +125,9 @@ def memory_kill_on(node: str, log: str, run: Run) -> str | None:
     if now is None or int(now.group(1)) <= before:
         return None
     count = int(now.group(1)) - before
-    words = f"{count} process was" if count == 1 else f"{count} processes were"
+    words = f"{count} processes were"
+    if count == 1:
+        words = "1 process was"
     line = f"fp8launch: host-out-of-memory: {words} killed by the kernel of {node}, for its memory"
     with contextlib.suppress(OSError), run.log.open("a") as file:
         file.write(line + "\n")
@@ -151,9 +157,10 @@ def node_of(line: str, batch_output: str, env: Mapping[str, str]) -> str | None:
     if daemon:
         return daemon.group(1)
     label = _TASK_LABEL.match(line)
-    nodes = hang_watchdog.nodes_of([int(label.group(1))], env) if label else []
-    if nodes:
-        return nodes[0]
+    if label:
+        nodes = hang_watchdog.nodes_of([int(label.group(1))], env)
+        if nodes:
+            return nodes[0]
     missed = _NODE_FAILED.search(batch_output)
     return missed.group(1) if missed else None
 

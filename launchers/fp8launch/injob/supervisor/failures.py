@@ -132,7 +132,9 @@ class FailureFinder:
         if frame:
             self._last_frame[rank] = f"{frame.group(1)} {frame.group(2)}"
             return
-        exception = _EXCEPTION.match(line) if rank in self._in_traceback else None
+        exception = None
+        if rank in self._in_traceback:
+            exception = _EXCEPTION.match(line)
         if exception:
             self._in_traceback.discard(rank)
             self._exception(offset, line, source, exception.group(1), self._last_frame.pop(rank, ""))
@@ -152,7 +154,10 @@ class FailureFinder:
             self._take(Failure("exception", message, "see the traceback above", EXCEPTION, offset, source=source))
 
     def _line(self, offset: int, line: str, source: str) -> None:
-        pattern = _meaning(line, VAGUE + 1 if self.found is None else self.found.depth)
+        below = VAGUE + 1
+        if self.found is not None:
+            below = self.found.depth
+        pattern = _meaning(line, below)
         if pattern is None:
             return
         if (self.found or self.left) and _STEP_CANCELLED.search(line):
@@ -198,14 +203,17 @@ def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: 
             aborted = True
         elif "[exiting program" in line:
             found = _EXITING.search(line)
-            exit_line = found.group(1).strip() if found else exit_line
+            if found:
+                exit_line = found.group(1).strip()
             finder.left = True
         else:
             finder.feed(offset, line)
+    if whole:
+        return Ending(finished, exit_line, None, whole)
     failure = finder.found
     if failure is not None and failure.code == STEP_CANCELLED and aborted and not finder.left:
         failure = replace(failure, code="cancelled", advice=ADVICE["cancelled"])
-    return Ending(finished, exit_line, None if whole else failure, whole)
+    return Ending(finished, exit_line, failure, whole)
 
 
 def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
@@ -228,7 +236,9 @@ def failures_of(log: str) -> Iterator[tuple[str, str]]:
     """Code and text of every line that means a failure."""
     for _, source in _telling_lines(log):
         _, line = split_prefix(clean(source))
-        pattern = None if _HARMLESS.search(line) else _meaning(line)
+        if _HARMLESS.search(line):
+            continue
+        pattern = _meaning(line)
         if pattern is not None:
             yield pattern.code, source
 
@@ -295,4 +305,6 @@ def _located(line: str, frame: str) -> str:
 
 def _short(line: str, width: int = 300) -> str:
     line = line.strip()
-    return line if len(line) <= width else line[: width - 1] + "…"
+    if len(line) > width:
+        line = line[: width - 1] + "…"
+    return line

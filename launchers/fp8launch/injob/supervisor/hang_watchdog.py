@@ -90,7 +90,9 @@ def watch(
     Without a plan no silence is a hang; without `keep` all checkpoints stay.
     """
     seen = Progress()
-    every = max(0.5, min(10.0, plan["after"] / 6)) if plan else 10.0
+    every = 10.0
+    if plan:
+        every = max(0.5, min(10.0, plan["after"] / 6))
     before = time.monotonic()
     newest = checkpoints.latest(checkpoint)
     while plan or keep:
@@ -129,7 +131,9 @@ def notice_a_save(checkpoint: Path, seen: Progress) -> None:
 
 def prune(checkpoint: Path, keep: int | None) -> None:
     """Remove old checkpoints, and say which."""
-    removed = checkpoints.prune(checkpoint, keep) if keep else []
+    if not keep:
+        return
+    removed = checkpoints.prune(checkpoint, keep)
     if removed:
         say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
 
@@ -145,7 +149,9 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
         say(f"the log cannot be written, so a hang cannot be detected: {os.strerror(problem.errno or 0)}")
         seen.silent = 0.0
         return False
-    where = f"since iteration {seen.iteration}" if seen.iteration is not None else "and there was no iteration yet"
+    where = "and there was no iteration yet"
+    if seen.iteration is not None:
+        where = f"since iteration {seen.iteration}"
     step.ask_for_stacks()
     time.sleep(ANSWERS_WITHIN)
     words, tasks = describe_stacks(parse_stacks(tail(log, seen.size)), int(env.get("SLURM_NTASKS") or 0))
@@ -161,8 +167,10 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
 
 def hung_nodes(line: str) -> str | None:
     """The nodes of the processes without a stack, as `end_hung` wrote them at the end of its line."""
-    nodes = line.rstrip().rpartition(" on ")[2]
-    return nodes if nodes != line.rstrip() and _NODES.match(nodes) else None
+    _, found, nodes = line.rstrip().rpartition(" on ")
+    if not found or not _NODES.match(nodes):
+        return None
+    return nodes
 
 
 def _append(log: Path, text: str) -> None:
@@ -239,9 +247,11 @@ def describe_stacks(answers: list[Stack], tasks: int) -> tuple[str, list[int]]:
 
 
 def _in_words(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
     if len(ranks) > 4:
         return f"{len(ranks)} ranks"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"ranks {', '.join(map(str, ranks))}"
 
 
 def nodes_of(tasks: list[int], env: Mapping[str, str]) -> list[str]:

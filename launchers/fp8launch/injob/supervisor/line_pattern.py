@@ -48,18 +48,20 @@ def fixed_text(expression: str) -> str:
     depth = at = 0
     while at < len(expression):
         character = expression[at]
+        step, stands_for_itself = 1, character not in _SPECIAL
         escaped = character == "\\"
-        step = 2 if escaped else 1
         if escaped:
             character = expression[at + 1]
+            step, stands_for_itself = 2, not character.isalnum()
         following = expression[at + step : at + step + 1]
         if character == "[" and not escaped:
             at = _end_of_class(expression, at)
             runs.append("")
             continue
-        if character in "()" and not escaped:
-            depth += 1 if character == "(" else -1
-        stands_for_itself = not character.isalnum() if escaped else character not in _SPECIAL
+        if character == "(" and not escaped:
+            depth += 1
+        if character == ")" and not escaped:
+            depth -= 1
         if stands_for_itself and depth == 0 and following not in _OPTIONAL:
             runs[-1] += character
         else:
@@ -76,7 +78,9 @@ def fixed_text(expression: str) -> str:
 def _end_of_class(expression: str, at: int) -> int:
     """The end of the character class that begins at a bracket; a bracket inside it has a backslash before it."""
     while expression[at] != "]":
-        at += 2 if expression[at] == "\\" else 1
+        if expression[at] == "\\":
+            at += 1
+        at += 1
     return at + 1
 
 

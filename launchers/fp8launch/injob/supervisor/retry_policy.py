@@ -132,8 +132,11 @@ def decide(
     did the last `ended_without_progress` of all attempts, counted or not.
     """
     cause = ended.cause + MEANS.get(ended.cause, "")
-    progress = ended.after > ended.before
-    ended_without_progress = 0 if progress else ended_without_progress + 1
+    used += 1
+    used_without_progress += 1
+    ended_without_progress += 1
+    if ended.after > ended.before:
+        used_without_progress = ended_without_progress = 0
     action = rules.get(ended.cause, rules["unknown"])
     if action == "stop":
         return _stop(f"{cause}: {WHY_STOP.get(ended.cause, 'another attempt would fail again')}")
@@ -144,17 +147,19 @@ def decide(
     if action == "free":
         reason = f"{cause}: another attempt follows, and this one does not count"
         return Decision(True, False, reason, new_job=new_job)
-    used += 1
-    used_without_progress = 0 if progress else used_without_progress + 1
     if used >= limits.attempts:
         return _stop(f"{cause}: all attempts are used, {used} of {limits.attempts}")
     if used_without_progress >= limits.without_progress:
-        times = f"{used_without_progress} attempts" if used_without_progress > 1 else "an attempt"
+        times = f"{used_without_progress} attempts"
+        if used_without_progress == 1:
+            times = "an attempt"
         return _stop(f"{cause}: {times} without a newer checkpoint than {ended.after}")
     exclude, without = None, ""
     if action == "exclude":
         exclude = ended.node
-        without = f" without {exclude}" if exclude else " (the bad node is not known)"
+        without = " (the bad node is not known)"
+        if exclude:
+            without = f" without {exclude}"
     reason = f"{cause}: another attempt follows{without}, {used} of {limits.attempts} used"
     return Decision(True, True, reason, exclude, new_job)
 

@@ -57,14 +57,19 @@ def begin(run: Run) -> int:
     if state["finished"] or state["stopped"]:
         run.save()
         continuation.cancel_next(run)
-        return 0 if state["finished"] else GIVEN_UP
+        if state["finished"]:
+            return 0
+        return GIVEN_UP
     if not run.attempts or run.attempts[-1]["name"] != run.name:
         run.attempts.append(new_attempt(run))
     run.save()
     hang_watchdog.prune(run.checkpoint, run.plan["keep"])
     continuation.prepare_next(run)
     start = run.attempts[-1]["before"]
-    say(f"attempt {len(run.attempts)}, from iteration {start}" if start else "from the beginning")
+    if start:
+        say(f"attempt {len(run.attempts)}, from iteration {start}")
+    else:
+        say("from the beginning")
     words = [str(int(run.attempts[-1]["until"] - run.plan["stop_before"]))]
     if run.phase:
         words.append(run.phase["name"])
@@ -122,8 +127,9 @@ def end(run: Run, status: int) -> int:
     elif cause == "finished" and run.phase is not None:
         cause = "unknown"  # it left at its phase's last iteration, and there is no checkpoint of that iteration
     if run.trained or cause == "finished":
-        # Processes that stayed after the end, and were killed, do not make a failure of it.
-        return finish(run, 0 if run.trained or whole else status)
+        if run.trained or whole:
+            status = 0  # processes that stayed after the end, and were killed, do not make a failure of it
+        return finish(run, status)
     if line:
         run.attempts[-1]["line"] = line.strip()[:300]
     decision = run.close_attempt(cause, node)
@@ -165,9 +171,12 @@ def main(words: list[str]) -> int:
     run = Run(folder, attempt, os.environ)
     if what == "watch":
         return watch(run)
-    status = int(words[3]) if what == "end" else 0
+    status = 0
     try:
-        return begin(run) if what == "begin" else end(run, status)
+        if what == "begin":
+            return begin(run)
+        status = int(words[3])
+        return end(run, status)
     except OSError as problem:  # a full disk, say
         reason = f"{problem.filename or folder}"
         if run.trained:

@@ -21,6 +21,7 @@ import os
 import time
 import types
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,14 @@ def missing_flags(argv: list[str]) -> list[str]:
     words: list[str] = []
     for argument in argv:
         words += argument.split("=", 1)
+    following = dict(pairwise([*words, None]))  # of a flag that is repeated, the last value
     missing = []
     for flag, value in FLAGS:
-        at = len(words) - 1 - words[::-1].index(flag) if flag in words else None
-        if at is None or (value is not None and words[at + 1 : at + 2] != [value]):
-            missing.append(flag if value is None else f"{flag} {value}")
+        if value is None:
+            if flag not in following:
+                missing.append(flag)
+        elif following.get(flag) != value:
+            missing.append(f"{flag} {value}")
     return missing
 
 

@@ -82,8 +82,9 @@ def _compile(source: Path, target: Path) -> None:
     command += [f"-I{path}" for path in (python_headers, _pybind11_headers())]
     done = subprocess.run([*command, str(source), "-o", str(partial)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise HelperProblem(f"compiling Megatron's dataset helper failed: {errors[0] if errors else done.returncode}")
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if "error" in line] or lines or [str(done.returncode)]
+        raise HelperProblem(f"compiling Megatron's dataset helper failed: {errors[0]}")
     partial.replace(target)
 
 

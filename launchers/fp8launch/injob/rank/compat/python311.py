@@ -20,5 +20,6 @@ def defaults(argv: list[str]) -> list[str]:
     `--eval-interval` was 1000 until 0.15. Since then it is None, which a run divides by at its start, even one that
     never evaluates.
     """
-    given = any(argument.split("=", 1)[0] == "--eval-interval" for argument in argv)
-    return [] if given else ["--eval-interval", "1000"]
+    if any(argument.split("=", 1)[0] == "--eval-interval" for argument in argv):
+        return []
+    return ["--eval-interval", "1000"]
