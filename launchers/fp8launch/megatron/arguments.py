@@ -56,7 +56,7 @@ def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, 
             continue
         flag, stored = _setting(name, value, schema)
         if flag.takes_value:
-            converted = [convert(flag, text_of(flag, item)) for item in items_of(flag, value)]
+            converted = [convert(flag, text) for text in _texts(flag, value)]
             stored = cast("list[Scalar]", converted)
             if flag.nargs is None:
                 stored = converted[0]
@@ -102,10 +102,14 @@ def _words(name: str, value: Scalar | list[Scalar], schema: FlagSchema) -> list[
         if value:
             return [spelling_of(flag, name)]
         return [cast(str, schema.negative(flag))]
-    texts = [text_of(flag, item) for item in items_of(flag, value)]
+    texts = _texts(flag, value)
     if len(texts) == 1 and looks_like_option(texts[0]):
         return [f"{flag.options[0]}={texts[0]}"]
     return [flag.options[0], *texts]
+
+
+def _texts(flag: Flag, value: Scalar | list[Scalar]) -> list[str]:
+    return [text_of(flag, item) for item in items_of(flag, value)]
 
 
 def convert(flag: Flag, text: str) -> FlagValue:

@@ -7,7 +7,8 @@ stated allowance. docs/memory.md compares with real runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -24,7 +25,7 @@ from fp8launch.megatron.dtype_sizes import (
     saving,
 )
 from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.megatron.parameters import Weight, layer_weights, stage_weights
+from fp8launch.megatron.parameters import Weight, layer_weights, parameter_count, stage_weights
 
 MIB = 2**20
 
@@ -60,6 +61,10 @@ class Term:
     note: str
 
 
+def _bytes(terms: Iterable[Term]) -> float:
+    return sum(term.bytes for term in terms)
+
+
 @dataclass(frozen=True)
 class MemoryEstimate:
     """The fullest GPU of a run, one of pipeline stage `stage` of `stages`, counted from 0.
@@ -75,11 +80,11 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> float:
-        return sum(term.bytes for term in self.terms if term.certainty != "reserve")
+        return _bytes(term for term in self.terms if term.certainty != "reserve")
 
     @property
     def total(self) -> float:
-        return sum(term.bytes for term in self.terms)
+        return _bytes(self.terms)
 
     @property
     def least(self) -> float:
@@ -127,8 +132,11 @@ def offloaded_bytes(
 
 def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
     """What chunks of the same memory have in common: kinds of layers, and what comes before and after them."""
-    kinds = tuple(_kind(run, number) for number in chunk.layers)
-    return kinds, chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
+    return tuple(_kinds(run, chunk)), chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
+
+
+def _kinds(run: _Run, chunk: Chunk) -> list[tuple[str, bool]]:
+    return [_kind(run, number) for number in chunk.layers]
 
 
 def _kind(run: _Run, layer: int) -> tuple[str, bool]:
@@ -179,9 +187,9 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
     states = [*_states(run, weights), *_workspaces(run, weights, tied)]
     passes = _passes(run, rank, chunks)
     update = _update(run, weights)
-    largest = max(passes, update, key=lambda terms: sum(term.bytes for term in terms))
+    largest = max(passes, update, key=_bytes)
     allocated = [term for term in (*states, *largest) if term.bytes > 0]
-    peak = sum(term.bytes for term in allocated)
+    peak = _bytes(allocated)
     reserve = [Term("CUDA context", CONTEXT, "reserve", "driver context and kernels of the libraries")]
     if run.split.data * run.split.tp * run.split.pp > 1:
         reserve.append(Term("NCCL", NCCL, "reserve", "channels"))
@@ -245,7 +253,7 @@ def _gathered_units(run: _Run) -> float:
     model, split = run.model, run.split
     layer = 0.0
     for kind in set(model.kinds):
-        layer = max(layer, sum(weight.count for weight in layer_weights(model, split, kind, 0)))
+        layer = max(layer, parameter_count(layer_weights(model, split, kind, 0)))
     vocabulary = model.vocab * model.hidden / split.tp
     return (2 * layer + vocabulary) * (run.precision.weight + run.precision.gradient)
 
@@ -259,7 +267,10 @@ def _update(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     formats = run.precision
     elements = 0.0
     for weight in weights:
-        elements += weight.count / (_data_ranks(run, weight) if run.divides_optimizer else 1)
+        ranks = 1
+        if run.divides_optimizer:
+            ranks = _data_ranks(run, weight)
+        elements += weight.count / ranks
     copied = elements * FP32 * formats.copies_gradients
     unscaled = elements * FP32 * formats.scaled_states
     return [
@@ -273,11 +284,13 @@ def _workspaces(run: _Run, weights: Sequence[Weight], tied: bool) -> list[Term]:
 
     Where the output layer uses the embedding's weight (`tied`), its unused gradient waits for the embedding's.
     """
-    kinds = ("linear", "expert", "embedding" if tied else "output")
-    shapes = {w.shape for w in weights if len(w.shape) == 2 and w.kind in kinds}
+    kinds = ["linear", "expert", "output"]
+    if tied:
+        kinds[-1] = "embedding"
+    shapes = {weight.shape for weight in weights if len(weight.shape) == 2 and weight.kind in kinds}
     placeholders = 0.0
     if run.args.get("gradient_accumulation_fusion", True) and not run.sharding:
-        placeholders = sum(rows * columns for rows, columns in shapes) * run.precision.weight
+        placeholders = sum(map(math.prod, shapes)) * run.precision.weight
     return [
         Term("gradient placeholders", placeholders, "exact", "one for each shape of a weight"),
         Term("workspaces", WORKSPACE, "calibrated", "cuBLAS and Transformer Engine"),
@@ -332,7 +345,7 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
 def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:
     """Each layer of a chunk, MTP layers last."""
     depth, formats = run.model.layers, run.precision
-    kinds = [_kind(run, number) for number in chunk.layers]
+    kinds = _kinds(run, chunk)
     kinds += [(kind, formats.covers(None, depth)) for kind in run.model.mtp_kinds] * chunk.mtp
     memory = {}
     for kind, quantized in set(kinds):

@@ -12,7 +12,7 @@ Counts equal those of the real model (tests build it on the meta device). A weig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,11 @@ class Weight:
         return math.prod(self.shape) * self.copies
 
 
+def parameter_count(weights: Iterable[Weight]) -> int:
+    """The parameters of weights together."""
+    return sum(weight.count for weight in weights)
+
+
 @dataclass(frozen=True)
 class Parameters:
     """Parameters of a run. `active` are those of the experts that one token passes through, and all others.
@@ -70,7 +75,7 @@ def parameters(args: Arguments, world: int) -> Parameters | None:
     total, active = whole_model(model)
     per_stage = []
     for stage in pipeline:
-        per_stage.append(sum(weight.count for weight in stage_weights(model, split, stage)))
+        per_stage.append(parameter_count(stage_weights(model, split, stage)))
     multiplied = active
     if not model.tied:
         multiplied -= model.vocab * model.hidden
@@ -81,10 +86,10 @@ def whole_model(model: Architecture) -> tuple[int, int]:
     """Total and active parameters, each counted once however the model is divided."""
     undivided = Chunk(tuple(range(model.layers)), model.mtp, embedding=True, output=True, final_norm=True)
     weights = list(chunk_weights(model, Division(), undivided))
-    total = sum(w.count for w in weights)
+    total = parameter_count(weights)
     if model.experts is None:
         return total, total
-    routed = sum(w.count for w in weights if w.kind == "expert")
+    routed = parameter_count(weight for weight in weights if weight.kind == "expert")
     idle = routed * (model.experts.count - model.experts.top_k) // model.experts.count
     return total, total - idle
 

@@ -34,14 +34,16 @@ _SHARED = {
 def complete(tree: Node) -> Node:
     """Lay a recipe for Bridge on what its Bridge recipe says. Raises UserError for an unknown name or release."""
     own = _in_own_keys(_overrides_in_place(tree))
-    name, release = (_text(own, "bridge", key) for key in ("recipe", "release"))
+    name = _text(own, "bridge", "recipe")
     if name is None:
         return own
     where = own.find(("bridge", "recipe")).where
-    known = merge(base(find(name, release, where)), own)
+    known = merge(base(find(name, _text(own, "bridge", "release"), where)), own)
     if any(own.at(path) is not None for path in _OF_ANOTHER_RUN):
         assert isinstance(known.value, dict)
-        return Node({key: child for key, child in known.value.items() if key != "reference"}, known.where)
+        children = dict(known.value)
+        children.pop("reference", None)
+        return Node(children, known.where)
     return known
 
 
@@ -93,13 +95,13 @@ def _overrides_in_place(tree: Node) -> Node:
         if not isinstance(node.value, dict):
             moved[section] = node
             continue
-        if section in _SHARED:
-            shared = _SHARED[section]
-            own = {key: child for key, child in node.value.items() if key in shared}
-            theirs = {key: child for key, child in node.value.items() if key not in shared}
-        else:
-            own, theirs = {}, node.value
-            assert section == "model" or section not in Recipe.model_fields
+        assert section in _SHARED or section == "model" or section not in Recipe.model_fields
+        own, theirs = {}, {}
+        for key, child in node.value.items():
+            if key in _SHARED.get(section, ()):
+                own[key] = child
+            else:
+                theirs[key] = child
         if own or not theirs:
             kept[section] = Node(own, node.where)
         if theirs:

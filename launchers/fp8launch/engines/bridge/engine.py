@@ -191,8 +191,9 @@ class Bridge(Engine):
             if field == "checkpoint.pretrained_checkpoint":
                 named[key] = value
             if field == "dataset.blend" and value is not None:
-                files = [f"{prefix}.{end}" for prefix in blend_prefixes(value) for end in ("bin", "idx")]
-                found += [NeededFile(key, file, "data-missing") for file in files]
+                for prefix in blend_prefixes(value):
+                    found.append(NeededFile(key, f"{prefix}.bin", "data-missing"))
+                    found.append(NeededFile(key, f"{prefix}.idx", "data-missing"))
         for key, folder in named.items():
             # A run that loads its own checkpoints finds them from the second start on.
             if isinstance(folder, str) and folder != recipe.checkpoint.dir:
@@ -225,7 +226,8 @@ def _fields(*sections: str) -> Iterator[str]:
     """The fields of these sections of the newest release."""
     known = fields_of(TRAINED_RELEASES[-1])
     for section in sections:
-        yield from (f"{section}.{name}" for name in known[section])
+        for name in known[section]:
+            yield f"{section}.{name}"
 
 
 def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:

@@ -10,7 +10,7 @@ import functools
 import json
 import lzma
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,13 +100,14 @@ def select(
 
     `model` is any part of the model's name, such as `qwen3`. `gpu` and `precision` are exact: `gb200`, `fp8mx`.
     """
-    found: Iterable[BridgeRecipe] = recipes_of(release or releases()[-1]).values()
-    if gpu is not None:
-        found = [one for one in found if one.gpu == gpu.lower()]
-    if model is not None:
-        found = [one for one in found if plain(model) in plain(one.model)]
-    if precision is not None:
-        found = [one for one in found if one.precision == plain(precision)]
+    found = []
+    for recipe in recipes_of(release or releases()[-1]).values():
+        if gpu is not None and recipe.gpu != gpu.lower():
+            continue
+        if model is not None and plain(model) not in plain(recipe.model):
+            continue
+        if precision is None or recipe.precision == plain(precision):
+            found.append(recipe)
     return sorted(found, key=lambda one: (one.model, one.gpu, one.gpus, one.name))
 
 

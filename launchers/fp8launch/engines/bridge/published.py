@@ -85,20 +85,22 @@ def why_unattributed(row: PublishedRow) -> str | None:
     near = [one for one in of_model if _of_kind(row, one) and one.gpus == row.gpus]
     if not near:
         return f"the index of {row.release} has no recipe of this model for {row.gpus} {row.gpu} in {row.precision}"
-    differing = {one.name: _differing(row, one) for one in near}
-    name = min(differing, key=lambda one: (len(differing[one]), one))
-    if not differing[name]:
+    nearest = min(near, key=lambda one: (len(_differing(row, one)), one.name))
+    differing = _differing(row, nearest)
+    if not differing:
         return f"more than one recipe of {row.release} has these settings"
-    return f"{name} of {row.release} has {', '.join(differing[name])}"
+    return f"{nearest.name} of {row.release} has {', '.join(differing)}"
 
 
 def _differing(row: PublishedRow, recipe: BridgeRecipe) -> list[str]:
     """The settings of a recipe that differ from those of a row."""
-    stated = {"global batch": row.global_batch, "micro batch": row.micro_batch}
-    stated |= {axis.upper(): size for axis, size in row.layout.items()}
-    own = {"global batch": recipe.global_batch, "micro batch": recipe.micro_batch}
-    own |= {axis.upper(): recipe.layout.get(axis) or 1 for axis in row.layout}
-    return [f"{name} {own[name]}" for name, value in stated.items() if own[name] != value]
+    compared = [
+        ("global batch", recipe.global_batch, row.global_batch),
+        ("micro batch", recipe.micro_batch, row.micro_batch),
+    ]
+    for axis, size in row.layout.items():
+        compared.append((axis.upper(), recipe.layout.get(axis) or 1, size))
+    return [f"{name} {own}" for name, own, published in compared if own != published]
 
 
 @functools.cache

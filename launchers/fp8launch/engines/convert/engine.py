@@ -48,7 +48,7 @@ class Convert(Engine):
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         stated, sizes = loaded.recipe.convert, loaded.recipe.parallel
-        values: dict[str, Any] = {
+        options = {
             "model": stated.model,
             "checkpoint": stated.checkpoint,
             "out": stated.out,
@@ -58,10 +58,13 @@ class Convert(Engine):
             "pp": sizes.pp,
             "ep": sizes.ep,
         }
-        values = {name: value for name, value in values.items() if value is not None}
-        direction = Argument("direction", (str(stated.direction),))
-        arguments = (direction, *(Argument(name, (f"--{name}={value}",)) for name, value in values.items()))
-        return EngineArguments("", {"direction": stated.direction, **values}, arguments, {}, {})
+        values: dict[str, Any] = {"direction": stated.direction}
+        arguments = [Argument("direction", (str(stated.direction),))]
+        for name, value in options.items():
+            if value is not None:
+                values[name] = value
+                arguments.append(Argument(name, (f"--{name}={value}",)))
+        return EngineArguments("", values, tuple(arguments), {}, {})
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
@@ -101,7 +104,9 @@ def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
         return  # of the hub, or only visible in the job
     except (ValueError, RecursionError) as broken:
         raise error("convert-model", f"{path} is not JSON: {broken}", where, "name a whole model") from None
-    names = config.get("architectures") if isinstance(config, dict) else None
+    names = None
+    if isinstance(config, dict):
+        names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         message = f"{path} states no list `architectures`, by which Bridge knows a model"
         raise error("convert-model", message, where, 'write it as transformers does: ["LlamaForCausalLM"]')
@@ -142,7 +147,11 @@ def undivided(config: Mapping[str, object], option: str, ranks: int) -> str | No
 
     def size(*names: str) -> int:
         """The first of these that is stated as a number; 0 divides among any ranks."""
-        return next((found for name in names if type(found := parts.get(name)) is int), 0)
+        for name in names:
+            found = parts.get(name)
+            if isinstance(found, int) and not isinstance(found, bool):
+                return found
+        return 0
 
     experts = size(*_EXPERTS)
     has_experts = any("expert" in name and value for name, value in parts.items())
@@ -159,8 +168,9 @@ def undivided(config: Mapping[str, object], option: str, ranks: int) -> str | No
     groups = size("num_key_value_heads")
     if heads is None and groups and groups % ranks and ranks % groups:
         return f"{groups} groups of keys and values are neither a multiple nor a divisor of {ranks}"
-    # Experts are not divided by --tp.
-    width = 0 if has_experts else size("intermediate_size")
+    width = size("intermediate_size")
+    if has_experts:
+        width = 0  # experts are not divided by --tp
     return (
         heads
         or _remainder(size("vocab_size"), ranks, "tokens of the vocabulary")

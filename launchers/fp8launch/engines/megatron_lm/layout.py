@@ -16,20 +16,19 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
     cp = args.integer("context_parallel_size", 1)
     sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     batches = ("micro_batch_size", "global_batch_size")
-    if no_sizes := [flag for flag in (*sizes, *batches) if args.integer(flag, 1) < 1]:
-        raise UserError(
-            (
-                Problem("error", "size", f"{flag} is {args.values[flag]}", args.places[flag], "use 1 or more")
-                for flag in no_sizes
-            ),
-            ANSWER_IS_NO,
-        )
+    problems = []
+    for flag in (*sizes, *batches):
+        if args.integer(flag, 1) < 1:
+            message = f"{flag} is {args.values[flag]}"
+            problems.append(Problem("error", "size", message, args.places[flag], "use 1 or more"))
+    if problems:
+        raise UserError(problems, ANSWER_IS_NO)
     if world % (tp * pp * cp):
         groups = tp * pp * cp
         message = f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {groups}"
-        where = [args.places[flag] for flag in sizes if args.integer(flag, 1) > 1]
+        stated = [args.places[flag] for flag in sizes if args.integer(flag, 1) > 1]
         fix = f"use a multiple of {groups} GPUs (nodes x gpus_per_node), or less parallelism"
-        raise UserError([Problem("error", "world-size", message, where[0], fix)], ANSWER_IS_NO)
+        raise UserError([Problem("error", "world-size", message, stated[0], fix)], ANSWER_IS_NO)
     dp = world // (tp * pp * cp)
     micro = args.integer("micro_batch_size", 1)
     batch = args.integer("global_batch_size", micro * dp)
@@ -38,18 +37,9 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         fix = f"use {(batch // step + 1) * step}"
         if batch > step:
             fix = f"use {batch // step * step} or {(batch // step + 1) * step}"
-        raise UserError(
-            [
-                Problem(
-                    "error",
-                    "batch-size",
-                    f"global batch {batch} is not a multiple of micro batch {micro} x data parallel {dp} = {step}",
-                    args.places.get("global_batch_size"),
-                    fix,
-                )
-            ],
-            ANSWER_IS_NO,
-        )
+        message = f"global batch {batch} is not a multiple of micro batch {micro} x data parallel {dp} = {step}"
+        where = args.places.get("global_batch_size")
+        raise UserError([Problem("error", "batch-size", message, where, fix)], ANSWER_IS_NO)
     return Layout(
         world=world,
         tp=tp,
