@@ -73,18 +73,23 @@ def counting_plan(args: EngineArguments, layout: Layout) -> CountingPlan:
             values[flag] = sizes.pop(flag)[0]
     widths = _widths(args, layout, values, sizes)
     values |= {flag: size for flag, (_, size) in widths.items()}
-    larger = 2 * layout.pp if layout.pp > 1 else 2
+    larger = 2 * layout.pp
     values["train_iters"] = 3
     values["global_batch_size"] = layout.dp * layout.micro_batch * larger
     chunks = hybrid_chunks(args.values, layout)
     small = Shrunk(values, sizes)
-    shallow, deep, depth = _hybrids(args, chunks, small) if chunks else (small, *_deeper(small, layout))
-    pairs = tuple((_whole_blocks(one), _wide(one, widths)) for one in (shallow, deep) if one is not None)
+    if chunks:
+        models, depth = _hybrids(args, chunks, small)
+    else:
+        models, depth = _deeper(small, layout)
+    pairs = tuple((_whole_blocks(model), _wide(model, widths)) for model in models)
     return CountingPlan(pairs, widths, depth, (larger, larger // 2), layout.microbatches)
 
 
 def _wide(small: Shrunk, widths: Mapping[str, tuple[int, int]]) -> Shrunk:
-    values = {**small.values, **{flag: PRIMES[flag] * size for flag, (_, size) in widths.items()}}
+    values = dict(small.values)
+    for flag, (_, size) in widths.items():
+        values[flag] = PRIMES[flag] * size
     for flag, leader in FOLLOWS.items():
         if flag in values and leader in widths:
             values[flag] = PRIMES[leader] * int(str(values[flag]))
@@ -107,20 +112,20 @@ def _widths(
     return widths
 
 
-def _deeper(small: Shrunk, layout: Layout) -> tuple[Shrunk | None, Fraction]:
-    """The rehearsal with one more layer in each chunk, and how many such differences the real run has more."""
+def _deeper(small: Shrunk, layout: Layout) -> tuple[list[Shrunk], Fraction]:
+    """The rehearsal, one with one more layer in each chunk, and how many such differences the real run has more."""
     if "num_layers" not in small.sizes:
-        return None, Fraction(0)
+        return [small], Fraction(0)
     real, shrunk = small.sizes["num_layers"]
     chunks = layout.pp * max(layout.vp, 1)
     values = {**small.values, "num_layers": shrunk + chunks}
     chunk = "num_layers_per_virtual_pipeline_stage"
     if chunk in values:
         values[chunk] = int(str(values[chunk])) + 1
-    return Shrunk(values, small.sizes), Fraction(real - shrunk, chunks)
+    return [small, Shrunk(values, small.sizes)], Fraction(real - shrunk, chunks)
 
 
-def _hybrids(args: EngineArguments, chunks: Sequence[str], small: Shrunk) -> tuple[Shrunk, Shrunk | None, Fraction]:
+def _hybrids(args: EngineArguments, chunks: Sequence[str], small: Shrunk) -> tuple[list[Shrunk], Fraction]:
     """Two hybrids with fewer layers, and how many of their differences the real run has more, the same for each kind.
 
     Of the pairs for which there is such a number, the one with the fewest layers.
@@ -132,10 +137,17 @@ def _hybrids(args: EngineArguments, chunks: Sequence[str], small: Shrunk) -> tup
             args.values, chunks, lambda layers: (layers - 1) % times + 1 + (layers - 1) // times
         )
 
-    most = max(map(len, chunks))
-    times = min(range(1, most + 1), key=lambda times: sum(layer_count(pattern) or 0 for pattern in pair(times)))
-    shallow, deep = (Shrunk({**small.values, **pattern}, small.sizes) for pattern in pair(times))
-    return shallow, deep if deep != shallow else None, Fraction(times)
+    def layers(times: int) -> int:
+        shallow, deep = pair(times)
+        return (layer_count(shallow) or 0) + (layer_count(deep) or 0)
+
+    times = min(range(1, max(map(len, chunks)) + 1), key=layers)
+    found = []
+    for pattern in pair(times):
+        one = Shrunk({**small.values, **pattern}, small.sizes)
+        if one not in found:
+            found.append(one)
+    return found, Fraction(times)
 
 
 def counts(plan: CountingPlan, recorded: Sequence[Any]) -> Counts:
@@ -143,18 +155,14 @@ def counts(plan: CountingPlan, recorded: Sequence[Any]) -> Counts:
     sizes = Sizes(plan.widths)
     tallies = []
     for small, wide in zip(recorded[::2], recorded[1::2], strict=True):
-        found = _paired(small["buckets"], wide["buckets"], "gradient buckets")
-        buckets = [_of_shapes(sizes, *pair) for pair in found]
+        buckets = []
+        for pair in _paired(small["buckets"], wide["buckets"], "gradient buckets"):
+            buckets.append(_of_shapes(sizes, *pair))
         steps = []
         for one, two in _paired(small["steps"], wide["steps"], "steps"):
-            steps.append(_tally([_resolved(sizes, buckets, *pair) for pair in _paired(one, two, "events of a step")]))
+            steps.append(_tally(sizes, buckets, _paired(one, two, "events of a step")))
         tallies.append(_at(plan, steps))
-    base, deep = tallies[0], tallies[-1]
-    totals = {}
-    for key in {**base, **deep}:
-        shallow = base.get(key, _ZERO)
-        totals[key] = _add(shallow, deep.get(key, _ZERO), shallow, plan.depth)
-    return _reported(totals, sizes)
+    return _reported(_extrapolated(tallies[0], tallies[-1], plan.depth), sizes)
 
 
 Key = tuple[Any, ...]
@@ -191,9 +199,10 @@ class Sizes:
 
 def _of_shapes(sizes: Sizes, small: Sequence[Sequence[int]], wide: Sequence[Sequence[int]]) -> Fraction:
     """Elements of all parameters of a bucket, without Megatron's padding."""
-    return sum(
-        (prod(sizes.real_shape(*pair), start=Fraction(1)) for pair in _paired(small, wide, "parameters")), Fraction(0)
-    )
+    total = Fraction(0)
+    for pair in _paired(small, wide, "parameters"):
+        total += prod(sizes.real_shape(*pair), start=Fraction(1))
+    return total
 
 
 def _resolved(sizes: Sizes, buckets: Sequence[Fraction], small: dict[str, Any], wide: dict[str, Any]) -> Event:
@@ -210,7 +219,9 @@ def _resolved(sizes: Sizes, buckets: Sequence[Fraction], small: dict[str, Any], 
         sizes.unresolved.add(kind)
     if "item" in small:
         return kind, (Fraction(1), prod(shapes[0], start=Fraction(1)) * small["item"])
-    return (*kind, shapes if own.exact else ()), (Fraction(1), Fraction(0))
+    if not own.exact:
+        shapes = ()
+    return (*kind, shapes), (Fraction(1), Fraction(0))
 
 
 def _kind(event: Mapping[str, Any]) -> Key:
@@ -219,9 +230,11 @@ def _kind(event: Mapping[str, Any]) -> Key:
     return (event["what"], event["pass"], event["dtype"], event["groups"])
 
 
-def _tally(events: Sequence[Event]) -> dict[Key, Amount]:
+def _tally(sizes: Sizes, buckets: Sequence[Fraction], events: Sequence[tuple[Any, Any]]) -> dict[Key, Amount]:
+    """Calls and bytes of a step, from its events in the small and in the wide rehearsal."""
     found: dict[Key, Amount] = defaultdict(lambda: _ZERO)
-    for key, (calls, volume) in events:
+    for small, wide in events:
+        key, (calls, volume) = _resolved(sizes, buckets, small, wide)
         found[key] = (found[key][0] + calls, found[key][1] + volume)
     return dict(found)
 
@@ -232,13 +245,17 @@ def _at(plan: CountingPlan, steps: Sequence[Mapping[Key, Amount]]) -> dict[Key, 
         raise NotCountable(f"{len(steps)} of {len(plan.microbatches)} steps were recorded")
     many, few = steps
     distance = Fraction(plan.real_microbatches - plan.microbatches[1], plan.microbatches[0] - plan.microbatches[1])
-    return {
-        key: _add(few.get(key, _ZERO), many.get(key, _ZERO), few.get(key, _ZERO), distance) for key in {**few, **many}
-    }
+    return _extrapolated(few, many, distance)
 
 
-def _add(value: Amount, larger: Amount, smaller: Amount, times: Fraction) -> Amount:
-    return value[0] + times * (larger[0] - smaller[0]), value[1] + times * (larger[1] - smaller[1])
+def _extrapolated(small: Mapping[Key, Amount], large: Mapping[Key, Amount], times: Fraction) -> dict[Key, Amount]:
+    """The small step, and so many times what the large one has more."""
+    found = {}
+    for key in {**small, **large}:
+        calls, volume = small.get(key, _ZERO)
+        more_calls, more_volume = large.get(key, _ZERO)
+        found[key] = (calls + times * (more_calls - calls), volume + times * (more_volume - volume))
+    return found
 
 
 def _paired(one: Sequence[Any], two: Sequence[Any], what: str) -> list[tuple[Any, Any]]:
@@ -257,8 +274,10 @@ def _reported(totals: Mapping[Key, Amount], sizes: Sizes) -> Counts:
         else:
             collective, group, ranks, nodes = key
             entry = {"collective": collective, "group": group, "ranks": ranks, "nodes": nodes}
-            known = None if key in sizes.unresolved else _number(volume)
-            traffic.append({**entry, "calls": _number(calls), "bytes": known})
+            entry |= {"calls": _number(calls), "bytes": _number(volume)}
+            if key in sizes.unresolved:
+                entry["bytes"] = None
+            traffic.append(entry)
     for entry in gemms:
         if not entry["shape"]:
             entry["shape"] = None
@@ -268,4 +287,6 @@ def _reported(totals: Mapping[Key, Amount], sizes: Sizes) -> Counts:
 
 
 def _number(value: Fraction) -> float:
-    return int(value) if value.denominator == 1 else float(value)
+    if value.denominator == 1:
+        return int(value)
+    return float(value)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class Recording:
         self._recording = False
         self._of_address: dict[int, int] = {}
         self._groups: dict[tuple[int, ...], str] = {}
+        self._pipeline: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The steps with 1, 2, ... of `microbatches`, and the shapes of the parameters of each bucket."""
@@ -82,19 +84,25 @@ class Recording:
         """Note a collective, by its largest tensor; those of one rank are none."""
         if not self._recording or group.size() < 2:
             return
-        ranks = tuple(sorted(dist.get_process_group_ranks(group)))
-        if kind in ("send", "receive") and len(ranks) == dist.get_world_size():
-            # Of two pipeline stages that are sent to and received from at once, one direction uses the world's group.
-            ranks = next((found for found, name in self._groups.items() if name == "pp"), ranks)
+        ranks = _ranks(group)
+        name = "other"
+        if len(ranks) == dist.get_world_size():
+            name = "world"
+            if kind in ("send", "receive"):
+                # Where two pipeline stages send and receive at once, one direction uses the world's group.
+                ranks = self._pipeline or ranks
+        bucket = None
+        if tensor.dim() == 1:
+            bucket = self._of_address.get(tensor.data_ptr())
         self.steps[-1].append(
             {
                 "what": kind,
-                "group": self._groups.get(ranks, "world" if len(ranks) == dist.get_world_size() else "other"),
+                "group": self._groups.get(ranks, name),
                 "ranks": len(ranks),
                 "nodes": len({rank // self.local_world for rank in ranks}),
                 "item": tensor.element_size(),
                 "shapes": [list(tensor.shape)],
-                "bucket": self._of_address.get(tensor.data_ptr()) if tensor.dim() == 1 else None,
+                "bucket": bucket,
             }
         )
 
@@ -113,16 +121,24 @@ class Recording:
             except AssertionError:
                 continue
             if group is not None and isinstance(group, dist.ProcessGroup):
-                self._groups.setdefault(tuple(sorted(dist.get_process_group_ranks(group))), name)
+                named = self._groups.setdefault(_ranks(group), name)
+                if named == "pp":
+                    self._pipeline = _ranks(group)
 
     def _find_buckets(self, model: Any) -> None:
-        for chunk in model if isinstance(model, list) else [model]:
+        if not isinstance(model, list):
+            model = [model]
+        for chunk in model:
             for buffer in _buffers(chunk):
                 for bucket in buffer.buckets:
                     for data in (bucket.grad_data, bucket.param_data):
                         if data is not None:
                             self._of_address[data.data_ptr()] = len(self.buckets)
                     self.buckets.append([list(parameter.shape) for parameter in bucket.params_list])
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))
 
 
 def _buffers(chunk: Any) -> list[Any]:
@@ -147,9 +163,12 @@ class _Products(TorchDispatchMode):
         name = func._schema.name
         if name not in PRODUCTS:
             return func(*args, **kwargs)
-        left, right = (args[position] for position in PRODUCTS[name])
+        first, second = PRODUCTS[name]
+        left, right = args[first], args[second]
         if not self.recording.quiet:
-            groups = left.shape[0] if left.dim() == 3 else 1
+            groups = 1
+            if left.dim() == 3:
+                groups = left.shape[0]
             shape = [left.shape[-2], right.shape[-1], left.shape[-1]]
             self.recording.product("matmul", "", str(left.dtype).removeprefix("torch."), groups, [shape])
         if name.endswith("_"):
@@ -238,22 +257,25 @@ def _record_extension(recording: Recording) -> None:
         each_group(_precision(a[0]), a, transa, b, transb)
 
     def of_grouped_tensors(a: Any, transa: bool, b: Any, transb: bool, *_: Any, **__: Any) -> None:
-        operand = a[0] if isinstance(a, list) else a
+        operand = a
+        if isinstance(a, list):
+            operand = a[0]
         each_group(_precision(operand), grouped_tensors.parts(a), transa, grouped_tensors.parts(b), transb)
 
     def each_group(precision: str, a: Any, transa: bool, b: Any, transb: bool) -> None:
         shapes = [_product_shape(left, transa, right, transb) for left, right in zip(a, b, strict=True)]
-        rows, columns, inner = shapes[0]
-        tokens = 2 if transb else 0
-        total = [rows, columns, inner]
+        # The dimension of tokens is the inner one in products for weight gradients.
+        tokens = 0
+        if transb:
+            tokens = 2
+        total = list(shapes[0])
         total[tokens] = sum(shape[tokens] for shape in shapes)
         recording.product("grouped gemm", PASSES.get((transa, transb), ""), precision, len(shapes), [total])
 
     def attention(purpose: str) -> Callable[..., None]:
         def note(*arguments: Any, **_: Any) -> None:
             operands = [each for each in arguments if hasattr(each, "dim") and each.dim() >= 3][:3]
-            shapes = [list(each.size()) for each in operands]
-            recording.product("attention", purpose, _precision(operands[0]), 1, shapes)
+            recording.product("attention", purpose, _precision(operands[0]), 1, _shapes(operands))
 
         return note
 
@@ -274,12 +296,11 @@ def _record_flash_attention(recording: Recording) -> None:
 
     def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         accepted(q, k, v)
-        recording.product("attention", "forward", _precision(q), 1, [list(each.shape) for each in (q, k, v)])
+        recording.product("attention", "forward", _precision(q), 1, _shapes((q, k, v)))
 
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         operands = context.saved_tensors
-        shapes = [list(each.shape) for each in operands]
-        recording.product("attention", "backward", _precision(operands[0]), 1, shapes)
+        recording.product("attention", "backward", _precision(operands[0]), 1, _shapes(operands))
         return original(context, *gradients)
 
     stand_in._check = check
@@ -291,21 +312,30 @@ def _product_shape(a: Any, transa: bool, b: Any, transb: bool) -> list[int]:
     left, right = list(a.size()), list(b.size())
     outer_a, inner_a = _matrix(left)
     outer_b, inner_b = _matrix(right)
-    rows, inner = (inner_b, outer_b) if transb else (outer_b, inner_b)
-    columns = outer_a if transa else inner_a
+    rows, inner = outer_b, inner_b
+    if transb:
+        rows, inner = inner_b, outer_b
+    columns = inner_a
+    if transa:
+        columns = outer_a
     return [rows, columns, inner]
 
 
+def _shapes(operands: Sequence[Any]) -> list[list[int]]:
+    return [list(operand.size()) for operand in operands]
+
+
 def _matrix(shape: list[int]) -> tuple[int, int]:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows, shape[-1] if shape else 1
+    if not shape:
+        return 1, 1
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def _precision(operand: Any) -> str:
-    # A tensor of several groups has the kind of its quantizer.
-    name = type(getattr(operand, "quantizer", None) if hasattr(operand, "num_tensors") else operand).__name__
+    name = type(operand).__name__
+    if hasattr(operand, "num_tensors"):
+        # A tensor of several groups has the kind of its quantizer.
+        name = type(getattr(operand, "quantizer", None)).__name__
     for prefix, precision in QUANTIZED.items():
         if name.startswith(prefix):
             return precision

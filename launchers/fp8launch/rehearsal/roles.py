@@ -23,7 +23,11 @@ def roles_of(layout: Layout) -> list[Role]:
     (megatron/core/parallel_state.py, order "tp-cp-ep-dp-pp").
     """
     stage_ranks = layout.world // layout.pp
-    found = [Role(0, "first stage" if layout.pp > 1 else "first rank")]
+    found = []
+    if layout.pp == 1:
+        found.append(Role(0, "first rank"))
+    else:
+        found.append(Role(0, "first stage"))
     if layout.pp > 2:
         found.append(Role(stage_ranks, "second stage"))
     if layout.pp > 1:

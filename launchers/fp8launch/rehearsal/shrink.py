@@ -36,6 +36,10 @@ ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 # Widths of latent attention, and the heads that are left of its many, and of linear attention's, on a rank.
 LATENT = ("q_lora_rank", "kv_lora_rank")
 HEADS = 16
+WIDTHS = (
+    "hidden_size", "ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_latent_size",
+    *LATENT, "vocab_size", "padded_vocab_size",
+)  # fmt: skip
 # Nothing is read or written outside the process, and nothing outlives the step.
 DROPPED = (
     "data_path", "data_args_path", "per_split_data_args_path", "train_data_path", "valid_data_path", "test_data_path",
@@ -73,37 +77,35 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
     block = BLOCK * scale
     tensor = block * layout.tp
     hidden = _whole(values, "hidden_size")
+    heads = _number(values, "num_attention_heads")
     if hidden is not None:
-        put("hidden_size", residue(hidden, tensor))
-        if "kv_channels" not in values and (heads := _whole(values, "num_attention_heads")):
+        if "kv_channels" not in values and heads:
             small["kv_channels"] = hidden // heads
         if "ffn_hidden_size" not in values:
             small["ffn_hidden_size"] = residue(4 * hidden, tensor)
-    for flag in (
-        "ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_latent_size", *LATENT,
-    ):  # fmt: skip
-        if (width := _whole(values, flag)) is not None:
+    for flag in WIDTHS:
+        width = _whole(values, flag)
+        if width is not None:
             put(flag, residue(width, tensor))
     dense, expert = _whole(values, "ffn_hidden_size"), _whole(values, "moe_ffn_hidden_size")
     if dense and expert and dense != expert and small["ffn_hidden_size"] == small["moe_ffn_hidden_size"]:
         # Experts of another width than a dense layer's are built from a copied configuration.
         put("ffn_hidden_size", residue(dense, tensor) + tensor)
-    for flag in ("vocab_size", "padded_vocab_size"):
-        if (entries := _whole(values, flag)) is not None:
-            put(flag, residue(entries, tensor))
     small.setdefault("vocab_size", 8 * BLOCK)
-    if values.get("multi_latent_attention") and (heads := _whole(values, "num_attention_heads")):
-        kept = HEADS * scale * layout.tp * layout.cp
-        put("num_attention_heads", heads if heads % kept else kept)
+    kept = HEADS * scale * layout.tp * layout.cp
+    if values.get("multi_latent_attention") and heads and heads % kept == 0:
+        put("num_attention_heads", kept)
         if _whole(values, "num_query_groups") == heads:
-            put("num_query_groups", _whole(small, "num_attention_heads") or heads)
+            put("num_query_groups", kept)
     if values.get("experimental_attention_variant") == "gated_delta_net":
-        _linear_heads(values, HEADS * scale * layout.tp * layout.cp, put)
+        _linear_heads(values, kept, put)
     _sequence(values, layout, block, put)
     _layers(values, layout, put, parts)
     small |= _hybrid(values, layout, put, parts)
     _experts(values, layout, put)
-    microbatches = layout.pp if layout.pp > 1 else min(layout.microbatches, 2)
+    microbatches = layout.pp
+    if layout.pp == 1:
+        microbatches = min(layout.microbatches, 2)
     put("global_batch_size", layout.dp * layout.micro_batch * microbatches)
     put("train_iters", ITERATIONS)
     if values.get("cuda_graph_impl") not in (None, "none"):
@@ -134,7 +136,9 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
     if sequence is None:
         return
     # Context parallelism deals two chunks to each rank. A stage keeps all its micro batches: no longer than that.
-    chunks = 2 * layout.cp if layout.cp > 1 else 1
+    chunks = 1
+    if layout.cp > 1:
+        chunks = 2 * layout.cp
     small = residue(sequence, block * layout.tp * chunks)
     put("seq_length", small)
     positions = _whole(values, "max_position_embeddings")
@@ -144,68 +148,79 @@ def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: 
 
 def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bool) -> None:
     layers = _whole(values, "num_layers")
-    if layers is None or any(values.get(flag) for flag in (*PATTERNED, *PATTERNS)):
+    if layers is None or any(map(values.get, (*PATTERNED, *PATTERNS))):
         return
-    if any(values.get(flag) and _whole(values, flag) is None for flag in FREQUENCIES):
+    frequencies = list(filter(values.get, FREQUENCIES))
+    if any(_whole(values, flag) is None for flag in frequencies):
         return
-    some = [flag for flag in PARTS if (_whole(values, flag) or 0) > 1]
+    some = [flag for flag in PARTS if _number(values, flag) > 1]
     if some and not parts:
         return
-    virtual = layout.vp
-    of_a_chunk = _whole(values, "num_layers_per_virtual_pipeline_stage")
-    chunks = layout.pp * max(virtual, 1)
+    chunks = layout.pp * max(layout.vp, 1)
     usual = layers // chunks
-    period = max(_whole(values, flag) or 0 for flag in FREQUENCIES)
     # Beside the layers that differ there is one that does not.
-    differ = max(sum(_whole(values, flag) or 0 for flag in ENDS), bool(some))
-    chunk = min(usual, max(differ + 1, 1 if virtual > 1 else 2, period)) or 1
-    if of_a_chunk:
+    differ = max(sum(_number(values, flag) for flag in ENDS), bool(some))
+    fewest = [differ + 1, *(_number(values, flag) for flag in frequencies)]
+    if layout.vp <= 1:
+        fewest.append(2)
+    chunk = min(usual, max(fewest)) or 1
+    if _whole(values, "num_layers_per_virtual_pipeline_stage"):
         put("num_layers_per_virtual_pipeline_stage", chunk)
+    kept = chunks * chunk
     # An embedding or a loss that counts as a layer takes the place of one.
-    counted = sum(
-        bool(values.get(flag))
-        for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    )
-    whole = chunks * chunk
-    offloaded = min(_whole(values, "cpu_offloading_num_layers") or 0, max(chunk - 1, 1))  # of more layers than these
-    put("num_layers", min(layers, whole - counted if whole - counted > offloaded else 2 * whole - counted))
+    for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        kept -= bool(values.get(flag))
+    # Those are offloaded of more layers.
+    if kept <= min(_number(values, "cpu_offloading_num_layers"), max(chunk - 1, 1)):
+        kept += chunks * chunk
+    put("num_layers", min(layers, kept))
     for flag in some:
-        part = _whole(values, flag) or 0
-        put(flag, chunk if part >= usual else min(part, chunk - 1))
+        if _number(values, flag) >= usual:
+            put(flag, chunk)
+        else:
+            put(flag, min(_number(values, flag), chunk - 1))
 
 
 def hybrid_chunks(values: Mapping[str, FlagValue], layout: Layout) -> list[str] | None:
     """The layers of each pipeline chunk of a hybrid; None for other models, and for a hybrid that keeps its layers."""
     layers = hybrid_layers(values)
     # Offloading of activations works with any number of layers in a hybrid.
-    stated = any(values.get(flag) for flag in PATTERNED if flag != "fine_grained_activation_offloading")
-    if layers is None or stated or any((_whole(values, flag) or 0) > 1 for flag in PARTS):
+    stated = set(filter(values.get, PATTERNED)) - {"fine_grained_activation_offloading"}
+    if layers is None or stated or any(_number(values, flag) > 1 for flag in PARTS):
         return None
     if len(layers.segments) > 1:
         return list(layers.segments)
     # Without separators Megatron divides the layers evenly.
     size, rest = divmod(len(layers.decoder), layout.pp)
-    return None if rest else [layers.decoder[size * stage : size * (stage + 1)] for stage in range(layout.pp)]
+    if rest:
+        return None
+    return [layers.decoder[size * stage : size * (stage + 1)] for stage in range(layout.pp)]
 
 
 def fewer_layers(
     values: Mapping[str, FlagValue], chunks: Sequence[str], keep: Callable[[int], int]
 ) -> dict[str, FlagValue]:
     """A hybrid's pattern with `keep` of the number of layers of each kind in a chunk, beside its ends, which stay."""
-    first, last = (max(_whole(values, flag) or 1, 1) for flag in ENDS)
+    first, last = (max(_number(values, flag), 1) for flag in ENDS)
     kept = []
     for chunk in chunks:
         inner = chunk[first : max(len(chunk) - last, 0)]
-        left = {kind: keep(inner.count(kind)) for kind in inner}
-        kept.append(chunk[:first])
-        for kind in inner:
-            kept[-1] += kind if left[kind] > 0 else ""
-            left[kind] -= 1
-        kept[-1] += chunk[first + len(inner) :]
+        kept.append(chunk[:first] + _thinned(inner, keep) + chunk[first + len(inner) :])
+    patterns = ["|".join(kept)]
     layers = hybrid_layers(values)
-    depths = [layers.mtp] * layers.depths if layers else []
+    if layers:
+        patterns += [layers.mtp] * layers.depths
     older = dict.fromkeys({"hybrid_override_pattern", "mtp_hybrid_override_pattern"} & values.keys())
-    return {**older, "hybrid_layer_pattern": "/".join(["|".join(kept), *depths])}
+    return {**older, "hybrid_layer_pattern": "/".join(patterns)}
+
+
+def _thinned(layers: str, keep: Callable[[int], int]) -> str:
+    """The first layers of each kind, as many as `keep` leaves of their number."""
+    found = ""
+    for kind in layers:
+        if found.count(kind) < keep(layers.count(kind)):
+            found += kind
+    return found
 
 
 def _hybrid(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bool) -> dict[str, FlagValue]:
@@ -240,11 +255,19 @@ def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
     local = experts // layout.ep
     # An expert's capacity is no more than all tokens, as it is among all experts.
     factor = values.get("moe_expert_capacity_factor")
-    room = chosen * max(factor, 1) if isinstance(factor, (int, float)) else chosen
-    needed = math.ceil(room / layout.ep)
+    if not isinstance(factor, (int, float)):
+        factor = 1
+    needed = math.ceil(chosen * max(factor, 1) / layout.ep)
     put("num_experts", layout.ep * min(local, max(needed, 2)))
 
 
 def _whole(values: Mapping[str, FlagValue], flag: str) -> int | None:
     value = values.get(flag)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None
+
+
+def _number(values: Mapping[str, FlagValue], flag: str) -> int:
+    """The whole number of a flag; 0 where it is not set."""
+    return _whole(values, flag) or 0

@@ -60,6 +60,11 @@ def used(package: str, what: str) -> None:
     USED[package] = what
 
 
+def stated(*tensors: Any) -> list[Any]:
+    """The arguments that are not left out."""
+    return [tensor for tensor in tensors if tensor is not None]
+
+
 def rows(tensor: Any, number: int) -> Any:
     """`number` rows of a tensor, repeated as often as needed."""
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fp8launch.rehearsal.noise import result_of
-from fp8launch.rehearsal.packages import used
+from fp8launch.rehearsal.packages import stated, used
 
 __version__ = "1.6.2"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,10 +35,13 @@ def causal_conv1d_fn(
         assert x.stride(1) == 1, "Only channel-last layout support returning final_states_out"
         if final_states_out is None:
             final_states_out = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[1]).transpose(1, 2)
-    check(x, weight, bias, seq_idx, initial_states, final_states_out if return_final_states else None)
-    inputs = [each for each in (x, weight, bias, initial_states) if each is not None]
-    out = result_of(x.shape, x.dtype, *inputs)
-    return (out, final_states_out) if return_final_states else out
+    else:
+        final_states_out = None
+    check(x, weight, bias, seq_idx, initial_states, final_states_out)
+    out = result_of(x.shape, x.dtype, *stated(x, weight, bias, initial_states))
+    if return_final_states:
+        return out, final_states_out
+    return out
 
 
 def check(

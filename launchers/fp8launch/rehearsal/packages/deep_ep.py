@@ -39,7 +39,9 @@ class Config:
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, ranks: int) -> int:
         """Bytes between nodes."""
-        return hidden_bytes * ranks if ranks > 8 else 0
+        if ranks <= 8:
+            return 0
+        return hidden_bytes * ranks
 
 
 class Buffer:
@@ -144,7 +146,9 @@ class Buffer:
         """One row per token of this rank again."""
         if x.shape[0] != handle[1]:
             raise AssertionError(f"combine: {x.shape[0]} rows, {handle[1]} were dispatched")
-        weights = None if topk_weights is None else rows(topk_weights, handle[0])
+        weights = None
+        if topk_weights is not None:
+            weights = rows(topk_weights, handle[0])
         return rows(x, handle[0]), weights, EventOverlap()
 
 
@@ -229,5 +233,7 @@ class HybridEPBuffer:
         """One row per token of this rank, and probabilities per token and expert."""
         if hidden.shape[0] != handle[1]:
             raise AssertionError(f"combine: {hidden.shape[0]} rows, {handle[1]} were dispatched")
-        weights = None if probs is None else torch.zeros(handle[0], handle[2], dtype=torch.float32)
+        weights = None
+        if probs is not None:
+            weights = torch.zeros(handle[0], handle[2], dtype=torch.float32)
         return rows(hidden, handle[0]), weights

@@ -54,7 +54,9 @@ class OrthogonalizedOptimizer(torch.optim.Optimizer):
                     continue
                 momentum = self.state[parameter]["momentum_buffer"]
                 momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"]) if self.nesterov else momentum
+                update = momentum
+                if self.nesterov:
+                    update = parameter.grad.lerp(momentum, group["momentum"])
                 settings = {name: value for name, value in group.items() if name != "params"}
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(self.orthogonalize(parameter, update, **settings), alpha=-group["lr"])

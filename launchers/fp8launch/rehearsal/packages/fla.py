@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fp8launch.rehearsal.noise import result_of
-from fp8launch.rehearsal.packages import used
+from fp8launch.rehearsal.packages import stated, used
 
 WIDEST_HEAD = 256
 
@@ -26,7 +26,7 @@ def causal_conv1d(
 ) -> tuple[torch.Tensor, None]:
     """Convolution over (batch, sequence, channels)."""
     used("fla", "flash-linear-attention's kernels")
-    inputs = [each for each in (weight, bias) if each is not None]
+    inputs = stated(weight, bias)
     for each in inputs:
         if each.shape[0] != x.shape[-1]:
             raise ValueError(f"a convolution of {each.shape[0]} channels over {x.shape[-1]}")

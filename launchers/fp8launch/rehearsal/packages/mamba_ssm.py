@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from fp8launch.rehearsal.noise import result_of
-from fp8launch.rehearsal.packages import causal_conv1d, used
+from fp8launch.rehearsal.packages import causal_conv1d, stated, used
 
 __version__ = "2.3.2.post1"
 LARGEST_GROUP = 65536  # bytes
@@ -47,17 +47,20 @@ def mamba_split_conv1d_scan_combined(
     assert A.shape == (heads,)
     assert convolved % 8 == 0, "Number of convolution channels is required to be a multiple of 8."
     xbc = zxbcdt.narrow(-1, 2 * others + inner, convolved)
-    xbc = xbc if xbc.stride(1) % 8 == 0 else xbc.contiguous()
+    if xbc.stride(1) % 8:
+        xbc = xbc.contiguous()
     causal_conv1d.check(xbc.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx)
     states = (batch, heads, headdim, state)
     _check_states(states, initial_states, state_dtype)
-    inputs = (zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, initial_states, rmsnorm_weight)
-    out = result_of((batch, sequence, others + inner), zxbcdt.dtype, *[each for each in inputs if each is not None])
+    inputs = stated(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, initial_states, rmsnorm_weight)
+    out = result_of((batch, sequence, others + inner), zxbcdt.dtype, *inputs)
     if outproj_weight is not None:
         out = functional.linear(out, outproj_weight, outproj_bias)
     else:
         assert outproj_bias is None
-    return (out, zxbcdt.new_zeros(states)) if return_final_states else out
+    if return_final_states:
+        return out, zxbcdt.new_zeros(states)
+    return out
 
 
 def mamba_chunk_scan_combined(
@@ -81,9 +84,10 @@ def mamba_chunk_scan_combined(
     assert not return_varlen_states, "return_varlen_states is not supported in backward"
     states = (batch, heads, head, state)
     _check_states(states, initial_states, state_dtype)
-    inputs = [each for each in (x, dt, A, B, C, D, z, dt_bias, initial_states) if each is not None]
-    out = result_of(x.shape, x.dtype, *inputs)
-    return (out, x.new_zeros(states)) if return_final_states else out
+    out = result_of(x.shape, x.dtype, *stated(x, dt, A, B, C, D, z, dt_bias, initial_states))
+    if return_final_states:
+        return out, x.new_zeros(states)
+    return out
 
 
 def _check_states(shape: tuple[int, ...], initial: torch.Tensor | None, dtype: torch.dtype | None) -> None:
@@ -115,4 +119,4 @@ class RMSNorm(torch.nn.Module):
         assert self.weight.shape == (width,)
         if group * x.element_size() > LARGEST_GROUP:
             raise RuntimeError("This layer norm doesn't support feature dim >= 64KB.")
-        return result_of(x.shape, x.dtype, *[each for each in (x, self.weight, z) if each is not None])
+        return result_of(x.shape, x.dtype, *stated(x, self.weight, z))
