@@ -21,6 +21,7 @@ from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
+from fp8launch.job.reserved_env import missing_secrets
 from fp8launch.ownership import foreign_owner
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.base import Scheduler
@@ -72,7 +73,7 @@ def inspect_run(
     """
     loaded = prepared.loaded
     found = list(run_root.problems(cluster, environment, scheduler))
-    found += [*_secrets(loaded, environment), *_image_content(prepared)]
+    found += [*missing_secrets(loaded, environment), *_image_content(prepared)]
     assumed = _only_assumed(loaded, cluster, environment)
     # Of the runtimes, pyxis leaves most to the image's name.
     runtime = "pyxis" if assumed else _runtime(loaded, cluster, environment)
@@ -128,16 +129,6 @@ def _asked(
     if job is None:
         return ()
     return (scheduler or schedulers.cluster()).problems(job, loaded, environment)
-
-
-def _secrets(loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
-    for i, name in enumerate(loaded.recipe.secrets):
-        if not environment.get(name):
-            message = f"the secret {name} is not set in this shell"
-            fix = (
-                f"export {name}=... before submitting; fp8launch passes it to the job by name and writes it to no file"
-            )
-            yield Problem("error", "secret-missing", message, loaded.where("secrets", i), fix)
 
 
 def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> Runtime | Problem:

@@ -23,6 +23,7 @@ from fp8launch.report.tensorboard import event_files
 from fp8launch.rundir.atomic_io import as_utf8, write_atomically
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+gpu_option = click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 _options = (
     click.option("--baseline", metavar="X", help="Baseline of speed-ups: a variant, precision, key=value or run."),
     click.option("--html", type=_FILE, metavar="F", help="Write an HTML report to this file."),
@@ -32,7 +33,7 @@ _options = (
         "--plot", type=click.Path(path_type=Path), metavar="F",
         help="Write plots to a .png, .svg or .pdf file, or PNGs to a folder.",
     ),
-    click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run."),
+    gpu_option,
     click.option(
         "--price-per-gpu-hour", type=click.FloatRange(min=0), metavar="P",
         help="Price of a GPU-hour; adds the cost per token.",

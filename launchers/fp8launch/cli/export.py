@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.compare import read_runs
+from fp8launch.cli.compare import gpu_option, read_runs
 from fp8launch.cli.output import echo, eprint, json_option, logs_argument, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
-from fp8launch.hardware.gpus import GPUS
 from fp8launch.report.run_data import RunData
 from fp8launch.report.trackers import TRACKERS, file_name, tracked
 from fp8launch.report.trackers import export as hand_over
@@ -30,7 +29,7 @@ from fp8launch.report.trackers import export as hand_over
     help="Output directory for TensorBoard and --offline.",
 )  # fmt: skip
 @click.option("--offline", is_flag=True, help="Write files to --dir instead of contacting a server.")
-@click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
+@gpu_option
 @json_option
 def export(
     names: tuple[str, ...], to: str, project: str | None, folder: Path, offline: bool, gpu: str | None, as_json: bool

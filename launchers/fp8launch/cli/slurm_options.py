@@ -12,19 +12,12 @@ from fp8launch.diagnostics import error
 from fp8launch.recipe.yaml_source import Node
 
 # sbatch options that a recipe decides, and where it does.
+_NAMED = ("nodes", "time", "partition", "account", "qos", "nodelist", "exclude", "reservation", "nice")
 DECIDED_ELSEWHERE = {
-    "nodes": "--nodes",
-    "time": "--time",
+    **{name: f"--{name}" for name in _NAMED},
     **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus", "gpus-per-node"), "--set resources.gpus_per_node=N"),
     "cpus-per-task": "--set resources.cpus_per_task=N",
     "job-name": "--set name=NAME",
-    "partition": "--partition",
-    "account": "--account",
-    "qos": "--qos",
-    "nodelist": "--nodelist",
-    "exclude": "--exclude",
-    "reservation": "--reservation",
-    "nice": "--nice",
 }
 slurm_options = (
     click.option("--partition", metavar="NAME", help="Slurm partition of this submission."),

@@ -7,7 +7,7 @@ starts shells of its own (to compile a helper, say), and a container runtime may
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError
@@ -54,6 +54,17 @@ def refuse_reserved_in_profile(cluster: Cluster) -> None:
     problems = list(_of_profile(cluster))
     if problems:
         raise UserError(dict.fromkeys(problems))
+
+
+def missing_secrets(loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each secret of a recipe that `environment`, the submitting shell's, does not have."""
+    for index, name in enumerate(loaded.recipe.secrets):
+        if not environment.get(name):
+            message = f"the secret {name} is not set in this shell"
+            fix = (
+                f"export {name}=... before submitting; fp8launch passes it to the job by name and writes it to no file"
+            )
+            yield Problem("error", "secret-missing", message, loaded.where("secrets", index), fix)
 
 
 def _of_profile(cluster: Cluster) -> Iterator[Problem]:

@@ -48,11 +48,6 @@ class StudyFolder:
             raise error("bad-study", "does not contain the points of a study", str(file))
         return found
 
-    @property
-    def is_mine(self) -> bool:
-        """This user made it, and nobody else can change it: only then its runs may be ended or submitted again."""
-        return why_not_own_run(self.path) is None
-
     def missing(self) -> list[str]:
         """The points that have no run folder yet: their submission was cut off."""
         return [run.run_id for run in filterfalse(_is_made, self._points())]

@@ -14,10 +14,11 @@ from typing import Any
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import Problem, UserError, error
+from fp8launch.diagnostics import UserError, error
 from fp8launch.job.build_job import UNPLACED, placed, plan, probe_runtime
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
+from fp8launch.job.reserved_env import missing_secrets
 from fp8launch.job.resolved import engine_record, phase_entry, resolved_recipe, resolved_yaml
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.attempts import SURVIVE
@@ -51,7 +52,8 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
     `job` is the one that was checked. None plans it: runtime probed, image and mounts checked.
     """
     recipe = prepared.loaded.recipe
-    _refuse_missing_secrets(prepared)
+    if missing := list(missing_secrets(prepared.loaded, os.environ)):
+        raise UserError(missing)
     if recipe.survive.attempts > 1 and not scheduler.capabilities.resumes:
         raise error(
             f"{scheduler.name}-attempts",
@@ -72,19 +74,6 @@ def _plan(prepared: Prepared, cluster: Cluster, scheduler: Scheduler) -> Job:
         if runtime == "pyxis" and not scheduler.capabilities.pyxis:
             runtime = "none"
     return plan(prepared, cluster, UNPLACED, runtime=runtime)
-
-
-def _refuse_missing_secrets(prepared: Prepared) -> None:
-    problems = []
-    for i, name in enumerate(prepared.loaded.recipe.secrets):
-        if not os.environ.get(name):
-            message = f"the secret {name} is not set in this shell"
-            fix = (
-                f"export {name}=... before submitting; fp8launch passes it to the job by name and writes it to no file"
-            )
-            problems.append(Problem("error", "secret-missing", message, prepared.loaded.where("secrets", i), fix))
-    if problems:
-        raise UserError(problems)
 
 
 def submit(
