@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +59,8 @@ def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
 
 def overrides_text(overrides: Iterable[str]) -> str:
     """Return overrides as the options of a command line."""
+    import shlex
+
     return " ".join(f"--set {shlex.quote(word)}" for word in overrides)
 
 
