@@ -6,6 +6,7 @@ from sets import (
     BF16,
     BLOCKWISE,
     DELAYED,
+    ENV,
     FP16,
     FP32,
     FSDP,
@@ -418,6 +419,67 @@ BUILDING = {
         },
         "shared-overlap-graphs",
     ),
+    "local graphs of allgather": Set(
+        {
+            **MOE,
+            "moe_token_dispatcher_type": "allgather",
+            "cuda_graph_impl": "local",
+            "cuda_graph_modules": ["attn"],
+            "te_rng_tracker": True,
+        },
+        "graph-dispatch-whole",
+    ),
+    "local graphs of a recomputed MLP": Set(
+        {
+            "cuda_graph_impl": "local",
+            "cuda_graph_modules": ["attn"],
+            "te_rng_tracker": True,
+            "recompute_granularity": "selective",
+            "recompute_modules": ["mlp"],
+        },
+        "graph-recompute",
+    ),
+    "graphs that wait for what is recomputed": Set(
+        {
+            **BF16,
+            "cuda_graph_impl": "transformer_engine",
+            "cuda_graph_modules": ["attn"],
+            "te_rng_tracker": True,
+            "recompute_granularity": "selective",
+            "recompute_modules": ["core_attn"],
+            "fine_grained_activation_offloading": True,
+            "offload_modules": ["core_attn"],
+        },
+        "graph-offload-recompute",
+        env={**ENV, "NVTE_CPU_OFFLOAD_V1": 1},
+    ),
+    "probabilities of experts in fp64": Set(
+        {**MOE, "moe_router_dtype": "fp64", "moe_expert_capacity_factor": 1.25}, "router-dtype-padding"
+    ),
+    "overlap beside latent experts": Set(
+        {
+            **MOE,
+            "moe_shared_expert_intermediate_size": 768,
+            "moe_shared_expert_overlap": True,
+            "moe_latent_size": 1024,
+        },
+        "shared-overlap-latent",
+    ),
+    "grouped shared experts without interleaving": Set(
+        {**MOE, "moe_shared_expert_intermediate_size": 768, "use_grouped_gemm_for_shared_expert": True},
+        "shared-grouped-interleave",
+    ),
+    "delayed scaling of offloaded experts": Set(
+        {
+            **MOE,
+            **DELAYED,
+            "fine_grained_activation_offloading": True,
+            "offload_modules": ["expert_fc1"],
+        },
+        "delayed-offloaded-experts",
+        env={**ENV, "NVTE_CPU_OFFLOAD_V1": 1},
+    ),
+    "L2 norm of latent attention": Set({**MLA, "qk_layernorm": None, "qk_l2_norm": True}, "latent-l2-norm"),
     "offloaded ungrouped experts": Set(
         {**MOE, "moe_grouped_gemm": None, "cpu_offloading_num_layers": 2}, "offload-copied-config"
     ),

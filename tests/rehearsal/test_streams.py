@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from fp8launch.injob.rank.compat import cpu
 from fp8launch.rehearsal import cuda_graphs
 
@@ -28,3 +30,19 @@ def test_a_capture_says_which_event_it_cannot_wait_for() -> None:
         with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
             cuda_graphs._synchronize_event(before)
     cuda_graphs._synchronize_event(inside)
+
+
+def test_captured_work_waits_for_captured_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, other, event = cpu._Stream(), cpu._Stream(), cpu._Event()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    with cuda_graphs.graph(cuda_graphs.CUDAGraph()):
+        with pytest.raises(RuntimeError, match="dependency created on uncaptured work in another stream"):
+            cuda_graphs._wait_stream(current, other)
+        cuda_graphs._wait_stream(other, current)
+        cuda_graphs._wait_stream(current, other)
+        cuda_graphs._record_event(event, cpu._Stream())
+        with pytest.raises(RuntimeError, match="uncaptured work"):
+            cuda_graphs._wait_event(current, event)
+        cuda_graphs._record_event(event, other)
+        cuda_graphs._wait_event(current, event)
+    cuda_graphs._wait_stream(current, cpu._Stream())

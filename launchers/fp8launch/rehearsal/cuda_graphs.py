@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 NOT_ON_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream"
+UNCAPTURED = "CUDA error: dependency created on uncaptured work in another stream"
 
 # Of one node.
 MOST_GPUS = 16
 
 
 class Captures:
-    """How deep in captures this process is."""
+    """How deep in captures this process is, and which streams beside the current one take part."""
 
     depth = 0
+    joined: ClassVar[set[int]] = set()
 
 
 def capturing() -> bool:
@@ -45,6 +47,7 @@ class CUDAGraph:
         if capturing():
             raise RuntimeError(NOT_PERMITTED)
         Captures.depth += 1
+        Captures.joined.clear()
 
     def capture_end(self) -> None:
         """End it."""
@@ -101,7 +104,29 @@ def _synchronize(*_: Any) -> None:
 
 
 def _record_event(event: Any, stream: Any = None) -> None:
-    event.captured = capturing()
+    event.captured = _takes_part(stream)
+
+
+def _takes_part(stream: Any) -> bool:
+    """Whether what is queued on a stream (None is the current one) is captured now."""
+    current = stream is None or stream is torch.cuda.current_stream()
+    return capturing() and (current or id(stream) in Captures.joined)
+
+
+def _wait(stream: Any, captured: bool) -> None:
+    """Work that waits for captured work is captured too; captured work waits for no other."""
+    if captured:
+        Captures.joined.add(id(stream))
+    elif _takes_part(stream):
+        raise RuntimeError(UNCAPTURED)
+
+
+def _wait_stream(stream: Any, other: Any) -> None:
+    _wait(stream, _takes_part(other))
+
+
+def _wait_event(stream: Any, event: Any) -> None:
+    _wait(stream, capturing() and getattr(event, "captured", False))
 
 
 def _synchronize_event(event: Any) -> None:
@@ -122,4 +147,5 @@ def install() -> None:
     cuda.default_generators = tuple(Generator() for _ in range(MOST_GPUS))
     cuda.synchronize = _synchronize
     cuda.Stream.synchronize = _synchronize
+    cuda.Stream.wait_stream, cuda.Stream.wait_event = _wait_stream, _wait_event
     cuda.Event.record, cuda.Event.synchronize = _record_event, _synchronize_event

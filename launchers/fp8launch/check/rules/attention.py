@@ -139,3 +139,10 @@ def fused_attention_fits(run: ResolvedRun) -> Iterator[Finding]:
             f"attention_backend is fused and heads are {width} wide, but cuDNN may support training only up to 128"
         )
         yield Finding(message, run.where("attention_backend", "kv_channels"), "use attention_backend auto")
+
+
+@rule("latent-l2-norm", "error", source="megatron/core/models/gpt/gpt_layer_specs.py:245 (0.19), H200")
+def latent_attention_has_no_l2_norm(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("multi_latent_attention") and run.on("qk_l2_norm"):
+        message = "qk_l2_norm does not support multi_latent_attention"
+        yield Finding(message, run.where("qk_l2_norm", "multi_latent_attention"), "remove qk_l2_norm")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.check.rules.moe import DISPATCHER, dispatches_by_alltoall
+from fp8launch.megatron.dtype_sizes import recomputed_modules
 from fp8launch.megatron.graph_modules import graph_modules
 
 
@@ -29,14 +31,24 @@ def captured_preprocessing_knows_its_sizes(run: ResolvedRun) -> Iterator[Finding
         )
 
 
-@rule("full-graph-dispatch", "error", source=f"{DISPATCHER}:950: the host waits for the experts' token counts")
+def _waiting_dispatcher(run: ResolvedRun) -> str | None:
+    """The dispatcher of the experts, if the host waits for its counts of tokens."""
+    if dispatches_by_alltoall(run) and not run.on("moe_pad_expert_input_to_capacity"):
+        return "alltoall"
+    if run.on("num_experts") and run.value("moe_token_dispatcher_type") == "allgather":
+        return "allgather"
+    return None
+
+
+@rule(
+    "full-graph-dispatch",
+    "error",
+    source=f"{DISPATCHER}:950 and 317 (allgather): the host waits for the experts' token counts",
+)
 def whole_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
-    if not _whole_step_graph(run) or not dispatches_by_alltoall(run):
-        return
-    if not run.on("moe_pad_expert_input_to_capacity"):
-        message = (
-            "a CUDA graph of the full iteration cannot contain the alltoall dispatcher, which waits for token counts"
-        )
+    kind = _waiting_dispatcher(run)
+    if kind and _whole_step_graph(run):
+        message = f"a CUDA graph of the full iteration cannot contain the {kind} dispatcher: it waits for token counts"
         fix = "use moe/hybridep with moe/full_iteration_graph, or cuda_graph_impl transformer_engine"
         yield Finding(message, run.where("cuda_graph_impl", "moe_token_dispatcher_type"), fix)
 
@@ -120,14 +132,41 @@ def _captures_whole_expert_layers(run: ResolvedRun) -> bool:
     return kind == "transformer_engine" and not modules
 
 
-@rule("graph-dispatch-whole", "error", source=f"{DISPATCHER}:950 and 612: the host waits for the experts' counts, H200")
+@rule(
+    "graph-dispatch-whole",
+    "error",
+    source=f"{DISPATCHER}:950, 612 and 317: the host waits for the experts' counts, H200",
+)
 def whole_layer_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
-    if not dispatches_by_alltoall(run) or run.on("moe_pad_expert_input_to_capacity"):
-        return
-    if _captures_whole_expert_layers(run):
-        message = "CUDA graphs of whole layers cannot contain the alltoall dispatcher, which waits for token counts"
-        fix = "use cuda_graph_impl transformer_engine with cuda_graph_modules [attn, moe_router, moe_preprocess]"
+    kind = _waiting_dispatcher(run)
+    if kind and _captures_whole_expert_layers(run):
+        message = f"CUDA graphs of whole layers cannot contain the {kind} dispatcher, which waits for token counts"
+        fix = "use cuda_graph_impl transformer_engine with cuda_graph_modules [attn, moe_router]"
         yield Finding(message, run.where("cuda_graph_impl", "moe_token_dispatcher_type"), fix)
+
+
+@rule("graph-recompute", "error", source="transformer_engine/pytorch/distributed.py:416 (2.20.2), H200")
+def local_graphs_recompute_no_mlp(run: ResolvedRun) -> Iterator[Finding]:
+    graphs = run.value("cuda_graph_impl") == "local" and not _whole_step_graph(run)
+    modules = graph_modules(run.arguments)
+    quantized = run.value("fp8") or run.value("fp4")
+    if graphs and quantized and (not modules or "attn" in modules) and "mlp" in recomputed_modules(run.arguments):
+        message = "local CUDA graphs cannot capture an MLP that is recomputed in FP8"
+        fix = "remove mlp from recompute_modules, or use cuda_graph_impl transformer_engine"
+        yield Finding(message, run.where("recompute_modules", "cuda_graph_impl"), fix)
+
+
+@rule("graph-offload-recompute", "error", source="core/pipeline_parallel/fine_grained_activation_offload.py:1430, H200")
+def captured_layers_offload_something(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("fine_grained_activation_offloading") or run.value("cuda_graph_impl") != "transformer_engine":
+        return
+    offloaded: Any = run.value("offload_modules") or ()
+    captured = {"core_attn", "attn_proj", "qkv_linear"}.intersection(offloaded)
+    left = captured - ({"core_attn"} & recomputed_modules(run.arguments))
+    if "attn" in graph_modules(run.arguments) and captured and not left:
+        message = "CUDA graphs of attn wait for offloading, but what offload_modules names of it is recomputed"
+        fix = "remove core_attn from recompute_modules or from offload_modules"
+        yield Finding(message, run.where("offload_modules", "recompute_modules", "cuda_graph_modules"), fix)
 
 
 @rule("shared-overlap-graphs", "error", source="megatron/core/transformer/moe/shared_experts.py:73 (0.19), H200")

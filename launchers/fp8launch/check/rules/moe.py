@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fp8launch.check.gemm_shapes import sequence_parallel
 from fp8launch.check.resolved_run import ResolvedRun
@@ -189,3 +190,39 @@ def sinkhorn_balances_alone(run: ResolvedRun) -> Iterator[Finding]:
         message = "moe_router_load_balancing_type sinkhorn does not support an auxiliary loss"
         fix = "set `model: {moe_aux_loss_coeff: 0.0}`, or use aux_loss"
         yield Finding(message, run.where("moe_router_load_balancing_type", "moe_aux_loss_coeff"), fix)
+
+
+@rule("router-dtype-padding", "error", source=f"{_MOE}/experts.py:778: Transformer Engine pads no float64, H200")
+def padded_probabilities_have_a_type(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.uses_te or not (run.value("fp8") or run.value("fp4")) or run.value("moe_router_dtype") != "fp64":
+        return
+    padded = run.on("moe_grouped_gemm") and not run.on("moe_router_padding_for_quantization")
+    if run.on("num_experts") and padded and run.on("moe_expert_capacity_factor"):
+        message = "moe_expert_capacity_factor leaves fp64 probabilities, which Transformer Engine cannot pad in FP8"
+        fix = "set moe_router_dtype to fp32, or remove moe_expert_capacity_factor"
+        yield Finding(message, run.where("moe_router_dtype", "moe_expert_capacity_factor"), fix)
+
+
+@rule("shared-overlap-latent", "error", source=f"{_MOE}/moe_layer.py:472 (0.19; 473 in 0.18), H200")
+def latent_experts_overlap_nothing(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("moe_latent_size") and run.on("moe_shared_expert_overlap") and run.megatron[:2] >= (0, 18):
+        message = "moe_shared_expert_overlap does not support moe_latent_size"
+        fix = "remove moe_shared_expert_overlap"
+        yield Finding(message, run.where("moe_shared_expert_overlap", "moe_latent_size"), fix)
+
+
+@rule("shared-grouped-interleave", "error", source=f"{_MOE}/shared_experts.py:415 (0.19), H200")
+def grouped_shared_experts_interleave(run: ResolvedRun) -> Iterator[Finding]:
+    name, size = "use_grouped_gemm_for_shared_expert", "moe_shared_expert_glu_interleave_size"
+    if run.on(name) and run.on("moe_shared_expert_intermediate_size") and not run.on(size):
+        yield Finding(f"{name} needs {size}", run.where(name), f"set {size}, or remove {name}")
+
+
+@rule("delayed-offloaded-experts", "error", source="TE 2.20.2 pytorch/module/grouped_linear.py:684, H200")
+def delayed_scaling_saves_no_inputs(run: ResolvedRun) -> Iterator[Finding]:
+    offloaded: Any = run.value("offload_modules") or ()
+    if run.precision != "delayed" or not run.on("fine_grained_activation_offloading") or not run.uses_te:
+        return
+    if run.on("num_experts") and run.on("moe_grouped_gemm") and "expert_fc1" in offloaded:
+        message = "delayed scaling does not support offload_modules expert_fc1, which keeps the input of experts"
+        yield Finding(message, run.where("offload_modules", "fp8_recipe"), "remove expert_fc1 from offload_modules")

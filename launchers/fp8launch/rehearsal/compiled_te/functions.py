@@ -289,8 +289,15 @@ def fused_moe_aux_loss_bwd(*arguments: Any, **named: Any) -> Tensor:
     return torch.zeros(rows, columns)
 
 
+def _with_a_type(x: Tensor) -> None:
+    """Refuse what Transformer Engine's kernels have no type for."""
+    if x.dtype is torch.float64:
+        raise RuntimeError("in function GetTransformerEngineDType: Invalid type (7).")
+
+
 def fused_multi_row_padding(x: Tensor, out: Tensor, sizes: list[int], padded: list[int]) -> None:
     """Rows of each group, padded with zeros to its padded size."""
+    _with_a_type(x)
     parts = torch.split(x, [int(size) for size in sizes])
     rows = [functional.pad(part, (0, 0, 0, int(size) - len(part))) for part, size in zip(parts, padded, strict=True)]
     out.copy_(torch.cat(rows))
@@ -298,6 +305,7 @@ def fused_multi_row_padding(x: Tensor, out: Tensor, sizes: list[int], padded: li
 
 def fused_multi_row_unpadding(x: Tensor, out: Tensor, sizes: list[int], unpadded: list[int]) -> None:
     """The rows of each group without its padding."""
+    _with_a_type(x)
     parts = torch.split(x, [int(size) for size in sizes])
     out.copy_(torch.cat([part[: int(size)] for part, size in zip(parts, unpadded, strict=True)]))
 

@@ -160,7 +160,7 @@ class _Stream(_OfDevice):
 
     def record_event(self, event: Any = None) -> Any:
         event = event or _Event()
-        event.record()
+        event.record(self)
         return event
 
     def synchronize(self) -> None:
