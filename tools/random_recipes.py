@@ -478,7 +478,11 @@ class Draw:
             ("moe_router_dtype", self.pick(("fp32", "fp64")), 0.15),
             ("moe_shared_expert_overlap", True, 0.12),
             ("moe_router_force_load_balancing", None, 0.3),
-            ("moe_router_load_balancing_type", self.pick(("aux_loss", "seq_aux_loss", "none", "sinkhorn")), 0.15),
+            (
+                "moe_router_load_balancing_type",
+                self.pick(("aux_loss", "seq_aux_loss", "none", "sinkhorn", "quantile_balancing")),
+                0.15,
+            ),
             ("moe_expert_capacity_factor", 1.25, 0.1),
             ("moe_pad_expert_input_to_capacity", True, 0.08),
             ("moe_z_loss_coeff", 1.0e-3, 0.1),

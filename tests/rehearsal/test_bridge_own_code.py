@@ -206,13 +206,21 @@ def test_what_only_bridge_refuses(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_megatron_core_refuses_is_said_by_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--set", "model.moe_router_load_balancing_type=sinkhorn", "--set", "model.moe_router_fusion=false"]
+    words = [
+        "--set",
+        "model.moe_router_load_balancing_type=quantile_balancing",
+        "--set",
+        "model.moe_router_fusion=true",
+    ]
 
     def refused() -> str:
         assert run(["check", "bridge:qwen3_30b_a3b_pretrain_64gpu_h100_bf16_config", *words, "--rehearse"]) == 1
         return capsys.readouterr().out.split("[rehearsal]")[0]
 
     by_bridge = refused()
-    assert "Sinkhorn routing does not support aux loss. (megatron/core/transformer/moe/router.py:" in by_bridge
+    assert (
+        "Quantile balancing routing does not support moe_router_fusion. (megatron/core/transformer/moe/router.py:"
+        in by_bridge
+    )
     monkeypatch.setattr(bridge_release, "installed", lambda: None)
     assert refused() == by_bridge

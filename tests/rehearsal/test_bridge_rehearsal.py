@@ -112,11 +112,19 @@ def test_a_recipe_of_nvidia_passes_and_says_what_is_left_out(capsys: pytest.Capt
 @needs_torch
 @pytest.mark.train
 def test_what_megatron_core_refuses_is_said_in_bridges_names(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--set", "model.moe_router_load_balancing_type=sinkhorn", "--set", "model.moe_router_fusion=false"]
+    words = [
+        "--set",
+        "model.moe_router_load_balancing_type=quantile_balancing",
+        "--set",
+        "model.moe_router_fusion=true",
+    ]
     assert run(["check", QWEN, *words, "--rehearse"]) == 1
     shown = capsys.readouterr().out
-    assert "Sinkhorn routing does not support aux loss. (megatron/core/transformer/moe/router.py:" in shown
-    assert "fix: change moe_aux_loss_coeff" in shown
+    assert (
+        "Quantile balancing routing does not support moe_router_fusion. (megatron/core/transformer/moe/router.py:"
+        in shown
+    )
+    assert "fix: change moe_router_fusion" in shown
 
 
 @needs_torch

@@ -234,6 +234,15 @@ def test_an_experts_capacity_is_no_more_than_all_tokens() -> None:
     assert small["num_experts"] >= 1.25 * chosen
 
 
+def test_balancing_by_quantiles_keeps_experts_that_are_not_chosen() -> None:
+    run = prepare("qwen3_30b_a3b_tensorwise_h100")
+    balancing = {"moe_router_load_balancing_type": "quantile_balancing", "expert_model_parallel_size": 1}
+    small = shrink({**run.args.values, **balancing}, run.layout).values
+    experts, chosen = small["num_experts"], run.args.values["moe_router_topk"]
+    assert isinstance(experts, int) and isinstance(chosen, int) and experts > chosen
+    assert experts < run.args.values["num_experts"]  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "layers"),
     [

@@ -50,8 +50,8 @@ extends: [models/qwen3_30b_a3b, parts/pretrain, parts/distributed_optimizer, pre
 batch: {micro: 1, global: 4, sequence: 4096}
 train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
 resources: {nodes: 1, gpus_per_node: 2}
-model: {num_layers: 4, moe_router_load_balancing_type: sinkhorn}
-megatron: {moe_router_fusion: null}
+model: {num_layers: 4, moe_router_load_balancing_type: quantile_balancing}
+megatron: {moe_router_fusion: true}
 """
 
 
@@ -123,9 +123,9 @@ def test_a_refusal_reads_like_any_other_problem(
     captured = capsys.readouterr()
     shown = captured.out
     assert re.search(
-        r"pack: models/qwen3_30b_a3b, line 14: error: fails in a rehearsal of the first rank: AssertionError: Sinkhorn "
-        r"routing does not support aux loss\. \(megatron/core/transformer/moe/router.py:\d+\) \[rehearsal\]\n"
-        r"    fix: change model.moe_aux_loss_coeff \(\[0.001\]\)",
+        r"bad.yaml:9: error: fails in a rehearsal of the first rank: AssertionError: Quantile balancing routing does "
+        r"not support moe_router_fusion\. \(megatron/core/transformer/moe/router.py:\d+\) \[rehearsal\]\n"
+        r"    fix: change megatron.moe_router_fusion \(true\)",
         shown,
     )
     assert "first rank (rank 0), last rank (rank 1):\nTraceback (most recent call last):" in shown
@@ -217,14 +217,14 @@ def test_submit_rehearses_what_the_profile_wants_rehearsed(
     words = ["submit", recipe, "--backend", "local", "--dry-run"]
     assert run(words) == 0
     assert run([*words, "--rehearse"]) == 1
-    assert "Sinkhorn routing does not support aux loss" in capsys.readouterr().err
+    assert "Quantile balancing routing does not support moe_router_fusion" in capsys.readouterr().err
     # One GPU for an hour.
     assert run([*words, "--cluster", write("more.yaml", "rehearse: {from_gpu_hours: 1.1}\n")]) == 0
     cheap = write("less.yaml", "rehearse: {from_gpu_hours: 0.9}\n")
     assert run([*words, "--cluster", cheap, "--no-rehearse"]) == 0
     assert "rehearsal" not in capsys.readouterr().err
     assert run([*words, "--cluster", cheap]) == 1
-    assert "Sinkhorn routing does not support aux loss" in capsys.readouterr().err
+    assert "Quantile balancing routing does not support moe_router_fusion" in capsys.readouterr().err
 
 
 def test_a_profile_that_wants_rehearsals_needs_torch_here(

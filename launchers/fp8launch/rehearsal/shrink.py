@@ -257,6 +257,8 @@ def _experts(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
     factor = values.get("moe_expert_capacity_factor")
     if not isinstance(factor, (int, float)):
         factor = 1
+    if values.get("moe_router_load_balancing_type") == "quantile_balancing":
+        factor = max(factor, 2)  # It compares the last expert that a token chooses with the next.
     needed = math.ceil(chosen * max(factor, 1) / layout.ep)
     put("num_experts", layout.ep * min(local, max(needed, 2)))
 
