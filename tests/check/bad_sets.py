@@ -260,7 +260,7 @@ BUILDING = {
     "clipped logits in FSDP": Set({**FSDP, "qk_clip": True}, "fsdp-qk-clip", env=OPEN),
     "logged logits in FSDP": Set({**FSDP, "log_max_attention_logit": True}, "fsdp-qk-clip", env=OPEN),
     "fused router in double precision": Set(
-        {**MOE, "moe_router_dtype": "fp64", "moe_router_fusion": True}, "fused-router-dtype"
+        {**MOE, **BF16, "moe_router_dtype": "fp64", "moe_router_fusion": True}, "fused-router-dtype"
     ),
     "scaled inputs of many experts": Set({**MOE, "moe_apply_probs_on_input": True}, "probs-on-input"),
     "shared experts with biases": Set(
@@ -453,9 +453,7 @@ BUILDING = {
         "graph-offload-recompute",
         env={**ENV, "NVTE_CPU_OFFLOAD_V1": 1},
     ),
-    "probabilities of experts in fp64": Set(
-        {**MOE, "moe_router_dtype": "fp64", "moe_expert_capacity_factor": 1.25}, "router-dtype-padding"
-    ),
+    "probabilities of experts in fp64": Set({**MOE, "moe_router_dtype": "fp64"}, "router-dtype-padding"),
     "overlap beside latent experts": Set(
         {
             **MOE,
@@ -496,6 +494,9 @@ BUILDING = {
     "largest logits over a ring": Set({"context_parallel_size": 2, "log_max_attention_logit": True}, "max-logit-cudnn"),
     "fused windows with dropout": Set(
         {"attention_backend": "fused", "window_size": "128,0", "attention_dropout": 0.1}, "window-dropout"
+    ),
+    "fused rope of layers without positions": Set(
+        {"no_rope_freq": 4}, "fused-rope-norm", more={"launch": {"config": {"fused_single_qkv_rope": True}}}
     ),
     "fused rope of no positions": Set(
         {"position_embedding_type": "none"},

@@ -129,7 +129,7 @@ GOOD: dict[str, Set] = {
          "cuda_graph_impl": "full_iteration", "te_rng_tracker": True, "no_check_for_nan_in_loss_and_grad": True},
     ),
     "clipped logits": Set({"qk_clip": True}, software={"cuda": "13.1"}),
-    "router in double precision": Set({**MOE, "moe_router_dtype": "fp64"}),
+    "router in double precision": Set({**MOE, **BF16, "moe_router_dtype": "fp64"}),
     "scaled inputs of one expert": Set(
         {**MOE, "moe_router_topk": 1, "moe_router_pre_softmax": True, "moe_apply_probs_on_input": True}
     ),

@@ -253,6 +253,8 @@ def test_balancing_by_quantiles_keeps_experts_that_are_not_chosen() -> None:
             {"num_layers": (32, 3)},
         ),
         ("llama8b_fp8", {"recompute_num_layers": 32}, {"num_layers": (32, 2), "recompute_num_layers": (32, 2)}),
+        ("llama8b_fp8", {"no_rope_freq": 4, "recompute_num_layers": None}, {"num_layers": (32, 4)}),
+        ("llama8b_fp8", {"no_rope_freq": 4, "account_for_loss_in_pipeline_split": True}, {}),
         ("llama70b_tensorwise_gb200", {}, {"num_layers": (80, 2), "cpu_offloading_num_layers": (46, 1)}),
         (
             "llama8b_fp8",

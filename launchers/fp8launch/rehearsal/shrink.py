@@ -164,8 +164,6 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
     if layout.vp <= 1:
         fewest.append(2)
     chunk = min(usual, max(fewest)) or 1
-    if _whole(values, "num_layers_per_virtual_pipeline_stage"):
-        put("num_layers_per_virtual_pipeline_stage", chunk)
     kept = chunks * chunk
     # An embedding or a loss that counts as a layer takes the place of one.
     for flag in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
@@ -173,6 +171,10 @@ def _layers(values: Mapping[str, FlagValue], layout: Layout, put: Put, parts: bo
     # Those are offloaded of more layers.
     if kept <= min(_number(values, "cpu_offloading_num_layers"), max(chunk - 1, 1)):
         kept += chunks * chunk
+    if (layers - min(layers, kept)) % (_whole(values, "no_rope_freq") or 1):
+        return  # Megatron wants whole periods of these.
+    if _whole(values, "num_layers_per_virtual_pipeline_stage"):
+        put("num_layers_per_virtual_pipeline_stage", chunk)
     put("num_layers", min(layers, kept))
     for flag in some:
         if _number(values, flag) >= usual:

@@ -134,6 +134,9 @@ def fused_rope_has_plain_queries(run: ResolvedRun) -> Iterator[Finding]:
     elif embedding not in (None, "rope", "yarn", "mrope"):
         message = f"{name} needs rotary embeddings, but position_embedding_type is {embedding}"
         yield Finding(message, run.where(name, "position_embedding_type"), fix)
+    elif run.on("no_rope_freq"):
+        message = f"{name} does not support layers without rotary embeddings (no_rope_freq)"
+        yield Finding(message, run.where(name, "no_rope_freq"), fix)
 
 
 @rule("fsdp-qk-clip", "error", source="megatron/core/optimizer/qk_clip.py:23: FSDP wraps the model once more than DDP")

@@ -196,11 +196,10 @@ def sinkhorn_balances_alone(run: ResolvedRun) -> Iterator[Finding]:
 def padded_probabilities_have_a_type(run: ResolvedRun) -> Iterator[Finding]:
     if not run.uses_te or not (run.value("fp8") or run.value("fp4")) or run.value("moe_router_dtype") != "fp64":
         return
-    padded = run.on("moe_grouped_gemm") and not run.on("moe_router_padding_for_quantization")
-    if run.on("num_experts") and padded and run.on("moe_expert_capacity_factor"):
-        message = "moe_expert_capacity_factor leaves fp64 probabilities, which Transformer Engine cannot pad in FP8"
-        fix = "set moe_router_dtype to fp32, or remove moe_expert_capacity_factor"
-        yield Finding(message, run.where("moe_router_dtype", "moe_expert_capacity_factor"), fix)
+    if run.on("num_experts") and run.on("moe_grouped_gemm") and not run.on("moe_router_padding_for_quantization"):
+        message = "Transformer Engine cannot pad the rows of FP8 experts beside probabilities in fp64"
+        fix = "set moe_router_dtype to fp32, or add moe_router_padding_for_quantization"
+        yield Finding(message, run.where("moe_router_dtype", "fp8_recipe"), fix)
 
 
 @rule("shared-overlap-latent", "error", source=f"{_MOE}/moe_layer.py:472 (0.19; 473 in 0.18), H200")
