@@ -30,6 +30,9 @@ POLL_SECONDS = 0.05
 VARYING = ("argv", "rank", "world", "local_world", "env", "saves")
 
 
+# Building a section's validator sets a variable of the process.
+PREPARING = threading.Lock()
+
 _servers: OrderedDict[str, Server] = OrderedDict()
 _busy: Counter[str] = Counter()
 _lock = threading.Lock()

@@ -15,7 +15,7 @@ from typing import Any
 from fp8launch.diagnostics import UserError
 from fp8launch.engines import by_name
 from fp8launch.job.prepared import prepare
-from rehearsal_runs import checked, close_servers, one
+from rehearsal_runs import PREPARING, checked, close_servers, one
 
 TOP = Path(__file__).resolve().parents[1]
 # The release of Transformer Engine that each Megatron was published with (containers/images.yaml), the newest else.
@@ -57,8 +57,9 @@ def main() -> None:
                 # Quoted: a version is text.
                 overrides = [f"software.megatron='{version}'", f"software.transformer_engine='{ENGINES[version]}'"]
             try:
-                run = prepare(name if options.bridge else str(TOP / "recipes" / name), overrides)
-                codes = checked([run])[0]
+                with PREPARING:
+                    run = prepare(name if options.bridge else str(TOP / "recipes" / name), overrides)
+                    codes = checked([run])[0]
                 answer |= {"verdict": "check", "message": codes} if codes else one(run, options.roles)
             except UserError as exc:
                 answer |= {"verdict": "check", "message": str(exc)[:300]}

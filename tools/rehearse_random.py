@@ -16,7 +16,6 @@ import json
 import lzma
 import tarfile
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,7 @@ from fp8launch.check.resolved_run import resolve_run
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
 from random_recipes import drawn
-from rehearsal_runs import checked, close_servers, imports, one
+from rehearsal_runs import PREPARING, checked, close_servers, imports, one
 
 BATCH = 720
 # Every so manyth recipe is rehearsed in as many roles as asked for, the others in the first.
@@ -40,13 +39,11 @@ ALL_ROLES = 4
 MOST_GIB = 20
 NOT_CARRIED = {"DeepEP's kernels", "HybridEP's kernels", "Muon's iterations"}
 
-_checking = threading.Lock()  # building a section's validator sets a variable of the process
-
 
 def examine(seeds: Sequence[int], gpus: int, roles: int, write: Callable[[dict[str, Any]], None]) -> None:
     """Check these seeds' recipes at once, and rehearse those that pass."""
     answers, runs = [], []
-    with _checking, tempfile.TemporaryDirectory() as folder:
+    with PREPARING, tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             recipe = drawn(seed, gpus)
             answer: dict[str, Any] = {"seed": seed, "recipe": recipe, "verdict": "check", "codes": ["recipe"]}

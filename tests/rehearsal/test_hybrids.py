@@ -14,7 +14,9 @@ from fp8launch.check.rehearsal import LAYER, with_rehearsal
 from fp8launch.cluster.profile import Cluster
 from fp8launch.engines.base import Layout, StepArguments
 from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.rehearsal import rehearse
 from fp8launch.rehearsal.counting import counting_plan
+from fp8launch.rehearsal.roles import roles_of
 from fp8launch.rehearsal.shrink import shrink
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -197,8 +199,9 @@ def test_mamba_groups_that_context_parallelism_cannot_share_are_refused() -> Non
 
 @needs_torch
 @pytest.mark.train
-def test_the_products_of_captured_mamba_layers_are_counted() -> None:
+def test_the_products_of_captured_mamba_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays of the CUDA graphs that this recipe asks for ran no Python, and were not counted."""
+    monkeypatch.setattr(rehearse, "roles_of", lambda layout: roles_of(layout)[:1])
     sets = ["model.hybrid_layer_pattern=M-M*M-", "model.num_layers=6", "resources.nodes=1", "batch.global=4"]
     one = prepare(NEMOTRON_H, sets)
     assert step_of(one).args.values["cuda_graph_modules"] == ["mamba"]
