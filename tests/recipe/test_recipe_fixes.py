@@ -26,13 +26,21 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise, mxfp8, nvfp4"),
         ("train.lr=fast", "write a value such as lr: 1.0e-4, or remove it"),
         ("resources.time=soon", 'write for example time: "01:30:00"'),
-        ("software.megatron=0.19", 'quote it: megatron: "0.19"'),
+        ("launch.script=12", 'quote it: script: "12"'),
         ("batch.micro=2.5", "write micro: 2"),
         ("nodes=[]", "add an entry, or remove the list"),
     ],
 )
 def test_a_bad_value_says_what_to_write(override: str, fix: str) -> None:
     assert refused("llama8b_fp8", override) == [fix]
+
+
+@pytest.mark.parametrize("name", ["megatron", "transformer_engine", "cuda"])
+def test_a_version_needs_no_quotes_that_a_shell_would_take(name: str, tmp_path: Path) -> None:
+    loaded = load_recipe("llama8b_fp8", [f"software.{name}=0.20"])
+    assert loaded.recipe.software.field(name) == "0.20"
+    (tmp_path / "number.yaml").write_text(f"extends: llama8b_fp8\nsoftware: {{{name}: 0.20}}\n", encoding="utf-8")
+    assert refused(str(tmp_path / "number.yaml")) == [f'quote it: {name}: "0.20"']
 
 
 def test_text_that_is_not_yaml_says_where_to_look(tmp_path: Path) -> None:

@@ -295,6 +295,8 @@ def _apply(tree: Node, override: str) -> Node:
         if isinstance(own, dict) and "precision" in own:
             tree = _replace(tree, ("phases", steps[1], "precision"), _gather_of(own["precision"], node))
     for step in reversed(steps):
+        if step == "software":
+            node = numbers_as_written(node)  # A shell takes the quotes that would make a version text.
         node = Node({step: node}, place)
     return merge(tree, node)
 

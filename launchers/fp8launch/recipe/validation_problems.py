@@ -65,7 +65,11 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
         else:
             fix = f"correct the recipe; {_REFERENCE}"
         return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {message}", place, fix)
-    return _mismatch(dotted or "the file", _demand(kind, ctx), given, place, _instead(kind, ctx, given, path))
+    fix = _instead(kind, ctx, given, path)
+    if kind == "string_type" and isinstance(given, (int, float)):
+        written = node.find(path).text or given  # 0.20 is another text than the number 0.2.
+        fix = f'quote it: {path[-1]}: "{written}"'
+    return _mismatch(dotted or "the file", _demand(kind, ctx), given, place, fix)
 
 
 def _mismatch(name: str, demand: str, given: object, place: str, fix: str) -> Problem:
@@ -186,8 +190,6 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
         return _allowed(key, ctx["expected"], given)
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
         return f"write {key}: {round(given)}"
-    if kind == "string_type" and isinstance(given, (int, float)):
-        return f'quote it: {key}: "{given}"'
     if kind == "string_type":
         return f"write {key}: text"
     if kind == "greater_than":
