@@ -431,6 +431,19 @@ def test_bridges_switch_of_offloading_is_set_and_read(ask: Ask) -> None:
     assert attributes["cpu_offloading_num_layers"] == 95 and not offloaded_layers(attributes)
 
 
+def test_a_layout_that_recomputes_nothing_takes_each_switch_of_recompute_away(
+    ask: Ask, write: Callable[[str, str], str]
+) -> None:
+    flags = {"recompute_activations": "true"}
+    for name in ("granularity", "method", "num_layers"):
+        flags[f"recompute_{name}"] = "null"
+    stated = ", ".join(f"{name}: {value}" for name, value in flags.items())
+    recipe = write("old_switch.yaml", f"extends: llama8b_fp8\nname: old\nmegatron: {{{stated}}}\n")
+    best = ask("plan", recipe, "--top", "1")[0]
+    assert _words(best)["megatron.recompute_activations"] == "null"
+    assert "recompute" not in {term["name"] for term in best["terms"]}
+
+
 def test_offloading_takes_what_the_link_to_the_host_needs(ask: Ask) -> None:
     words = ("llama8b_fp8", "--set", "megatron.recompute_granularity=null", "--set", "megatron.recompute_method=null",
              "--set", "megatron.recompute_num_layers=null")  # fmt: skip

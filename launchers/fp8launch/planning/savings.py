@@ -13,13 +13,15 @@ from fp8launch.planning.change import Change, Target, cleared, flags
 from fp8launch.planning.execution import LAYER_GRAPHS, no_layer_graphs
 from fp8launch.planning.speeds import FAST_HOST_LINK
 
-_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+_RECOMPUTE = (
+    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "recompute_activations",
+)  # fmt: skip
 _OFFLOAD = "cpu_offloading_num_layers"
 
 
 def no_savings(args: Arguments) -> Change:
     """What takes the recipe's own recompute and offloading away."""
-    change = cleared(args, *_RECOMPUTE).then(Change({"recompute_activations": None, _OFFLOAD: None}))
+    change = cleared(args, *_RECOMPUTE).then(Change({_OFFLOAD: None}))
     if offloaded_layers(args):
         change = change.then(Change({}, {f"megatron.{_OFFLOAD}": "null"}))
     return change
