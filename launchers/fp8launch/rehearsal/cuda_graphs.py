@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from fp8launch.injob.rank.compat import cpu
+
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 NOT_ON_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream"
 UNCAPTURED = "CUDA error: dependency created on uncaptured work in another stream"
@@ -103,7 +105,11 @@ def _synchronize(*_: Any) -> None:
         raise RuntimeError(NOT_PERMITTED)
 
 
+_record = cpu._Event.record
+
+
 def _record_event(event: Any, stream: Any = None) -> None:
+    _record(event, stream)
     event.captured = _takes_part(stream)
 
 

@@ -125,11 +125,16 @@ def local_graphs_have_one_stage(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("cuda_graph_impl", "pipeline_model_parallel_size"), fix)
 
 
+def _local_graphs_of_layers(run: ResolvedRun) -> bool:
+    """Whether Megatron captures whole layers: it does so for those whose attention is to be captured."""
+    modules = graph_modules(run.arguments)
+    local = run.value("cuda_graph_impl") == "local" and not _whole_step_graph(run)
+    return local and (not modules or "attn" in modules)
+
+
 def _captures_whole_expert_layers(run: ResolvedRun) -> bool:
-    modules, kind = graph_modules(run.arguments), run.value("cuda_graph_impl")
-    if kind == "local" and not _whole_step_graph(run):
-        return not modules or "attn" in modules  # captures the layer that holds the attention
-    return kind == "transformer_engine" and not modules
+    by_te = run.value("cuda_graph_impl") == "transformer_engine" and not graph_modules(run.arguments)
+    return by_te or _local_graphs_of_layers(run)
 
 
 @rule(
@@ -147,10 +152,8 @@ def whole_layer_graphs_do_not_wait(run: ResolvedRun) -> Iterator[Finding]:
 
 @rule("graph-recompute", "error", source="transformer_engine/pytorch/distributed.py:416 (2.20.2), H200")
 def local_graphs_recompute_no_mlp(run: ResolvedRun) -> Iterator[Finding]:
-    graphs = run.value("cuda_graph_impl") == "local" and not _whole_step_graph(run)
-    modules = graph_modules(run.arguments)
     quantized = run.value("fp8") or run.value("fp4")
-    if graphs and quantized and (not modules or "attn" in modules) and "mlp" in recomputed_modules(run.arguments):
+    if quantized and _local_graphs_of_layers(run) and "mlp" in recomputed_modules(run.arguments):
         message = "local CUDA graphs cannot capture an MLP that is recomputed in FP8"
         fix = "remove mlp from recompute_modules, or use cuda_graph_impl transformer_engine"
         yield Finding(message, run.where("recompute_modules", "cuda_graph_impl"), fix)
