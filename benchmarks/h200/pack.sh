@@ -27,6 +27,6 @@ if [ ! -f "$folder/flash3.tar.xz" ]; then
 fi
 top=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
 git -C "$top" archive HEAD pyproject.toml launchers recipes clusters containers tools/text_dataset.py \
-    benchmarks/h200/{run.sh,rehearsed.sh,setup.sh,tune.sh,convert.sh,convert.py,ceiling.py,lists,recipes} |
+    benchmarks/h200/{run.sh,rehearsed.sh,one_gpu,setup.sh,tune.sh,convert.sh,convert.py,ceiling.py,lists,recipes} |
     xz -T0 > "$folder/code.tar.xz"
 du -sh "$folder"

@@ -16,9 +16,10 @@
 #          (flash3.tar.xz in it is FlashAttention 3, which only lines with attention_backend=flash get)
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
+#   TOGETHER  1: ranks of a line that needs more GPUs than there are share one, for what such a run says, never for its speed
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,21p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,22p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
@@ -75,6 +76,7 @@ one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that r
     shift 3
     export FP8LAUNCH_RUNS=$work/runs/$name
     mkdir -p "$FP8LAUNCH_RUNS"
+    [ -z "$together" ] || export PYTHONPATH=$here/one_gpu:$PYTHONPATH
     [[ "$*" != *attention_backend=flash* ]] || export PYTHONPATH=$work/flash3:$PYTHONPATH
     sample_power "$ids" > "$work/$name.power" &
     local sampler=$!
@@ -105,6 +107,8 @@ declare -A titles=()
 while read -r need name recipe options <&3; do
     [[ -z "$need" || "$need" == \#* ]] && continue
     [ "$need" = compare ] && { titles[$name]="$recipe $options"; continue; }
+    together=
+    [ -z "${TOGETHER:-}" ] || [ "$need" -le "$gpus" ] || { together=1 need=1; }
     [ "$need" -le "$gpus" ] || { echo "$name: skipped, needs $need GPUs of $gpus" | tee -a "$out/summary.txt"; continue; }
     while [ "${#free[@]}" -lt "$need" ] || { [ -n "${SERIAL:-}" ] && [ "${#taken[@]}" -gt 0 ]; }; do reap; done
     if [ $((SECONDS + need_s)) -gt "$limit" ]; then
