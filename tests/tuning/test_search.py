@@ -153,6 +153,19 @@ def test_more_of_what_ran_out_of_memory_is_skipped_without_a_memory_model() -> N
     assert wanted(at) == ("a",)
 
 
+def test_a_change_on_a_kept_pair_is_not_a_pair_that_failed() -> None:
+    first = (Candidate("a", "1", gain=1.25), Candidate("b", "1", gain=1.25))
+    second = (Candidate("c", "2", gain=0.875), Candidate("d", "2", gain=0.875))
+    at = ran(state(*first, *second), 80)
+    at = ended(ran(at, 80), Outcome("out_of_memory", seconds=20.0))
+    assert wanted(at) == ("b", "c")
+    at = ran(ended(at, Outcome("failed", seconds=5.0)), 81)
+    best = standing(at).best
+    assert best is not None
+    assert best.changes == ("b", "d")
+    assert isinstance(next_trial(at), Finished)
+
+
 def test_the_clock_and_the_budget_end_it() -> None:
     at = ran(state(Candidate("a", "1"), limits=Limits(seconds=100.0)), 100)
     assert "budget" in next_trial(at).why  # type: ignore[union-attr]

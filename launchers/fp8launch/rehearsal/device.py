@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
+from torch.utils._device import _device_constructors
 
 from fp8launch.injob.rank.compat import cpu
 from fp8launch.rehearsal import cuda_graphs
@@ -103,6 +104,8 @@ def _on_the_host() -> None:
 
         return make
 
+    # `with torch.device("meta")` acts on the functions that torch had when it was first asked: on those behind these.
+    _device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, hosted(getattr(torch, name)))
     # Quantized tensors state their device themselves; torch has no such tensors' copies for a GPU that it lacks.

@@ -38,6 +38,8 @@ def install() -> None:
     with suppress(ImportError):
         _uneven_shards()
     with suppress(ImportError):
+        _host_meshes(importlib.import_module("torch.distributed.device_mesh"))
+    with suppress(ImportError):
         _plain_memory(importlib.import_module("megatron.core.nccl_allocator"))
     # It binds the process to the cores near the GPU, by packages of the image (cuda-python, pynvml).
     pipeline: Any = importlib.import_module("megatron.core.pipeline_parallel.utils")
@@ -45,6 +47,16 @@ def install() -> None:
     for name in WEAK_REFERENCES:
         with suppress(ImportError):
             _strong_references(importlib.import_module(name))
+
+
+def _host_meshes(meshes: Any) -> None:
+    """FSDP of torch asks the kind of its mesh where tensors live."""
+    from_group = meshes.DeviceMesh.from_group
+
+    def on_the_host(group: Any, device_type: str, *arguments: Any, **named: Any) -> Any:
+        return from_group(group, "cpu", *arguments, **named)
+
+    meshes.DeviceMesh.from_group = staticmethod(on_the_host)
 
 
 def _plain_memory(allocator: Any) -> None:

@@ -87,7 +87,9 @@ def _singles(state: State, now: Standing, best: Variant) -> Iterator[Variant]:
         if candidate.name in tried or candidate.name in best.changes:
             continue
         variant = _with(state, best, candidate.name)
-        if gain_over(state, best, variant) >= LEAST_PREDICTED and fits(state, variant):
+        likely = gain_over(state, best, variant) >= LEAST_PREDICTED
+        # On a pair that was kept, it may be a pair that ran: the other option of a knob in its place.
+        if likely and _is_new(now, variant) and fits(state, variant):
             wanted.append(variant)
     # Sorting is stable: equal predictions come in the order of the knobs.
     yield from sorted(wanted, key=lambda variant: -gain_over(state, best, variant))
