@@ -36,14 +36,15 @@ class MemoryJob:
 
 @dataclass
 class Memory:
-    """What the scheduler knows, and how it behaves: silent, refusing, forgetting to answer a submission, or without
-    enough nodes for a job that excludes some."""
+    """What the scheduler knows, and how it behaves: silent, refusing, forgetting to answer a submission, interrupted
+    before it answers, or without enough nodes for a job that excludes some."""
 
     jobs: dict[str, MemoryJob] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     silent: bool = False
     refusal: str | None = None
     loses_answers: bool = False
+    interrupted: bool = False
     needs_all_nodes: bool = False
     ends_at_once: int | None = None
 
@@ -155,6 +156,8 @@ class MemoryScheduler(Scheduler):
                 job.exit_code = self.memory.ends_at_once
                 job.status = "failed" if job.exit_code else "completed"
                 leave(run, job_id, job.exit_code)
+        if self.memory.interrupted:
+            raise KeyboardInterrupt
         if self.memory.loses_answers:
             raise error("memory-lost", "timed out", exit_code=3)
         return ids

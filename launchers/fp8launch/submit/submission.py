@@ -149,13 +149,16 @@ def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> R
     return None
 
 
-def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
-    """Record the jobs of runs whose submission was cut off and that nobody is submitting now. Errors are ignored."""
+def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = False) -> None:
+    """Record the jobs of runs whose submission was cut off and that nobody is submitting now. Errors are ignored.
+
+    `settle` as for `recover_jobs`.
+    """
     for run in runs:
         with contextlib.suppress(OSError, UserError, Busy):
             if is_open(run) and run.is_mine and not under_way(run):
                 with held(run.path):
-                    recover_jobs([run], scheduler, settle=False)
+                    recover_jobs([run], scheduler, settle)
 
 
 def describe_without_job(run: RunFolder) -> str:

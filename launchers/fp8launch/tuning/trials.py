@@ -20,7 +20,7 @@ from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import JobState, Scheduler
-from fp8launch.submit.submission import now
+from fp8launch.submit.submission import now, recover_cut_off
 from fp8launch.submit.submit_study import GridPoint, submit_study
 from fp8launch.tuning.candidates import Base, first_error, predict
 from fp8launch.tuning.state import Outcome
@@ -116,10 +116,14 @@ def _was_submitted(run: RunFolder) -> bool:
 def _ended_by_user(site: Site, run: RunFolder) -> JobState:
     """End the job of a trial that Ctrl-C interrupted. A second Ctrl-C does not wait for its end."""
     state = JobState("cancelled", INTERRUPTED)
-    if not _was_submitted(run):
+    if not (run.path / MANIFEST).is_file():
         return state
-    site.say(f"\n{INTERRUPTED}: ending the trial {run.run_id}; the same command continues with it")
     try:
+        # This command, or one before it, may have ended between the job's start and its record.
+        recover_cut_off([run], site.scheduler, settle=True)
+        if not _was_submitted(run):
+            return state
+        site.say(f"\n{INTERRUPTED}: ending the trial {run.run_id}; the same command continues with it")
         site.scheduler.cancel([run])
         state = _settled(site, run)
     except KeyboardInterrupt:
