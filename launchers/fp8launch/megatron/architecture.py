@@ -6,6 +6,8 @@ Supported are dense, MoE, multi-latent-attention, multi-token-prediction and hyb
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -132,6 +134,11 @@ class Chunk:
     output: bool = False
     final_norm: bool = False
 
+    @property
+    def around(self) -> Chunk:
+        """The same without its decoder layers."""
+        return Chunk((), self.mtp, self.embedding, self.output, self.final_norm)
+
 
 class DividedModel(NamedTuple):
     """A model, its division, and the chunks of every pipeline rank in order."""
@@ -211,6 +218,11 @@ def _transformer_layers(args: Arguments, layers: int) -> tuple[str, ...] | None:
     moe = expert_layers(args, layers)
     if moe is None:
         return None
+    return _named(moe)
+
+
+@functools.lru_cache(maxsize=64)
+def _named(moe: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(EXPERT_LAYER if one else DENSE_LAYER for one in moe)
 
 
@@ -254,7 +266,7 @@ def microbatches(args: Arguments, split: Division, global_batch: int) -> int:
 def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple[Chunk, ...], ...] | None:
     """The chunks of every pipeline rank, in order; None where the layers do not divide as asked."""
     layout = args.get("pipeline_model_parallel_layout")
-    counts: list[tuple[int, int]] | None
+    counts: Sequence[tuple[int, int]] | None
     hybrid = hybrid_layers(args)
     if hybrid and len(hybrid.segments) > 1:
         if len(hybrid.segments) % split.pp:
@@ -270,6 +282,13 @@ def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple
         counts = _even_counts(args, model, split)
     if counts is None or sum(t for t, _ in counts) != model.layers:
         return None
+    return _pipeline(tuple(counts), model.layers, bool(model.mtp), split.pp)
+
+
+# A search for layouts asks for the same few pipelines thousands of times.
+@functools.lru_cache(maxsize=256)
+def _pipeline(counts: Sequence[tuple[int, int]], depth: int, has_mtp: bool, pp: int) -> tuple[tuple[Chunk, ...], ...]:
+    """The chunks of every pipeline rank, from the layers and MTP layers of each chunk."""
     chunks, at = [], 0
     last = len(counts) - 1
     for i, (layers, mtp) in enumerate(counts):
@@ -277,10 +296,10 @@ def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple
         at += layers
         # With MTP layers the decoder's norm comes before them, else before the output.
         norm = i == last
-        if model.mtp:
-            norm = at == model.layers and layers > 0
+        if has_mtp:
+            norm = at == depth and layers > 0
         chunks.append(Chunk(numbers, mtp, i == 0, i == last, norm))
-    return tuple(tuple(chunks[rank :: split.pp]) for rank in range(split.pp))
+    return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
 
 
 def _even_counts(args: Arguments, model: Architecture, split: Division) -> list[tuple[int, int]] | None:

@@ -8,8 +8,9 @@ stated allowance. docs/memory.md compares with real runs.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -24,6 +25,7 @@ from fp8launch.megatron.dtype_sizes import (
     recomputed_modules,
     saving,
 )
+from fp8launch.megatron.layer_kinds import LayerKind, decoder_kinds, mtp_kinds
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, parameter_count, stage_weights
 
@@ -127,21 +129,21 @@ def offloaded_bytes(
     if not number:
         return 0.0
     run = _Run(args, model, split, 1, formats)
-    return sum(layer.kept for chunk in chunks for layer in _layers(run, chunk)[:number])
+    return sum(run.layers[kind].kept for chunk in chunks for kind in _all_kinds(run, chunk)[:number])
 
 
 def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
     """What chunks of the same memory have in common: kinds of layers, and what comes before and after them."""
-    return tuple(_kinds(run, chunk)), chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
+    return _kinds(run, chunk), chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
 
 
-def _kinds(run: _Run, chunk: Chunk) -> list[tuple[str, bool]]:
-    return [_kind(run, number) for number in chunk.layers]
+def _kinds(run: _Run, chunk: Chunk) -> tuple[LayerKind, ...]:
+    return tuple(map(run.kinds.__getitem__, chunk.layers))
 
 
-def _kind(run: _Run, layer: int) -> tuple[str, bool]:
-    """The parts of a decoder layer, and whether it is quantized."""
-    return run.model.kinds[layer], run.precision.covers(layer, run.model.layers)
+def _all_kinds(run: _Run, chunk: Chunk) -> tuple[LayerKind, ...]:
+    """The kinds of a chunk's layers, MTP layers last."""
+    return _kinds(run, chunk) + run.mtp_kinds * chunk.mtp
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,39 @@ class _Run:
     def on(self, name: str) -> bool:
         return bool(self.args.get(name))
 
-    @property
+    @cached_property
     def micro_batch(self) -> int:
         return whole(self.args, "micro_batch_size") or 1
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        return decoder_kinds(self.model, self.precision)
+
+    @cached_property
+    def mtp_kinds(self) -> tuple[LayerKind, ...]:
+        return mtp_kinds(self.model, self.precision)
+
+    @cached_property
+    def layers(self) -> dict[LayerKind, LayerMemory]:
+        """The memory of each kind of layer."""
+        memory = {}
+        for kind in {*self.kinds, *self.mtp_kinds}:
+            how = saving(self.args, self.precision, kind[1])
+            memory[kind] = layer_memory(self.model, self.split, self.micro_batch, kind[0], how)
+        return memory
+
+    @cached_property
+    def weights(self) -> dict[LayerKind, tuple[Weight, ...]]:
+        """The weights of a decoder layer of each kind."""
+        return {
+            kind: tuple(layer_weights(self.model, self.split, kind[0], self.kinds.index(kind)))
+            for kind in set(self.kinds)
+        }
+
+    @cached_property
+    def chunks(self) -> dict[object, tuple[float, float]]:
+        """The memory of virtual stages by their layers, as they are asked for: most of them are alike."""
+        return {}
 
     @cached_property
     def sharding(self) -> str:
@@ -168,7 +200,7 @@ class _Run:
             return str(self.args.get("data_parallel_sharding_strategy") or "optim_grads_params")
         return ""
 
-    @property
+    @cached_property
     def divides_optimizer(self) -> bool:
         return self.on("use_distributed_optimizer") or "optim" in self.sharding
 
@@ -199,14 +231,13 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
 
 def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
     """The weights of a pipeline stage. Layers that hold the same, in the same formats, are counted once."""
-    alike: dict[tuple[str, bool], list[int]] = {}
+    alike: Counter[LayerKind] = Counter()
     for chunk in chunks:
-        for number in chunk.layers:
-            alike.setdefault(_kind(run, number), []).append(number)
-    weights = stage_weights(run.model, run.split, [replace(chunk, layers=()) for chunk in chunks])
-    for (kind, _), numbers in alike.items():
-        for weight in layer_weights(run.model, run.split, kind, numbers[0]):
-            weights.append(replace(weight, copies=weight.copies * len(numbers)))
+        alike.update(_kinds(run, chunk))
+    weights = stage_weights(run.model, run.split, [chunk.around for chunk in chunks])
+    for kind, number in alike.items():
+        for weight in run.weights[kind]:
+            weights.append(Weight(weight.shape, weight.kind, weight.copies * number, weight.layer))
     return weights
 
 
@@ -214,23 +245,24 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
     """Weights, their quantized copies, gradients and optimizer states."""
     formats = run.precision
     held = copied = gradients = optimizer = 0.0
+    shards_copies = bool(run.sharding) and not run.on("keep_fp8_transpose_cache")
+    instances = whole(run.args, "num_distributed_optimizer_instances") or 1
     for weight in weights:
-        data = _data_ranks(run, weight)
+        data, count = _data_ranks(run, weight), weight.count
         parameter, copy = formats.weight_bytes(weight, run.model.layers)
         shard = gradient_shard = optimizer_shard = 1
         if run.sharding == "optim_grads_params":
             shard = data
         if "grads" in run.sharding:
             gradient_shard = data
-        if run.sharding and not run.on("keep_fp8_transpose_cache"):
+        if shards_copies:
             copy *= 1 / shard
-        held += weight.count * parameter / shard
-        copied += weight.count * copy
-        gradients += weight.count * formats.gradient / gradient_shard
+        held += count * parameter / shard
+        copied += count * copy
+        gradients += count * formats.gradient / gradient_shard
         if run.divides_optimizer:
-            instances = whole(run.args, "num_distributed_optimizer_instances") or 1
             optimizer_shard = max(data // instances, 1)
-        optimizer += weight.count * formats.optimizer_bytes(weight) / optimizer_shard
+        optimizer += count * formats.optimizer_bytes(weight) / optimizer_shard
     if run.on("optimizer_cpu_offload"):
         fraction = run.args.get("optimizer_offload_fraction")
         if not isinstance(fraction, (int, float)):
@@ -323,8 +355,15 @@ def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
 
 def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
     """Kept bytes of a virtual stage and micro batch, and the most that running one of its layers takes."""
+    kinds = _all_kinds(run, chunk)
+    content = kinds, chunk.mtp
+    if content not in run.chunks:
+        run.chunks[content] = _chunk_of(run, [run.layers[kind] for kind in kinds], chunk.mtp)
+    return run.chunks[content]
+
+
+def _chunk_of(run: _Run, layers: Sequence[LayerMemory], mtp: int) -> tuple[float, float]:
     hidden = _hidden_state(run)
-    layers = _layers(run, chunk)
     kept, work = 0.0, max((layer.work + layer.rebuilt for layer in layers), default=0.0)
     recomputed = recomputed_layers(run.args, len(layers))
     if recomputed:
@@ -334,24 +373,12 @@ def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
         kept += -(-recomputed // size) * hidden
         work += size * max(layer.kept for layer in layers)
     kept += sum(layer.kept for layer in layers[max(recomputed, offloaded_layers(run.args)) :])
-    if chunk.mtp:
+    if mtp:
         # Norms of embedding and hidden state, and their concatenation.
-        kept += chunk.mtp * 4 * hidden
+        kept += mtp * 4 * hidden
     if run.args.get("create_attention_mask_in_dataloader", True):
         kept += run.micro_batch * run.model.seq_length**2
     return kept, work
-
-
-def _layers(run: _Run, chunk: Chunk) -> list[LayerMemory]:
-    """Each layer of a chunk, MTP layers last."""
-    depth, formats = run.model.layers, run.precision
-    kinds = _kinds(run, chunk)
-    kinds += [(kind, formats.covers(None, depth)) for kind in run.model.mtp_kinds] * chunk.mtp
-    memory = {}
-    for kind, quantized in set(kinds):
-        how = saving(run.args, formats, quantized)
-        memory[kind, quantized] = layer_memory(run.model, run.split, run.micro_batch, kind, how)
-    return [memory[one] for one in kinds]
 
 
 def _hidden_state(run: _Run) -> float:

@@ -92,6 +92,9 @@ class Latent:
 def whole(args: Arguments, name: str) -> int | None:
     """An argument that is a whole number, from 0 to 10^15; None for anything else."""
     value = args.get(name)
+    # Asked for millions of times by a search for layouts, mostly of a number or nothing.
+    if value is None or (type(value) is int and 0 <= value < 10**15):
+        return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

@@ -242,7 +242,8 @@ class _Finder:
     def _save(self, item: _Division, ms: float) -> None:
         """Queue the ways to save memory of a division, with smaller types only where nothing else makes it fit."""
         args, deepest = item.change.args, _deepest(item)
-        types = next(one for one in self._types(item) if self._fits(deepest.then(one)))
+        *larger, smallest = self._types(item)  # with the smallest it fits, or it would not be saved
+        types = next((one for one in larger if self._fits(deepest.then(one))), smallest)
         modules, layers = module_recomputes(args), layer_recomputes(args)
         for gather in item.gathers:
             change = item.change.then(types).then(gather)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fp8launch.megatron.architecture import Chunk
 from fp8launch.megatron.parameters import Weight, chunk_weights, layer_weights
@@ -46,6 +46,7 @@ def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
     of_dense, of_routed = gather(1.0, dense, run.speeds), gather(1.0, routed, run.speeds)
     total = _Traffic()
     for weight in weights:
+        count = weight.count
         ranks, each = dense.size, of_dense
         if weight.kind == "expert":
             ranks, each = routed.size, of_routed
@@ -53,16 +54,16 @@ def _traffic(run: Workload, weights: Iterable[Weight]) -> _Traffic:
         sent = formats.weight
         if formats.param_gather and formats.recipe and linear:
             sent = formats.recipe.weight_bytes
-            cast = weight.count * CAST.get(formats.recipe.name, 20.0)
+            cast = count * CAST.get(formats.recipe.name, 20.0)
             if sharding:
                 cast /= ranks
             total.update += cast
-        total.linear += weight.count * linear
+        total.linear += count * linear
         passes = 2 * formats.gradient + 2 * formats.optimizer_bytes(weight) + BF16 + 8 * formats.copies_gradients
         passes += SCALED_STATE * formats.scaled_states + FP8_MOMENT * formats.fp8_moment
-        reduced, update = weight.count * formats.gradient * each, weight.count * passes
+        reduced, update = count * formats.gradient * each, count * passes
         if divided:
-            total.gathered += weight.count * sent * each
+            total.gathered += count * sent * each
             update /= ranks
         else:
             reduced *= 2  # an all-reduce
@@ -108,7 +109,7 @@ def _stage_traffic(run: Workload, chunks: Sequence[Chunk]) -> _Traffic:
         total.add(_traffic(run, layer_weights(run.model, run.split, kind, 0)), number)
     for chunk in chunks:
         if chunk.mtp or chunk.embedding or chunk.output or chunk.final_norm:
-            total.add(_traffic(run, chunk_weights(run.model, run.split, replace(chunk, layers=()))), 1)
+            total.add(_traffic(run, chunk_weights(run.model, run.split, chunk.around)), 1)
     return total
 
 

@@ -17,6 +17,7 @@ from fp8launch.hardware.quantization import FP32
 from fp8launch.megatron.architecture import Chunk, divided_model, microbatches
 from fp8launch.megatron.dtype_sizes import offloaded_layers, precision, recomputed_layers
 from fp8launch.megatron.flops import flops_per_token
+from fp8launch.megatron.layer_kinds import LayerKind, decoder_kinds, mtp_kinds
 from fp8launch.megatron.memory import offloaded_bytes
 from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.planning.collectives import Group, send
@@ -170,11 +171,13 @@ class LayerTimes:
     """Times of layers of earlier predictions, which layouts that differ in their pipeline alone have in common."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[Arguments, dict[tuple[str, bool], LayerTime]]] = {}
+        self._known: dict[tuple[object, ...], tuple[Arguments, dict[LayerKind, LayerTime]]] = {}
 
-    def of(self, run: Workload) -> dict[tuple[str, bool], LayerTime]:
+    def of(self, run: Workload) -> dict[LayerKind, LayerTime]:
         """The times of the layers of `run`."""
-        args = {name: value for name, value in run.args.items() if name not in _OF_PIPELINE}
+        args = dict(run.args)
+        for name in _OF_PIPELINE:
+            args.pop(name, None)
         savings = [str(args.pop(name, None)) for name in _OF_SAVINGS]
         alike = replace(run.split, pp=1, vp=1, data=1, expert_data=1), run.micro_batch, *savings
         known = self._known.get(alike)
@@ -216,23 +219,14 @@ _OF_PIPELINE = {
 }
 
 
-def _layer_times(run: Workload) -> dict[tuple[str, bool], LayerTime]:
-    decoder, mtp = _kinds(run)
+def _layer_times(run: Workload) -> dict[LayerKind, LayerTime]:
+    decoder, mtp = decoder_kinds(run.model, run.precision), mtp_kinds(run.model, run.precision)
     return {kind: layer_time(run, *kind) for kind in {*decoder, *mtp}}
 
 
-def _kinds(run: Workload) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """The parts of each layer and whether it is quantized: of the decoder, and of one MTP depth."""
-    model, covers = run.model, run.precision.covers
-    decoder = [(kind, covers(number, model.layers)) for number, kind in enumerate(model.kinds)]
-    return decoder, [(kind, covers(None, model.layers)) for kind in model.mtp_kinds]
-
-
-def _stages(
-    run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[tuple[str, bool], LayerTime]
-) -> list[Seconds]:
+def _stages(run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[LayerKind, LayerTime]) -> list[Seconds]:
     """Seconds of a micro batch on every pipeline rank; stages that hold the same are computed once."""
-    decoder, mtp = _kinds(run)
+    decoder, mtp = decoder_kinds(run.model, run.precision), mtp_kinds(run.model, run.precision)
     different: dict[object, Seconds] = {}
     found = []
     for chunks in pipeline:
@@ -250,14 +244,14 @@ def _stages(
 def _stage(
     run: Workload,
     chunks: Sequence[Chunk],
-    kinds_of_chunks: Sequence[Sequence[tuple[str, bool]]],
-    layers: dict[tuple[str, bool], LayerTime],
+    kinds_of_chunks: Sequence[Sequence[LayerKind]],
+    layers: dict[LayerKind, LayerTime],
 ) -> Seconds:
     """Seconds of a micro batch on one pipeline rank, forward and backward."""
     total = seconds()
     forward = 0.0
-    held: Counter[tuple[str, bool]] = Counter()
-    repeated: Counter[tuple[str, bool]] = Counter()
+    held: Counter[LayerKind] = Counter()
+    repeated: Counter[LayerKind] = Counter()
     for chunk, kinds in zip(chunks, kinds_of_chunks, strict=True):
         held.update(kinds)
         repeated.update(kinds[: recomputed_layers(run.args, len(kinds))])

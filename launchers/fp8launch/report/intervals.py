@@ -116,13 +116,19 @@ def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[flo
     n = len(batches)
     length = max(1, round(n ** (1 / 3)))
     ring = [*batches, *batches[: length - 1]]
+    blocks = [ring[start : start + length] for start in range(n)]
+    # What randrange and median do, without their calls: a search for settings asks for millions of blocks.
+    bits = n.bit_length()
     medians = []
     for _ in range(RESAMPLES):
         sample: list[float] = []
         while len(sample) < n:
-            start = dice.randrange(n)
-            sample += ring[start : start + length]
-        medians.append(statistics.median(sample[:n]))
+            start = dice.getrandbits(bits)
+            if start < n:
+                sample += blocks[start]
+        del sample[n:]
+        sample.sort()
+        medians.append((sample[(n - 1) // 2] + sample[n // 2]) / 2)
     return medians
 
 
