@@ -32,6 +32,14 @@ FULL = {"recompute_granularity": "full"}
 OPEN = {"CUDA_DEVICE_MAX_CONNECTIONS": 32}
 SEGMENTS = {**OPEN, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 UNDISTRIBUTED = {"use_distributed_optimizer": None, "overlap_param_gather": None, "fp8_param_gather": None}
+OFFLOADED = {"fine_grained_activation_offloading": True, "offload_modules": ["attn_norm"]}
+FSDP2 = {
+    **UNDISTRIBUTED,
+    "use_torch_fsdp2": True,
+    "no_gradient_accumulation_fusion": True,
+    "ckpt_format": "torch_dist",
+    "untie_embeddings_and_output_weights": True,
+}
 VPP = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2}
 
 # What Megatron's parser and our schema refuse.
@@ -204,6 +212,51 @@ BUILDING = {
         {"fp8_param_gather": True, "use_precision_aware_optimizer": True, "main_params_dtype": "fp16"},
         "fp8-param-gather-states",
     ),
+    "fp32 master beside gathered delayed weights": Set(
+        {**DELAYED, "fp8_param_gather": True, "use_precision_aware_optimizer": True}, "fp8-param-gather-states"
+    ),
+    "moments in bf16 and FP16 master beside gathered delayed weights": Set(
+        {
+            **DELAYED,
+            "fp8_param_gather": True,
+            "use_precision_aware_optimizer": True,
+            "main_params_dtype": "fp16",
+            "exp_avg_dtype": "bf16",
+            "exp_avg_sq_dtype": "bf16",
+        },
+        "fp8-param-gather-states",
+    ),
+    "dense layers as groups on Hopper": Set(
+        {"use_grouped_gemm_for_dense_mlp": True, "use_transformer_engine_op_fuser": True}, "dense-grouped-mxfp8"
+    ),
+    "recomputed MLP with biases": Set(
+        {"recompute_granularity": "selective", "recompute_modules": ["mlp"], "disable_bias_linear": None},
+        "fp8-recompute-mlp-bias",
+    ),
+    "recompute of an input that offloading frees": Set(
+        {**MLA, **FULL, **OFFLOADED, "recompute_method": "uniform", "recompute_num_layers": 1},
+        "offload-recomputed-input",
+        env={**ENV, "NVTE_CPU_OFFLOAD_V1": 1},
+    ),
+    "gate of shared experts on a meta device": Set(
+        {
+            **MOE,
+            **FSDP,
+            "init_model_with_meta_device": True,
+            "moe_shared_expert_intermediate_size": 768,
+            "moe_shared_expert_gate": True,
+        },
+        "meta-device-expert-gate",
+        env=OPEN,
+    ),
+    "quantiles beside a fused router": Set(
+        {**MOE, "moe_router_load_balancing_type": "quantile_balancing", "moe_router_fusion": True},
+        "quantile-balancing-router",
+    ),
+    "torch's FSDP2 in 0.18": Set(
+        FSDP2, "torch-fsdp2-step", env=OPEN, software={"megatron": "0.18", "transformer_engine": "2.16"}
+    ),
+    "torch's FSDP2 on a meta device": Set({**FSDP2, "init_model_with_meta_device": True}, "torch-fsdp2-meta", env=OPEN),
     "bf16 moments beside gathered delayed weights": Set(
         {
             **DELAYED,

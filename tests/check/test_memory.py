@@ -322,6 +322,7 @@ def test_any_arguments_give_an_estimate_or_none(changes: dict[str, Any], world: 
         ({"use_distributed_optimizer": False}, 12 / 4 - 12),
         ({"optimizer": "sgd"}, 1),
         ({"optimizer": "dist_muon"}, 1),
+        ({"optimizer": "lion"}, 1),
     ],
 )
 def test_optimizer_states(changes: dict[str, Any], saved: float) -> None:

@@ -72,6 +72,20 @@ batch: {micro: 4, global: 256, sequence: 2048}
 train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
 resources: {nodes: 2, gpus_per_node: 8}
 """
+# torch's own FSDP, whose mesh is on the host here.
+SHARDED_BY_TORCH = """
+name: sharded_by_torch
+extends: [models/llama3_8b, parts/pretrain, hardware/h200, precision/delayed]
+parallel: {fsdp: torch_fsdp2}
+model: {untie_embeddings_and_output_weights: true}
+megatron: {no_gradient_accumulation_fusion: true}
+batch: {micro: 1, global: 4, sequence: 2048}
+train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
+resources: {nodes: 1, gpus_per_node: 2}
+"""
+# Found by its name in the package of emerging optimizers, as Muon is not.
+LION = DENSE.replace("parts/distributed_optimizer, ", "").replace("param_gather: true", "param_gather: false")
+LION += "megatron: {optimizer: lion}\n"
 # Graphs of layers whose outputs Megatron before 0.19 marks as needing gradients or not.
 CAPTURED = f"""{DENSE}
 software: {{megatron: "0.18", transformer_engine: "2.16"}}
@@ -97,8 +111,17 @@ def test_a_run_that_trains_on_gpus_passes(write: Callable[[str, str], str]) -> N
 @pytest.mark.train
 @pytest.mark.parametrize(
     "recipe",
-    [NVFP4, GROUPED, BIASED, SHARDED, CAPTURED, CAPTURED.replace("local", "transformer_engine")],
-    ids=["nvfp4", "grouped", "biased", "sharded", "captured", "captured by TE"],
+    [
+        NVFP4,
+        GROUPED,
+        BIASED,
+        SHARDED,
+        SHARDED_BY_TORCH,
+        LION,
+        CAPTURED,
+        CAPTURED.replace("local", "transformer_engine"),
+    ],
+    ids=["nvfp4", "grouped", "biased", "sharded", "sharded by torch", "lion", "captured", "captured by TE"],
 )
 def test_a_run_that_no_machine_here_has_gpus_for_passes(
     write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, recipe: str
@@ -108,6 +131,20 @@ def test_a_run_that_no_machine_here_has_gpus_for_passes(
     [result] = with_rehearsal([run], check_all([run], layers=("schema",)), Cluster())
     assert result.ok, result.problems
     assert result.layers[LAYER] == "ran"
+
+
+@needs_torch
+@pytest.mark.train
+def test_weights_on_a_meta_device_are_missed_where_nothing_fills_them(write: Callable[[str, str], str]) -> None:
+    """The gate of shared experts was made on the host, where torch's functions were replaced by others."""
+    recipe = SHARDED.replace("gpt_oss_120b", "deepseek_v3").replace("ep: 8", "ep: 16")
+    recipe = recipe.replace(
+        "model: {num_layers: 4}", "model: {num_layers: 3, moe_layer_freq: '[0]+[1]*2', moe_shared_expert_gate: true}"
+    )
+    run = prepare(write("r.yaml", recipe))
+    [result] = with_rehearsal([run], check_all([run], layers=("schema",)), Cluster())
+    assert result.rehearsal is not None
+    assert any("shared_experts does not have a reset" in str(role.reason) for role in result.rehearsal.roles)
 
 
 @needs_torch

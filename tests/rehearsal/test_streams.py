@@ -8,8 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
 from fp8launch.injob.rank.compat import cpu
 from fp8launch.rehearsal import cuda_graphs
 
@@ -35,7 +33,7 @@ def test_a_capture_says_which_event_it_cannot_wait_for() -> None:
 
 def test_captured_work_waits_for_captured_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
     current, other, event = cpu._Stream(), cpu._Stream(), cpu._Event()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(cuda_graphs.Captures, "stream", current)
     with cuda_graphs.graph(cuda_graphs.CUDAGraph()):
         with pytest.raises(RuntimeError, match="dependency created on uncaptured work in another stream"):
             cuda_graphs._wait_stream(current, other)
@@ -47,3 +45,19 @@ def test_captured_work_waits_for_captured_work_only(monkeypatch: pytest.MonkeyPa
         cuda_graphs._record_event(event, other)
         cuda_graphs._wait_event(current, event)
     cuda_graphs._wait_stream(current, cpu._Stream())
+
+
+def test_a_stream_takes_part_by_waiting_for_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As context parallelism in Transformer Engine's captured layers does, on a stream of its own."""
+    current, other = cpu._Stream(), cpu._Stream()
+    monkeypatch.setattr(cuda_graphs.Captures, "stream", current)
+    before = cuda_graphs.Communication()
+    with cuda_graphs.graph(cuda_graphs.CUDAGraph()):
+        inside = cuda_graphs.Communication()
+        with cuda_graphs._on_stream(other):
+            before.wait()
+            with pytest.raises(RuntimeError, match="uncaptured work"):
+                cuda_graphs._wait_stream(current, other)
+            inside.wait()
+        assert cuda_graphs.Captures.stream is current
+        cuda_graphs._wait_stream(current, other)

@@ -169,12 +169,12 @@ def _gradient(args: Arguments, half: bool) -> float:
 
 
 def _moments(args: Arguments, aware: bool, gpu: Gpu) -> float:
-    """Both of Adam's moments, or the one of SGD and Muon (whose embeddings and norms have Adam's).
+    """Both of Adam's moments, or the one of SGD, Lion and Muon (whose embeddings and norms have Adam's).
 
     Before Blackwell an FP8 moment takes two bytes: Transformer Engine's quantizer of it makes the transpose of a weight
     too, which nothing reads (pytorch/optimizers/fused_adam.py, _initialize_state of 2.14 to 2.20; measured on H200).
     """
-    if args.get("optimizer") in ("sgd", "muon", "dist_muon"):
+    if args.get("optimizer") in ("sgd", "lion", "muon", "dist_muon"):
         return FP32
     if not aware:
         return 2 * FP32

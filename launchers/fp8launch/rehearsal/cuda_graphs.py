@@ -24,9 +24,10 @@ MOST_GPUS = 16
 
 
 class Captures:
-    """How deep in captures this process is, and which streams beside the current one take part."""
+    """How deep in captures this process is, on which stream it works, and which streams take part."""
 
     depth = 0
+    stream: ClassVar[Any] = None
     joined: ClassVar[set[int]] = set()
 
 
@@ -49,7 +50,7 @@ class CUDAGraph:
         if capturing():
             raise RuntimeError(NOT_PERMITTED)
         Captures.depth += 1
-        Captures.joined.clear()
+        Captures.joined = {id(Captures.stream)}
 
     def capture_end(self) -> None:
         """End it."""
@@ -115,8 +116,7 @@ def _record_event(event: Any, stream: Any = None) -> None:
 
 def _takes_part(stream: Any) -> bool:
     """Whether what is queued on a stream (None is the current one) is captured now."""
-    current = stream is None or stream is torch.cuda.current_stream()
-    return capturing() and (current or id(stream) in Captures.joined)
+    return capturing() and id(stream or Captures.stream) in Captures.joined
 
 
 def _wait(stream: Any, captured: bool) -> None:
@@ -135,6 +135,37 @@ def _wait_event(stream: Any, event: Any) -> None:
     _wait(stream, capturing() and getattr(event, "captured", False))
 
 
+def _wait_of_event(event: Any, stream: Any = None) -> None:
+    _wait_event(stream or Captures.stream, event)
+
+
+class Communication:
+    """The end of a collective: the stream that waits for it takes part in a capture that it was launched in."""
+
+    def __init__(self) -> None:
+        self.captured = _takes_part(None)
+
+    def wait(self) -> None:
+        """Let the current stream wait for it."""
+        if self.captured and capturing():
+            _wait(Captures.stream, True)
+
+
+def _set_stream(stream: Any) -> None:
+    if stream is not None:
+        Captures.stream = stream
+
+
+@contextlib.contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    before = Captures.stream
+    _set_stream(stream)
+    try:
+        yield
+    finally:
+        Captures.stream = before
+
+
 def _synchronize_event(event: Any) -> None:
     if capturing():
         raise RuntimeError(NOT_ON_EVENT if getattr(event, "captured", False) else NOT_PERMITTED)
@@ -151,7 +182,11 @@ def install() -> None:
     for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
         setattr(torch._C, name, lambda *_: None)
     cuda.default_generators = tuple(Generator() for _ in range(MOST_GPUS))
+    Captures.stream = cuda.current_stream()
+    cuda.current_stream = lambda device=None: Captures.stream
+    cuda.stream, cuda.set_stream = _on_stream, _set_stream
     cuda.synchronize = _synchronize
     cuda.Stream.synchronize = _synchronize
     cuda.Stream.wait_stream, cuda.Stream.wait_event = _wait_stream, _wait_event
     cuda.Event.record, cuda.Event.synchronize = _record_event, _synchronize_event
+    cuda.Event.wait = _wait_of_event

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+from fp8launch.rehearsal.cuda_graphs import Communication
 from fp8launch.rehearsal.noise import noise
 
 NAME = "fp8launch_mirror"
@@ -26,10 +26,24 @@ def observe(kind: str, group: Any, tensor: torch.Tensor) -> None:
     """Called for everything that passes: `recording` takes this function's place."""
 
 
-def _finished(result: Any) -> Any:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
+class Finished(dist.Work):
+    """The end of what passes, which is there at once."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._future: Future[Any] = Future()
+        self._future.set_result(result)
+        self._communication = Communication()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._communication.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
 
 
 def _outside_autograd(kind: type) -> type:
@@ -53,17 +67,17 @@ class Mirror(dist.ProcessGroup):
             observe("all_reduce", self, tensor)
             if "SUM" in str(getattr(opts, "reduceOp", "")):
                 tensor.mul_(self.ranks)
-        return _finished(tensors)
+        return Finished(tensors)
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         for tensor in tensors:
             observe("broadcast", self, tensor)
-        return _finished(tensors)
+        return Finished(tensors)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        return _finished(tensors)
+        return Finished(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -71,19 +85,19 @@ class Mirror(dist.ProcessGroup):
             for each in output:
                 # NCCL takes tensors of other sizes from other ranks.
                 each.copy_(tensor if each.shape == tensor.shape else noise(each.shape, each.dtype))
-        return _finished(outputs)
+        return Finished(outputs)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         observe("all_gather", self, output)
         output.view(self.ranks, -1).copy_(tensor.reshape(1, -1).expand(self.ranks, -1))
-        return _finished(output)
+        return Finished(output)
 
     all_gather_single = all_gather_into_tensor = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._allgather_base(output, tensor)
-        return _finished(outputs)
+        return Finished(outputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -91,19 +105,19 @@ class Mirror(dist.ProcessGroup):
         for output, tensors in zip(outputs, inputs, strict=True):
             observe("reduce_scatter", self, output)
             output.copy_(tensors[self.own])
-        return _finished(outputs)
+        return Finished(outputs)
 
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         observe("reduce_scatter", self, tensor)
         output.copy_(tensor.reshape(self.ranks, -1)[self.own].reshape(output.shape))
-        return _finished(output)
+        return Finished(output)
 
     reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, tensor)
-        return _finished(outputs)
+        return Finished(outputs)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -120,7 +134,7 @@ class Mirror(dist.ProcessGroup):
                 received.copy_(sent[torch.arange(len(received)) % len(sent)])
             elif len(received):
                 received.zero_()
-        return _finished(output)
+        return Finished(output)
 
     def all_to_all_single(self, output: torch.Tensor, tensor: torch.Tensor, *rest: Any) -> Any:
         return self.alltoall_base(output, tensor, *rest)
@@ -128,33 +142,33 @@ class Mirror(dist.ProcessGroup):
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output in outputs:
             output.copy_(inputs[self.own])
-        return _finished(outputs)
+        return Finished(outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensor in zip(outputs, inputs, strict=False):
             for each in output:
                 # NCCL takes tensors of other sizes from other ranks.
                 each.copy_(tensor if each.shape == tensor.shape else noise(each.shape, each.dtype))
-        return _finished(outputs)
+        return Finished(outputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         for output, tensors in zip(outputs, inputs, strict=False):
             output.copy_(tensors[self.own])
-        return _finished(outputs)
+        return Finished(outputs)
 
     def _start_coalescing(self, device: Any) -> None:
         """What follows is done when it is asked for."""
 
     def _end_coalescing(self, device: Any) -> Any:
-        return _finished(torch.ones(1))
+        return Finished(torch.ones(1))
 
     def barrier(self, opts: Any = None) -> Any:
-        return _finished(torch.ones(1))
+        return Finished(torch.ones(1))
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         for tensor in tensors:
             observe("send", self, tensor)
-        return _finished(tensors)
+        return Finished(tensors)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
         for tensor in tensors:
@@ -163,7 +177,7 @@ class Mirror(dist.ProcessGroup):
                 tensor.copy_(noise(tensor.shape, tensor.dtype))
             else:
                 tensor.zero_()
-        return _finished(tensors)
+        return Finished(tensors)
 
     recv_anysource = recv
 

@@ -225,3 +225,30 @@ def delayed_scaling_saves_no_inputs(run: ResolvedRun) -> Iterator[Finding]:
     if run.on("num_experts") and run.on("moe_grouped_gemm") and "expert_fc1" in offloaded:
         message = "delayed scaling does not support offload_modules expert_fc1, which keeps the input of experts"
         yield Finding(message, run.where("offload_modules", "fp8_recipe"), "remove expert_fc1 from offload_modules")
+
+
+@rule(
+    "meta-device-expert-gate",
+    "error",
+    source="megatron_fsdp/param_and_grad_buffer.py:2888 (0.19; 2489 in 0.18, 2477 in 0.17), H200",
+)
+def gates_of_shared_experts_are_not_built_on_meta(run: ResolvedRun) -> Iterator[Finding]:
+    gated = run.on("moe_shared_expert_gate") and run.on("moe_shared_expert_intermediate_size")
+    if gated and run.on("use_megatron_fsdp") and run.on("init_model_with_meta_device"):
+        message = "Megatron-FSDP cannot fill the gate of shared experts that init_model_with_meta_device leaves out"
+        fix = "set `init_model_with_meta_device: null`, or remove moe_shared_expert_gate"
+        yield Finding(message, run.where("init_model_with_meta_device", "moe_shared_expert_gate"), fix)
+
+
+@rule("quantile-balancing-router", "error", source=f"{_MOE}/router.py:322 (0.19), H200")
+def routing_by_quantiles_is_plain(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.on("num_experts") or run.value("moe_router_load_balancing_type") not in (
+        "quantile_balancing",
+        ["quantile_balancing"],
+    ):
+        return
+    for name in ("moe_router_fusion", "moe_router_num_groups", "moe_router_group_topk"):
+        if run.on(name):
+            message = f"routing by quantile_balancing does not support {name}"
+            yield Finding(message, run.where("moe_router_load_balancing_type", name), f"remove {name}")
+            return

@@ -240,3 +240,17 @@ def fsdp_shards(run: ResolvedRun) -> Iterator[Finding]:
         message = "Megatron-FSDP with data_parallel_sharding_strategy no_shard shards nothing"
         fix = "use `parallel: {fsdp: megatron}`, or data_parallel_sharding_strategy: optim_grads_params"
         yield Finding(message, run.where("data_parallel_sharding_strategy", "use_megatron_fsdp"), fix)
+
+
+@rule("torch-fsdp2-step", "error", source="megatron/core/distributed/finalize_model_grads.py:498 (0.18; 447 in 0.17)")
+def torch_fsdp2_finishes_a_step(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("use_torch_fsdp2") and run.megatron[:2] < (0, 19):
+        message = "torch's FSDP2 fails in the first step with Megatron before 0.19: finish_grad_sync takes no argument"
+        yield Finding(message, run.where("use_torch_fsdp2"), "use `parallel: {fsdp: megatron}`, or Megatron 0.19")
+
+
+@rule("torch-fsdp2-meta", "error", source="megatron/core/optimizer/optimizer.py:1033 (0.19), H200")
+def torch_fsdp2_builds_its_weights(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("use_torch_fsdp2") and run.on("init_model_with_meta_device"):
+        message = "with torch's FSDP2 nothing fills the weights that init_model_with_meta_device leaves out"
+        yield Finding(message, run.where("init_model_with_meta_device"), "remove it")

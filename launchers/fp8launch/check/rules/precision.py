@@ -9,7 +9,7 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.wording import shortened
 
-_EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon")
+_EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon", "lion")
 
 
 @rule("fp8-off", "error", source="run: losses are bit-identical to bf16; megatron/core/fp8_utils.py get_fp8_context")
@@ -97,8 +97,11 @@ def gather_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
             yield Finding(message, run.where(recipe.gather_flag), fix)
 
 
-def _has_narrow_moments(run: ResolvedRun) -> bool:
-    return not {run.value("exp_avg_dtype"), run.value("exp_avg_sq_dtype")}.isdisjoint(("fp8", "fp16", "bf16"))
+def _outside_the_fp8_kernel(run: ResolvedRun) -> bool:
+    if run.on("optimizer_cpu_offload"):
+        return False
+    moments = {run.value("exp_avg_dtype"), run.value("exp_avg_sq_dtype")}
+    return run.value("main_params_dtype") == "fp32" or moments == {"bf16"}
 
 
 @rule(
@@ -107,17 +110,21 @@ def _has_narrow_moments(run: ResolvedRun) -> bool:
     source="run on H200 with TransformerEngine 2.20.2: FusedAdam has no such pair of parameter and state types",
 )
 def gathered_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
-    """Report two combinations that pass all validators and fail in the first step."""
+    """Report combinations that pass all validators and fail in the first step.
+
+    The kernel for weights under delayed scaling takes fp32 only: not the 16 bits that bf16 lacks, which stand for an
+    fp32 master weight, and not moments in bf16, which are not unscaled before it where both are.
+    """
     if not run.on("fp8_param_gather") or not run.on("use_precision_aware_optimizer"):
         return
     master = run.value("main_params_dtype")
-    if run.precision == "delayed" and master == "fp32" and _has_narrow_moments(run):
+    if run.precision == "delayed" and _outside_the_fp8_kernel(run):
         message = (
-            "delayed scaling with FP8 parameter gather, fp32 master weights and moments other than fp32 fails in the "
-            "first step"
+            "delayed scaling with FP8 parameter gather and the precision-aware optimizer fails in the first step with "
+            "fp32 master weights, and with both moments in bf16"
         )
-        fix = "use precision recipe tensorwise, or remove fp8_param_gather"
-        yield Finding(message, run.where("exp_avg_dtype", "exp_avg_sq_dtype", "fp8_param_gather"), fix)
+        fix = "use precision recipe tensorwise, or remove fp8_param_gather or use_precision_aware_optimizer"
+        yield Finding(message, run.where("exp_avg_dtype", "main_params_dtype", "fp8_param_gather"), fix)
     if run.precision in ("tensorwise", "blockwise", "mxfp8") and master == "fp16":
         message = f"{run.precision} with FP8 parameter gather and fp16 master weights fails in the first step"
         fix = "use main_params_dtype fp32, or remove fp8_param_gather"
@@ -139,7 +146,7 @@ def gathered_weights_have_one_scale(run: ResolvedRun) -> Iterator[Finding]:
         return
     if not (run.on("fp8_param_gather") and run.on("use_precision_aware_optimizer")):
         return
-    if run.value("main_params_dtype") == "fp32" and _has_narrow_moments(run):
+    if _outside_the_fp8_kernel(run):
         return  # ends in the first step: fp8-param-gather-states
     message = (
         "delayed scaling with FP8 parameter gather and the precision-aware optimizer does not learn on several data "
@@ -317,3 +324,13 @@ def _shown(dest: str, value: object) -> str:
     if isinstance(value, list):
         value = " ".join(map(str, value))
     return f"{dest} {shortened(str(value), 40)}"
+
+
+@rule("dense-grouped-mxfp8", "error", source="core/extensions/transformer_engine.py:3202 (0.19; 2972 in 0.18), H200")
+def dense_layers_in_groups_multiply_in_mxfp8(run: ResolvedRun) -> Iterator[Finding]:
+    if not (run.on("use_grouped_gemm_for_dense_mlp") and run.on("use_transformer_engine_op_fuser")):
+        return
+    divided = run.layout.tp > 1 or run.on("num_experts")
+    if not divided and run.gpu.capability < (10, 0):
+        message = f"use_grouped_gemm_for_dense_mlp computes in MXFP8, whatever the precision; {run.gpu.name} has none"
+        yield Finding(message, run.where("use_grouped_gemm_for_dense_mlp"), "remove it")

@@ -1,7 +1,7 @@
-"""Muon's base classes: momentum, weight decay and traffic of the real ones, without the iterations.
+"""Lion, and Muon's base classes: momentum, weight decay and traffic of the real ones, without the iterations.
 
-Interface: NVIDIA-NeMo/Emerging-Optimizers, `orthogonalized_optimizers` and `registry.py` of 0.5. The package is not on
-the package index.
+Interface: NVIDIA-NeMo/Emerging-Optimizers, `orthogonalized_optimizers` and `registry.py` of 0.5, `Lion` of 0.3.
+The package is not on the package index.
 """
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call, untyped-decorator"
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from fp8launch.rehearsal.compiled_te import NotRehearsed
 from fp8launch.rehearsal.packages import used
 
 NSCoeffT = Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4", "custom", "cubic5"]
@@ -21,12 +22,38 @@ _SCALES: dict[str, Callable[[int, int], float]] = {
     "spectral": lambda rows, columns: max(rows, columns) ** 0.5,
     "unit_rms_norm": lambda rows, columns: (rows / columns) ** 0.5,
 }
-# Optimizers that Megatron finds by name; those that a rehearsal has are Megatron's own.
-registry = types.SimpleNamespace(get_optimizer_name_list=list)
 
 
-class OrthogonalizedOptimizer(torch.optim.Optimizer):
+class _OneBuffer(torch.optim.Optimizer):
+    """One buffer of a parameter's size, made when it is needed first."""
+
+    buffer: ClassVar[str]
+
+    @torch.no_grad()
+    def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
+        for parameter in group["params"]:
+            if skip_non_grad_params and parameter.grad is None:
+                continue
+            if not self.state[parameter]:
+                self.state[parameter][self.buffer] = torch.zeros_like(parameter.data)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            self._init_group(group)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, self.state[parameter][self.buffer], group)
+
+    def _update(self, parameter: torch.Tensor, buffer: torch.Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class OrthogonalizedOptimizer(_OneBuffer):
     """Momentum, whose update `orthogonalize` changes."""
+
+    buffer = "momentum_buffer"
 
     def __init__(
         self, params: Any, lr: float, momentum: float, weight_decay: float, *, nesterov: bool, weight_decay_method: str,
@@ -36,30 +63,14 @@ class OrthogonalizedOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **kwargs})
         self.scaled_orthogonalize_fn = scaled_orthogonalize_fn
 
-    @torch.no_grad()
-    def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
-        for parameter in group["params"]:
-            if skip_non_grad_params and parameter.grad is None:
-                continue
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.data)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            self._init_group(group)
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                momentum = self.state[parameter]["momentum_buffer"]
-                momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                update = momentum
-                if self.nesterov:
-                    update = parameter.grad.lerp(momentum, group["momentum"])
-                settings = {name: value for name, value in group.items() if name != "params"}
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(self.orthogonalize(parameter, update, **settings), alpha=-group["lr"])
+    def _update(self, parameter: torch.Tensor, buffer: torch.Tensor, group: dict[str, Any]) -> None:
+        buffer.lerp_(parameter.grad, 1 - group["momentum"])
+        update = buffer
+        if self.nesterov:
+            update = parameter.grad.lerp(buffer, group["momentum"])
+        settings = {name: value for name, value in group.items() if name != "params"}
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(self.orthogonalize(parameter, update, **settings), alpha=-group["lr"])
 
     def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **_: Any) -> torch.Tensor:
         """The update of one weight; Megatron's classes have their own."""
@@ -71,14 +82,36 @@ class AdaptiveMuon(OrthogonalizedOptimizer):
     """Muon with a second moment, which is not computed here."""
 
 
-class Lion(torch.optim.Optimizer):
-    """Not rehearsed."""
+class Lion(_OneBuffer):
+    """The sign of an interpolated first moment."""
+
+    buffer = "exp_avg"
+
+    def __init__(
+        self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.01,
+        *, weight_decay_method: str = "decoupled",
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    def _update(self, parameter: torch.Tensor, buffer: torch.Tensor, group: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(buffer.lerp(parameter.grad, 1 - first).sign_(), alpha=-group["lr"])
+        buffer.lerp_(parameter.grad, 1 - second)
+
+
+class SOAP(torch.optim.Optimizer):
+    """Not rehearsed: its states are matrices of each weight's two sizes."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("rehearsals have no stand-in for the optimizer Lion")
+        raise NotRehearsed("the optimizer SOAP")
 
 
-SOAP = Lion
+# Optimizers that Megatron finds by name, besides Muon, of which it has classes of its own.
+_NAMED = {"lion": Lion, "soap": SOAP}
+registry = types.SimpleNamespace(
+    get_optimizer_name_list=lambda: list(_NAMED), get_optimizer_cls=lambda name: _NAMED[name.lower()]
+)
 
 
 def get_muon_scale_factor(size_out: int, size_in: int, mode: str = "spectral") -> float:

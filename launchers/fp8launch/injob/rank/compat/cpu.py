@@ -237,7 +237,7 @@ class _HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if name == "to":
             args = tuple(map(_host_if_device, args))
         result = func(*args, **kwargs)
-        if name == "type" and isinstance(result, str):
+        if name == "type" and isinstance(result, str) and args[0].device.type != "meta":
             # Megatron's optimizers ask a parameter for its type by name, and know only those on CUDA.
             return result.replace("torch.", "torch.cuda.")
         return result
