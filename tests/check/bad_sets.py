@@ -482,6 +482,10 @@ BUILDING = {
         },
         "graph-dispatch-whole",
     ),
+    "local graphs of fused rotations of latent attention": Set(
+        {**MLA, "cuda_graph_impl": "local", "cuda_graph_modules": ["attn"], "te_rng_tracker": True},
+        "graph-latent-rope",
+    ),
     "local graphs of a recomputed MLP": Set(
         {
             "cuda_graph_impl": "local",

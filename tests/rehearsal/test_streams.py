@@ -51,13 +51,15 @@ def test_a_stream_takes_part_by_waiting_for_a_collective(monkeypatch: pytest.Mon
     """As context parallelism in Transformer Engine's captured layers does, on a stream of its own."""
     current, other = cpu._Stream(), cpu._Stream()
     monkeypatch.setattr(cuda_graphs.Captures, "stream", current)
-    before = cuda_graphs.Communication()
+    before, side = cuda_graphs.Communication(), cuda_graphs._OnStream(other)
     with cuda_graphs.graph(cuda_graphs.CUDAGraph()):
         inside = cuda_graphs.Communication()
-        with cuda_graphs._on_stream(other):
+        with side:
             before.wait()
             with pytest.raises(RuntimeError, match="uncaptured work"):
                 cuda_graphs._wait_stream(current, other)
             inside.wait()
+        with side:
+            assert cuda_graphs.Captures.stream is other
         assert cuda_graphs.Captures.stream is current
         cuda_graphs._wait_stream(current, other)

@@ -156,14 +156,19 @@ def _set_stream(stream: Any) -> None:
         Captures.stream = stream
 
 
-@contextlib.contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
-    before = Captures.stream
-    _set_stream(stream)
-    try:
-        yield
-    finally:
-        Captures.stream = before
+class _OnStream:
+    """As torch's `StreamContext`: Megatron keeps one and enters it again and again."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(Captures.stream)
+        _set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        Captures.stream = self._before.pop()
 
 
 def _synchronize_event(event: Any) -> None:
@@ -184,7 +189,7 @@ def install() -> None:
     cuda.default_generators = tuple(Generator() for _ in range(MOST_GPUS))
     Captures.stream = cuda.current_stream()
     cuda.current_stream = lambda device=None: Captures.stream
-    cuda.stream, cuda.set_stream = _on_stream, _set_stream
+    cuda.stream, cuda.set_stream = _OnStream, _set_stream
     cuda.synchronize = _synchronize
     cuda.Stream.synchronize = _synchronize
     cuda.Stream.wait_stream, cuda.Stream.wait_event = _wait_stream, _wait_event

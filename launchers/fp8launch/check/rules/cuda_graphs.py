@@ -159,6 +159,17 @@ def local_graphs_recompute_no_mlp(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("recompute_modules", "cuda_graph_impl"), fix)
 
 
+@rule(
+    "graph-latent-rope", "error", source="megatron/core/fusions/fused_mla_yarn_rope_apply.py:684 (0.18 and 0.19), H200"
+)
+def local_graphs_keep_fused_rotations(run: ResolvedRun) -> Iterator[Finding]:
+    latent = run.on("multi_latent_attention") and run.on("apply_rope_fusion")
+    if latent and _local_graphs_of_layers(run) and run.megatron[:2] >= (0, 18):
+        message = "local CUDA graphs overwrite what the fused rotation of latent attention keeps for its backward pass"
+        fix = "set no_rope_fusion, or use cuda_graph_impl transformer_engine"
+        yield Finding(message, run.where("cuda_graph_impl", "multi_latent_attention"), fix)
+
+
 @rule("graph-offload-recompute", "error", source="core/pipeline_parallel/fine_grained_activation_offload.py:1430, H200")
 def captured_layers_offload_something(run: ResolvedRun) -> Iterator[Finding]:
     if not run.on("fine_grained_activation_offloading") or run.value("cuda_graph_impl") != "transformer_engine":
