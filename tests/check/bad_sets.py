@@ -249,6 +249,9 @@ BUILDING = {
         "meta-device-expert-gate",
         env=OPEN,
     ),
+    "weights on the host and on a meta device": Set(
+        {**FSDP, "init_model_with_meta_device": True, "use_cpu_initialization": True}, "meta-device-cpu", env=OPEN
+    ),
     "quantiles beside a fused router": Set(
         {**MOE, "moe_router_load_balancing_type": "quantile_balancing", "moe_router_fusion": True},
         "quantile-balancing-router",

@@ -117,6 +117,15 @@ def weights_on_the_host_are_trained_by_nothing(run: ResolvedRun) -> Iterator[Fin
 
 
 @rule(
+    "meta-device-cpu", "error", source="megatron/core/tensor_parallel/layers.py:224 (0.19): copies from a meta tensor"
+)
+def weights_are_made_in_one_place(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("use_cpu_initialization") and run.on("init_model_with_meta_device"):
+        message = "use_cpu_initialization fills weights that init_model_with_meta_device leaves out"
+        yield Finding(message, run.where("use_cpu_initialization", "init_model_with_meta_device"), "remove one of them")
+
+
+@rule(
     "fused-rope-norm", "error", source="megatron/core/transformer/attention.py:1361 (985 in 0.17, 1091 in 0.18), H200"
 )
 def fused_rope_has_plain_queries(run: ResolvedRun) -> Iterator[Finding]:
