@@ -82,7 +82,7 @@ RARE: tuple[tuple[str, Sequence[Any], float], ...] = (
     ("lr_decay_style", ("constant", "WSD", "inverse-square-root"), 0.03),
     ("optimizer", ("lion", "sgd", "muon"), 0.03),
     ("init_model_with_meta_device", (True,), 0.03),
-    ("use_torch_fsdp2", (True,), 0.02),
+    ("use_torch_fsdp2", (True,), 0.2),
     ("data_parallel_sharding_strategy", ("no_shard", "optim", "optim_grads"), 0.04),
     ("fsdp_double_buffer", (True,), 0.04),
     ("wgrad_deferral_limit", (2,), 0.02),
@@ -422,6 +422,9 @@ class Draw:
         ):
             if not fits:
                 flags.pop(name, None)
+        if flags.get("use_torch_fsdp2"):
+            flags |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "torch_dist"}
+            model["untie_embeddings_and_output_weights"] = True
         for section in (flags, model):
             for name in [name for name in section if schema.find(name) is None]:
                 del section[name]

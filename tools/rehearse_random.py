@@ -106,7 +106,7 @@ def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for row in map(json.loads, results.read_text().splitlines()) if str(row["seed"]) not in without]
     there = [yaml.safe_load(path.read_text()) for path in folder.glob("passed_*.yaml")]
-    passed = [row for row in rows if row["verdict"] == "passed" and not NOT_CARRIED & set(row.get("not_rehearsed", ()))]
+    passed = [row for row in rows if row["verdict"] == "passed" and on_hosts(row)]
     chosen = unlike(passed, there, counts[0], folder)
     refused = refusals([row for row in rows if row["verdict"] == "refused"], without, counts[1], folder)
     # Of a list that is not run to its end both kinds have run.
@@ -119,6 +119,14 @@ def select(results: Path, top: Path, counts: tuple[int, int], without: Sequence[
     with lzma.open(archive, "wb", preset=9 | lzma.PRESET_EXTREME) as out, tarfile.open(fileobj=out, mode="w") as packed:
         packed.add(folder, folder.name)
     print(len(chosen), "passed,", len(refused), "refused")
+
+
+def on_hosts(row: Mapping[str, Any]) -> bool:
+    """Whether the hosts have the packages of a recipe: of FlashAttention the third alone, which has no dropout."""
+    flags, model = row["recipe"]["megatron"], row["recipe"].get("model", {})
+    dropout = flags.get("attention_backend") == "flash" and model.get("attention_dropout")
+    emerging = flags.get("optimizer", "adam") not in ("adam", "sgd")
+    return not (dropout or emerging or NOT_CARRIED & set(row.get("not_rehearsed", ())))
 
 
 def unlike(rows: Sequence[Any], there: Sequence[Any], most: int, folder: Path) -> list[dict[str, Any]]:

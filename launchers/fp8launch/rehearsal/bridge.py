@@ -19,7 +19,7 @@ from fp8launch.injob.rank import bridge, worker
 from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.rehearsal import checkpoint_plan
-from fp8launch.rehearsal.compiled_te import NotRehearsed
+from fp8launch.rehearsal.failure import NotRehearsed
 from fp8launch.rehearsal.shrink import ENDS, shrink
 
 # Where Bridge has what a flag of Megatron-LM sets; the others are fields of `model` of the same name.

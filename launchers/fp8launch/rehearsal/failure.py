@@ -13,6 +13,10 @@ WITHOUT_VERDICT = ("NotRehearsed", "MachineLacks", "ImportError", "ModuleNotFoun
 _PACKAGE = re.compile(r"^.*/(?=(?:megatron|transformer_engine)/)")
 
 
+class NotRehearsed(Exception):
+    """Something that only a GPU can do, or that no stand-in exists for yet."""
+
+
 def described(failure: BaseException) -> dict[str, Any]:
     """What ended the rehearsal, with the innermost place in Megatron or Transformer Engine."""
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if _PACKAGE.match(frame.filename)]

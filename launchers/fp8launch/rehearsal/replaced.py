@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fp8launch.rehearsal.compiled_te import NotRehearsed
 from fp8launch.rehearsal.cuda_graphs import Generator
+from fp8launch.rehearsal.failure import NotRehearsed
 from fp8launch.rehearsal.storage import share_storage
 
 WEAK_REFERENCES = (

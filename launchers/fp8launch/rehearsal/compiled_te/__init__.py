@@ -26,12 +26,9 @@ from fp8launch.rehearsal.compiled_te import (
     tensors,
     userbuffers,
 )
+from fp8launch.rehearsal.failure import NotRehearsed
 
 NAME = "transformer_engine_torch"
-
-
-class NotRehearsed(Exception):
-    """Something that only a GPU can do, or that no stand-in exists for yet."""
 
 
 # Enumerations of transformer_engine.h and fused_attn.h whose numbers Python code passes around.

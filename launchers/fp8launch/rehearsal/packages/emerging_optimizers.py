@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fp8launch.rehearsal.compiled_te import NotRehearsed
+from fp8launch.rehearsal.failure import NotRehearsed
 from fp8launch.rehearsal.packages import used
 
 NSCoeffT = Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4", "custom", "cubic5"]
