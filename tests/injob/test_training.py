@@ -173,6 +173,14 @@ def test_a_rank_that_stays_after_its_training_ends_as_a_success(megatron: None, 
 
 def test_garbage_is_collected_in_training_but_not_among_imports(megatron: None, tmp_path: Path) -> None:
     script = tmp_path / "looks.py"
-    script.write_text("import gc\nprint('collects:', gc.isenabled(), gc.get_freeze_count() > 100_000)\n")
+    script.write_text(
+        "import gc, sys\n"
+        "slow = 'torch' in sys.modules\n"
+        "import megatron.core\n"
+        "print('collects:', gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        "print('prepared:', sys.modules['torch'].cuda.is_available(), megatron.core is sys.modules['megatron.core'])\n"
+        "print('imported before it was asked for:', slow)\n"
+    )
     run = worker(MOCK, ("--script", str(script))).succeeded()
     assert "collects: True True" in run.output
+    assert "prepared: True True" in run.output and "asked for: False" in run.output

@@ -208,11 +208,12 @@ def test_what_is_faster_is_kept_and_written(
 
 
 @pytest.mark.train
-def test_the_budget_holds(tune: Any) -> None:
+def test_the_budget_holds(tune: Any, tmp_path: Path) -> None:
     nothing = tune("--budget", "0.0001", expect=1)
     assert "at most 0.00 GPU-hours" in nothing["said"] and nothing["trials"] == 0
-    # Room for a trial as it is expected, and not for its real start: it is ended at the budget.
-    ended = tune("--budget", "0.0004", expect=1)
+    # Room for a trial as it is expected, and not for one that does not start: it is ended at the budget.
+    held = ["--set", f"env.GATE={tmp_path / 'gate'}", "--set", "env.GATE_FOR=2 1"]
+    ended = tune("--budget", "0.0004", *held, expect=1)
     assert "the budget was used up during the trial of the recipe as it is" in ended["ended"]
     assert runs_of(ended)[0].manifest()["cancelled"]
 

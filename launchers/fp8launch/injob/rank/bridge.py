@@ -214,7 +214,7 @@ def local_layers(model: Any) -> None:
 
 
 def adapt_to_cpu(config: Any) -> None:
-    """Set what only a GPU can do to what every machine can, as the flags of `compat.cpu.FLAGS` do for Megatron-LM."""
+    """Set what only a GPU can do to what every machine can, as `compat.cpu_process.FLAGS` do for Megatron-LM."""
     config.dist.distributed_backend = "gloo"
     local_layers(config.model)
     config.optimizer.use_precision_aware_optimizer = False  # Transformer Engine's Adam

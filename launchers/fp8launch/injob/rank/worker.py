@@ -36,7 +36,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from fp8launch.injob.rank import leaving, node_info, rank_watch, ranks, signals
-from fp8launch.injob.rank.compat import cache_folders, python311
+from fp8launch.injob.rank.compat import before_import, cache_folders, cpu_process, python311
 
 WRONG_REQUEST = 2
 MACHINE_LACKS = 3
@@ -136,9 +136,21 @@ def check_gpu() -> None:
 
 def prepare(device: str) -> None:
     """Everything that must be in place before Megatron is imported by the entry, the script or another program."""
+    prepare_process(device)
+    prepare_megatron(device)
+
+
+def prepare_process(device: str) -> None:
+    """The part that needs neither torch nor Megatron."""
     python311.install()
     signals.tie_helpers_to_rank()
     signals.answer_with_stack()
+    if device == "cpu":
+        cpu_process.cover()
+
+
+def prepare_megatron(device: str) -> None:
+    """Prepare torch and Megatron, which this imports."""
     if device == "cpu":
         from fp8launch.injob.rank.compat import cpu
 
@@ -159,9 +171,7 @@ def prepare(device: str) -> None:
 
 def refuse_missing_cpu_flags(argv: list[str]) -> None:
     """Stop where the arguments lack what training on a CPU needs."""
-    from fp8launch.injob.rank.compat import cpu
-
-    missing = cpu.missing_flags(argv)
+    missing = cpu_process.missing_flags(argv)
     if missing:
         stop(WRONG_REQUEST, f"training on a CPU also needs: {' '.join(missing)}")
 
@@ -175,6 +185,14 @@ def watch_megatron() -> None:
     except tensor_stats.StatsProblem as problem:
         stop(MACHINE_LACKS, str(problem))
     probe.install()
+
+
+def prepare_at_import(device: str) -> None:
+    """Prepare where a script is about to import torch or Megatron."""
+    gc.disable()
+    prepare_megatron(device)
+    watch_megatron()
+    collect_garbage()
 
 
 def minutes_left() -> int | None:
@@ -302,8 +320,13 @@ def main() -> None:
     announce()
     if device == "cpu":
         refuse_missing_cpu_flags(argv)
-    prepare(device)
-    watch_megatron()
+    prepare_process(device)
+    if script is not None and device == "cpu":
+        # A script that imports neither starts without the seconds that both take.
+        before_import.call(lambda: prepare_at_import(device), "torch", "megatron")
+    else:
+        prepare_megatron(device)
+        watch_megatron()
     train(script, argv)
 
 

@@ -21,42 +21,14 @@ import os
 import time
 import types
 from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fp8launch.injob.rank.compat import triton_stub
-
-# Megatron's defaults that only a GPU can keep: fused kernels, NCCL, Transformer Engine.
-FLAGS = (
-    ("--transformer-impl", "local"),
-    ("--distributed-backend", "gloo"),
-    ("--no-rope-fusion", None),
-    ("--no-gradient-accumulation-fusion", None),
-    ("--no-masked-softmax-fusion", None),
-    ("--no-persist-layer-norm", None),
-)
+from fp8launch.injob.rank.compat import cpu_process, triton_stub
 
 CPU = torch.device("cpu")
-
-
-def missing_flags(argv: list[str]) -> list[str]:
-    """The flags that Megatron's arguments lack for a CPU; a flag with another value counts as missing."""
-    words: list[str] = []
-    for argument in argv:
-        words += argument.split("=", 1)
-    following = dict(pairwise([*words, None]))  # of a flag that is repeated, the last value
-    missing = []
-    for flag, value in FLAGS:
-        if value is None:
-            if flag not in following:
-                missing.append(flag)
-        elif following.get(flag) != value:
-            missing.append(f"{flag} {value}")
-    return missing
 
 
 def install() -> None:
@@ -64,7 +36,8 @@ def install() -> None:
     if getattr(install, "done", False):
         return
     install.done = True  # type: ignore[attr-defined]
-    _cover_child_processes()
+    cpu_process.cover()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     triton_stub.install()
     install_device()
     install_megatron()
@@ -296,27 +269,3 @@ def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
-
-
-# --- Child processes
-# --------------------------------------------------------------------------------------------------
-
-
-def _cover_child_processes() -> None:
-    """Children that Megatron forks have all this already; those that it starts afresh (checkpoint writers) get it
-    too.
-
-    Python imports `sitecustomize` at the start of every process; ours waits until the child imports Megatron, so that
-    the many helpers that never do cost nothing. An image's own sitecustomize does not run in those children.
-    """
-    folder = str(Path(__file__).resolve().with_name("child"))
-    path = os.environ.get("PYTHONPATH")
-    if folder not in (path or "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, path)))
-    # One thread per process, as torchrun does: several ranks share this machine's cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    # torch.compile would compile Megatron's small fused functions with a C++ compiler that may not be there.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # Megatron's validators want it for a Hopper GPU with tensor or context parallelism; it means nothing here.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

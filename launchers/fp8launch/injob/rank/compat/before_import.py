@@ -1,0 +1,41 @@
+"""A function that is called when a program is about to import one of some modules."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+
+def call(act: Callable[[], None], *names: str) -> None:
+    """Call `act` once, before the first import of one of these top-level modules; at once where one is imported."""
+    if any(name in sys.modules for name in names):
+        act()
+    else:
+        sys.meta_path.insert(0, _Before(act, names))
+
+
+class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Acts, and then hands out the module as it is imported without this."""
+
+    def __init__(self, act: Callable[[], None], names: Sequence[str]) -> None:
+        self._act, self._names = act, names
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._names:
+            return None
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        with contextlib.suppress(ValueError):  # another thread imports as well
+            sys.meta_path.remove(self)
+            self._act()
+        module = importlib.import_module(spec.name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has put ours there
