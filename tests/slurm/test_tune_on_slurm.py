@@ -60,5 +60,11 @@ def test_trials_are_jobs_and_survive_the_command(slurm: Cluster, tmp_path: Path)
     assert found["changes"] == ["micro batch 4"] and found["trials"] == 3
     large = next(row for row in found["rows"] if row["change"] == "micro batch 8")
     assert large["why"].startswith("out of memory"), large
-    jobs = slurm.run("sacct", "-X", "-n", "-P", "-a", "-o", "JobName").stdout.split()
-    assert sum(name.startswith("small") for name in jobs) == 4, "nothing runs twice but what Ctrl-C ended"
+
+    def jobs() -> int:
+        names = slurm.run("sacct", "-X", "-n", "-P", "-a", "-o", "JobName").stdout.split()
+        return sum(name.startswith("small") for name in names)
+
+    # The accounting hears of a job after its end.
+    assert until(lambda: jobs() >= 4, 60, every=0.2)
+    assert jobs() == 4, "nothing runs twice but what Ctrl-C ended"
