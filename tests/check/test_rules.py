@@ -162,7 +162,8 @@ def test_what_the_entry_and_the_cpu_mode_refuse_is_what_the_rules_say() -> None:
     entry = _constant("rank/pretrain.py", "NOT_HERE")
     assert tuple(name.lstrip("-").replace("-", "_") for name in entry) == NOT_IN_ENTRY
     flags = {
-        name.lstrip("-").replace("-", "_"): value or True for name, value in _constant("rank/compat/cpu.py", "FLAGS")
+        name.lstrip("-").replace("-", "_"): value or True
+        for name, value in _constant("rank/compat/cpu_process.py", "FLAGS")
     }
     assert flags == CPU_FLAGS
 

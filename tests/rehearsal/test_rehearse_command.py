@@ -20,6 +20,7 @@ from support import wait_for
 from fp8launch.check.checker import CheckResult, check_all
 from fp8launch.check.rehearsal import LAYER, problem_of, with_rehearsal
 from fp8launch.check.resolved_run import resolve_run
+from fp8launch.check.rule import all_rules
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS
@@ -113,10 +114,16 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
         assert messages.splitlines()[-1] == "interrupted"
 
 
+@pytest.fixture
+def unlearned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rehearsal refused became a rule: without the rule it is the rehearsal that says it."""
+    monkeypatch.delitem(all_rules(), "quantile-balancing-router")
+
+
 @needs_torch
 @pytest.mark.train
 def test_a_refusal_reads_like_any_other_problem(
-    write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+    unlearned: None, write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write("bad.yaml", REFUSED)
     assert run(["check", recipe, "--rehearse", "-v"]) == 1
@@ -210,8 +217,9 @@ def test_without_torch_check_says_how_to_get_it_and_else_works(
 @needs_torch
 @pytest.mark.train
 def test_submit_rehearses_what_the_profile_wants_rehearsed(
-    write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    unlearned: None, write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str], home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
     recipe = write("bad.yaml", REFUSED.replace("gpus_per_node: 2", "gpus_per_node: 1"))
     words = ["submit", recipe, "--backend", "local", "--dry-run"]
