@@ -13,6 +13,7 @@ import torch
 
 from fp8launch.rehearsal.cuda_graphs import Generator
 from fp8launch.rehearsal.failure import NotRehearsed
+from fp8launch.rehearsal.freed_memory import offload_from_the_host
 from fp8launch.rehearsal.storage import share_storage
 
 WEAK_REFERENCES = (
@@ -41,6 +42,9 @@ def install() -> None:
         _host_meshes(importlib.import_module("torch.distributed.device_mesh"))
     with suppress(ImportError):
         _plain_memory(importlib.import_module("megatron.core.nccl_allocator"))
+    with suppress(ImportError):
+        offloading: Any = importlib.import_module("megatron.core.pipeline_parallel.fine_grained_activation_offload")
+        offload_from_the_host(offloading.ChunkOffloadHandler)
     # It binds the process to the cores near the GPU, by packages of the image (cuda-python, pynvml).
     pipeline: Any = importlib.import_module("megatron.core.pipeline_parallel.utils")
     pipeline.set_ideal_affinity_for_current_gpu = lambda: None

@@ -31,6 +31,8 @@ PATTERNED = (
 PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 # How many of a chunk's layers are recomputed or offloaded.
 PARTS = ("recompute_num_layers", "cpu_offloading_num_layers")
+# Elements of the smallest tensor that Megatron offloads by default.
+OFFLOADED = 1024 * 1024
 # Layers at either end that stay in bf16.
 ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 # Widths of latent attention, and the heads that are left of its many, and of linear attention's, on a rank.
@@ -112,6 +114,8 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
         # The second iteration captures, the third replays.
         put("train_iters", ITERATIONS + 1)
         small["cuda_graph_warmup_steps"] = 1
+    if values.get("fine_grained_activation_offloading"):
+        _offloads(values, layout, put)
     if values.get("lr_decay_style") == "WSD":
         small["lr_wsd_decay_iters"] = 1
     if _whole(values, "num_experts"):
@@ -129,6 +133,16 @@ def shrink(values: Mapping[str, FlagValue], layout: Layout, scale: int = 1, part
 def residue(real: int, unit: int) -> int:
     """The smallest size above `unit` with the same remainder by `unit`, or the size itself if that is no smaller."""
     return min(real, unit + real % unit)
+
+
+def _offloads(values: Mapping[str, FlagValue], layout: Layout, put: Put) -> None:
+    """Offload what is large enough in the real run: by the hidden state, which most tensors are as large as."""
+    least = _number(values, "min_offloaded_tensor_size") or OFFLOADED
+    hidden = _number(values, "seq_length") * layout.micro_batch * _number(values, "hidden_size") // layout.cp
+    if values.get("sequence_parallel"):
+        hidden //= layout.tp
+    if hidden >= least:
+        put("min_offloaded_tensor_size", 1)
 
 
 def _sequence(values: Mapping[str, FlagValue], layout: Layout, block: int, put: Put) -> None:

@@ -52,7 +52,9 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
         if request.get("saves") and recording is None:
             plan = importlib.import_module("fp8launch.rehearsal.checkpoint_plan")
             plan.install(Path(request["te_site"]).name if request.get("te_site") else "")
-        train(request, sizes)
+        freed = importlib.import_module("fp8launch.rehearsal.freed_memory")
+        with freed.guarded("--fine-grained-activation-offloading" in request["argv"]):
+            train(request, sizes)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             result = {"ok": False, "exception": "SystemExit", "message": str(stop.code), "at": "", "traceback": ""}
