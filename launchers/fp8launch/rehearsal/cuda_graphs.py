@@ -24,10 +24,12 @@ MOST_GPUS = 16
 
 
 class Captures:
-    """How deep in captures this process is, on which stream it works, and which streams take part."""
+    """How deep in captures this process is, and which streams take part; on which stream it works, and the streams that
+    it returns to."""
 
     depth = 0
     stream: ClassVar[Any] = None
+    left: ClassVar[list[Any]] = []
     joined: ClassVar[set[int]] = set()
 
 
@@ -161,14 +163,22 @@ class _OnStream:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self._before: list[Any] = []
 
     def __enter__(self) -> None:
-        self._before.append(Captures.stream)
-        _set_stream(self.stream)
+        _enter(self.stream)
 
     def __exit__(self, *_: object) -> None:
-        Captures.stream = self._before.pop()
+        _leave()
+
+
+def _enter(stream: Any) -> Any:
+    Captures.left.append(Captures.stream)
+    _set_stream(stream)
+    return stream
+
+
+def _leave(*_: object) -> None:
+    Captures.stream = Captures.left.pop()
 
 
 def _synchronize_event(event: Any) -> None:
@@ -192,6 +202,7 @@ def install() -> None:
     cuda.stream, cuda.set_stream = _OnStream, _set_stream
     cuda.synchronize = _synchronize
     cuda.Stream.synchronize = _synchronize
+    cuda.Stream.__enter__, cuda.Stream.__exit__ = _enter, _leave
     cuda.Stream.wait_stream, cuda.Stream.wait_event = _wait_stream, _wait_event
     cuda.Event.record, cuda.Event.synchronize = _record_event, _synchronize_event
     cuda.Event.wait = _wait_of_event
