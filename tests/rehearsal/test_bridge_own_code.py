@@ -204,7 +204,7 @@ def test_what_only_bridge_refuses(capsys: pytest.CaptureFixture[str]) -> None:
 @needs_bridge
 @pytest.mark.train
 def test_what_megatron_core_refuses_is_said_by_both(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unlearned: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
         "--set",

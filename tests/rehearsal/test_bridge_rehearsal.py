@@ -13,7 +13,6 @@ import pytest
 from fp8launch.check.checker import check, check_all
 from fp8launch.check.rehearsal import LAYER, plan_of, with_rehearsal
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.check.rule import all_rules
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS, UserError
@@ -113,9 +112,8 @@ def test_a_recipe_of_nvidia_passes_and_says_what_is_left_out(capsys: pytest.Capt
 @needs_torch
 @pytest.mark.train
 def test_what_megatron_core_refuses_is_said_in_bridges_names(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unlearned: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(all_rules(), "quantile-balancing-router")  # the rehearsal knew it first
     words = [
         "--set",
         "model.moe_router_load_balancing_type=quantile_balancing",

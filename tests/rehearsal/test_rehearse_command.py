@@ -20,7 +20,6 @@ from support import wait_for
 from fp8launch.check.checker import CheckResult, check_all
 from fp8launch.check.rehearsal import LAYER, problem_of, with_rehearsal
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.check.rule import all_rules
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS
@@ -112,12 +111,6 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
     if number == signal.SIGINT:
         assert process.returncode == 1
         assert messages.splitlines()[-1] == "interrupted"
-
-
-@pytest.fixture
-def unlearned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rehearsal refused became a rule: without the rule it is the rehearsal that says it."""
-    monkeypatch.delitem(all_rules(), "quantile-balancing-router")
 
 
 @needs_torch
