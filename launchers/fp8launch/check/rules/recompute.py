@@ -12,7 +12,7 @@ from fp8launch.megatron.dtype_sizes import recomputed_modules
 
 @rule("fp8-recompute-mlp-bias", "error", source="transformer_engine/pytorch/distributed.py:271 (2.20.2), H200")
 def recomputed_mlps_return_no_bias(run: ResolvedRun) -> Iterator[Finding]:
-    """With a bias beside its output the MLP is computed again more often than it went forward: "pop from empty list"."""
+    """With a bias beside its output the MLP is computed again more often than forward (pop from empty list)."""
     if not run.quantized or not run.uses_te or "mlp" not in recomputed_modules(run.arguments):
         return
     if run.on("num_experts") or ("add_bias_linear" not in run.given and not run.engine.covers("megatron_lm")):
