@@ -7,7 +7,7 @@ On the host it would end the process instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,6 +50,5 @@ def offload_from_the_host(handler: Any) -> None:
     def manages(tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, torch.nn.Parameter)
 
-    replaced: Callable[[torch.Tensor], bool] = manages
     if hasattr(handler, "_can_manage_tensor_for_offload"):
-        handler._can_manage_tensor_for_offload = staticmethod(replaced)
+        handler._can_manage_tensor_for_offload = staticmethod(manages)

@@ -181,12 +181,17 @@ def offloaded_layers_share_one_configuration(run: ResolvedRun) -> Iterator[Findi
         yield Finding(message.format(kind), where, "lower parallel.tp, or remove cpu_offloading_num_layers")
 
 
+def _balancing(run: ResolvedRun) -> list[str]:
+    """How the router balances: one way, or several."""
+    kinds: Any = run.value("moe_router_load_balancing_type") or ()
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
 @rule("sinkhorn-aux-loss", "error", source=f"{_MOE}/router.py:295 (0.19; 249 in 0.18, 248 in 0.17), H200")
 def sinkhorn_balances_alone(run: ResolvedRun) -> Iterator[Finding]:
-    kind, loss = run.value("moe_router_load_balancing_type"), run.value("moe_aux_loss_coeff")
-    kinds = [kind] if isinstance(kind, str) else kind
+    loss = run.value("moe_aux_loss_coeff")
     losses = [loss] if isinstance(loss, (int, float)) else loss
-    if run.on("num_experts") and kinds and "sinkhorn" in kinds and losses and any(losses):
+    if run.on("num_experts") and "sinkhorn" in _balancing(run) and losses and any(losses):
         message = "moe_router_load_balancing_type sinkhorn does not support an auxiliary loss"
         fix = "set `model: {moe_aux_loss_coeff: 0.0}`, or use aux_loss"
         yield Finding(message, run.where("moe_router_load_balancing_type", "moe_aux_loss_coeff"), fix)
@@ -242,10 +247,7 @@ def gates_of_shared_experts_are_not_built_on_meta(run: ResolvedRun) -> Iterator[
 
 @rule("quantile-balancing-router", "error", source=f"{_MOE}/router.py:322 (0.19), H200")
 def routing_by_quantiles_is_plain(run: ResolvedRun) -> Iterator[Finding]:
-    if not run.on("num_experts") or run.value("moe_router_load_balancing_type") not in (
-        "quantile_balancing",
-        ["quantile_balancing"],
-    ):
+    if not run.on("num_experts") or _balancing(run) != ["quantile_balancing"]:
         return
     for name in ("moe_router_fusion", "moe_router_num_groups", "moe_router_group_topk"):
         if run.on(name):
