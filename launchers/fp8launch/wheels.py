@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8launch.ownership import (
+from fp8launch.injob.ownership import (
     make_private_folder,
     take_write_permission,
     why_others_may_change,

@@ -22,7 +22,7 @@ from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
 from fp8launch.job.reserved_env import missing_secrets
-from fp8launch.ownership import foreign_owner
+from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment

@@ -16,7 +16,7 @@ from fp8launch import schedulers
 from fp8launch.check.job_paths import kind_of, why_not_writable
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, Severity, UserError
-from fp8launch.ownership import why_not_own
+from fp8launch.injob.ownership import why_not_own
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder, run_folders
 from fp8launch.schedulers.base import Scheduler

@@ -25,7 +25,7 @@ from fp8launch.megatron.validators import (
     validate,
     verdict_from_json,
 )
-from fp8launch.ownership import make_private_folder, why_not_own, why_others_may_replace
+from fp8launch.injob.ownership import make_private_folder, why_not_own, why_others_may_replace
 
 # An entry has about 300 bytes. When there are more than these, the older half goes.
 MOST_ENTRIES = 4000

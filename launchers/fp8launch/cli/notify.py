@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints
 
 from fp8launch.cli.output import eprint
 from fp8launch.diagnostics import error
-from fp8launch.ownership import why_others_may_change
+from fp8launch.injob.ownership import why_others_may_change
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.yaml_source import is_file, read_yaml
 

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import did_you_mean, error
-from fp8launch.ownership import why_others_may_change
+from fp8launch.injob.ownership import why_others_may_change
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.yaml_source import Node, numbers_as_written, read_yaml

@@ -16,7 +16,7 @@ from fp8launch.data.index_format import TYPES, code_of, smallest_type
 from fp8launch.data.sources import Shard, SourceFile
 from fp8launch.data.tokenizer import TokenizerSpec
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
-from fp8launch.ownership import why_not_own
+from fp8launch.injob.ownership import why_not_own
 
 PLAN_VERSION = 1
 

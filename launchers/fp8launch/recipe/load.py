@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
-from fp8launch.ownership import foreign_owner
+from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import error
-from fp8launch.ownership import take_write_permission, why_not_own
+from fp8launch.injob.ownership import take_write_permission, why_not_own
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import (
     is_own_file,

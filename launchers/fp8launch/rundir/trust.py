@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
-from fp8launch.ownership import below, why_not_own, why_others_may_replace
+from fp8launch.injob.ownership import below, why_not_own, why_others_may_replace
 
 # Files of a run folder that are run or believed when it is acted upon.
 _BELIEVED = ("manifest.json", "survive.json", "attempts.json", "job.sbatch", "job.sh", "study.json", "submitit")
