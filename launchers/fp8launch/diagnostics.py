@@ -27,6 +27,7 @@ class Problem:
     """One finding.
 
     `code` is stable and kebab-case; `where` is `file:line` or the name of what is meant; `fix` says what to change.
+    A known bug of the software has the kind `advisory`, and the URL of its report as `source`.
     """
 
     severity: Severity
@@ -34,6 +35,8 @@ class Problem:
     message: str
     where: str | None = None
     fix: str | None = None
+    kind: Literal["advisory"] | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         # Problems quote files and arguments: no terminal shall obey, and no pipe refuse, what those hold.
@@ -43,7 +46,12 @@ class Problem:
                 object.__setattr__(self, name, printable(text))
 
     def as_json(self) -> dict[str, str | None]:
-        return asdict(self)
+        """Return the fields by name; `kind` and `source` only for a problem that has them."""
+        found = asdict(self)
+        for name in ("kind", "source"):
+            if found[name] is None:
+                del found[name]
+        return found
 
     def __str__(self) -> str:
         text = f"{self.severity}: {self.message} [{self.code}]"
@@ -51,6 +59,8 @@ class Problem:
             text = f"{self.where}: {text}"
         if self.fix:
             text += f"\n    fix: {self.fix}"
+        if self.source:
+            text += f"\n    source: {self.source}"
         return text
 
 

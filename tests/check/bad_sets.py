@@ -716,10 +716,6 @@ MISLEADING = {
     "query groups without GQA": Set({"group_query_attention": None}, "flag-without-effect"),
     "recompute layers without granularity": Set({"recompute_num_layers": 5}, "flag-without-effect"),
     "recompute modules without granularity": Set({"recompute_modules": ["mlp"]}, "flag-without-effect"),
-    "ramp-up since 0.18": Set(
-        {"rampup_batch_size": [8, 8, 1000]}, "flag-without-effect", software={"megatron": "0.18"}
-    ),
-    "ramp-up in 0.19": Set({"rampup_batch_size": [8, 8, 1000]}, "flag-without-effect"),
     "fp8 without bf16": Set({"bf16": None}, "fp8-without-bf16"),
     "NaN without save": Set(
         {"rerun_mode": None, "no_check_for_nan_in_loss_and_grad": None}, "nan-without-save"

@@ -83,8 +83,10 @@ GOOD: dict[str, Set] = {
     ),
     "8B pipeline": Set({"pipeline_model_parallel_size": 2}),
     "8B of 0.17": Set(software={"megatron": "0.17"}),
-    "8B of 0.18, mxfp8 output layer": Set({**MXFP8, "fp8_output_proj": True}, gpu="b200",
-                                          software={"megatron": "0.18"}),
+    # Before 0.19, overlapped parameter gather has a known bug in MXFP8.
+    "8B of 0.18, mxfp8 output layer": Set(
+        {**MXFP8, "fp8_output_proj": True, "overlap_param_gather": None}, gpu="b200", software={"megatron": "0.18"}
+    ),
     "8B of 0.18.0, TE's cross entropy": Set({"cross_entropy_fusion_impl": "te"}, software={"megatron": "0.18.0"}),
     "8B rampup in samples of 0.17": Set(
         {"rampup_batch_size": [8, 8, 1000], "train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None,

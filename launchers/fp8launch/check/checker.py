@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
-from fp8launch.check import login_node, memory, phases
+from fp8launch.check import advisories, checkpoints, login_node, memory, phases
 from fp8launch.check.job_paths import JobPaths, job_paths
 from fp8launch.check.login_node import Inspection
 from fp8launch.check.megatron_validation import CODES, NO_VALIDATORS, ask_megatron, megatron_problems
@@ -198,6 +198,9 @@ def _look(
                 fired.append(rule)
             problems += said
         problems += part.prepared.engine.warnings(part.prepared.loaded)
+        written = checkpoints.writing_run(part.run.value("load"), part.paths) if "machine" in layers else None
+        before = advisories.setup_of_manifest(written) if written is not None else None
+        problems += advisories.problems(part.run, before)
     if "memory" in layers:
         problems += memory.problems(part.run)
     if "machine" in layers:
@@ -304,7 +307,7 @@ def silence(run: ResolvedRun, problems: Iterable[Problem], layers: Mapping[str, 
 def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:
     severities = {problem.code: problem.severity for problem in problems}
     severities |= {code: rule.severity for code, rule in all_rules().items()}
-    for codes in (CODES, phases.CODES, memory.CODES, login_node.CODES):
+    for codes in (CODES, advisories.CODES, phases.CODES, memory.CODES, login_node.CODES):
         severities |= codes
     for code in stated:
         where = run.loaded.where("silence", code)

@@ -14,14 +14,20 @@ from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
+from fp8launch.megatron.versions import release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.sections import Survive
 from fp8launch.rundir.atomic_io import json_mapping
-from fp8launch.untyped import as_int
+from fp8launch.rundir.run_dir import MANIFEST
+from fp8launch.untyped import as_int, as_mapping
 
 # Flags that set an attribute of another name.
 _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
-CODES: Mapping[str, Severity] = {"survive-unused": "warning", "converted-weights": "error"}
+CODES: Mapping[str, Severity] = {
+    "survive-unused": "warning",
+    "converted-weights": "error",
+    "checkpoint-learning-rate": "error",
+}
 
 
 def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -57,6 +63,51 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
             yield problem
         elif (here := paths.here(text)) is not None:
             yield from _converted(flag, text, here, args, defaults)
+            if flag == "load" and not resumes:
+                yield from _learning_rates(text, args, paths)
+
+
+def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
+    """Return the manifest of the run that wrote a checkpoint; None if the checkpoint is in no visible run folder."""
+    here = paths.here(load)
+    if here is None:
+        return None
+    # RUN/checkpoints, or one of its iterations.
+    for folder in (here, *here.parents[:2]):
+        manifest = json_mapping(folder / MANIFEST)
+        if isinstance(manifest.get("arguments"), Mapping):
+            return manifest
+    return None
+
+
+def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments that a run ended with: those of its last phase, if it has phases."""
+    phases = manifest.get("phases")
+    stated = phases[-1].get("arguments") if phases else manifest.get("arguments")
+    return as_mapping(stated)
+
+
+def _learning_rates(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
+    """Yield what stops a run that loads the optimizer states of a run with another learning rate.
+
+    Megatron 0.19 identifies parameter groups by these values (megatron/core/optimizer/optimizer.py,
+    `param_group_identifier_keys`) and ends with `KeyError: Could not find parameter group`, also with
+    `override_opt_param_scheduler`. Older versions keep the checkpoint's values: the advisory `override-sched-ignored`.
+    """
+    fresh = args.values.get("finetune") or args.values.get("no_load_optim")
+    manifest = None if fresh or release(args.version) < (0, 19) else writing_run(text, paths)
+    if manifest is None:
+        return
+    before = last_arguments(manifest)
+    for name in ("lr", "min_lr"):
+        mine, theirs = args.attributes.get(name), before.get(name)
+        if mine is not None and theirs is not None and mine != theirs:
+            message = (
+                f"{name} is {mine:g}, but {theirs:g} in the run that wrote {text}; Megatron 0.19 finds optimizer "
+                "states by this value, so the load fails"
+            )
+            fix = f"set train.{name} to {theirs:g}, or megatron.finetune: true to load only the weights"
+            yield Problem("error", "checkpoint-learning-rate", message, args.attribute_places.get(name), fix)
 
 
 def _converted(

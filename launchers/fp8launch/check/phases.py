@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fp8launch.check import advisories
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding
 from fp8launch.diagnostics import Problem, Severity
@@ -33,6 +34,7 @@ _SCHEDULE = (
     "lr", "min_lr", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_decay_iters", "lr_decay_samples",
     "lr_decay_style", "weight_decay", "start_weight_decay", "end_weight_decay", "weight_decay_incr_style",
 )  # fmt: skip
+_RATES = ("lr", "min_lr")
 _SPLIT = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
     "expert_tensor_parallel_size",
@@ -108,6 +110,7 @@ def problems(phases: Sequence[Phase], seen: Sequence[ResolvedRun]) -> list[Probl
         border = Border(seen[i - 1], seen[i], (phases[i - 1].name, phases[i].name))
         for rule in _RULES:
             found += [Problem(rule.severity, rule.code, *finding) for finding in rule.find(border)]
+        found += advisories.phase_problems(border.before, border.after, border.there)
     return found
 
 
@@ -226,7 +229,7 @@ def states_fit_the_split(border: Border) -> Iterator[Finding]:
     "megatron/core/optimizer/optimizer.py param_group_identifier_keys (0.19); run on CPU",
 )
 def groups_are_found(border: Border) -> Iterator[Finding]:
-    changed = border.changed(("lr", "min_lr"))
+    changed = border.changed(_RATES)
     if changed and border.after.megatron >= (0, 19):
         message = (
             f"{border.there}: {border.words(changed)}, but Megatron 0.19 finds optimizer states in the checkpoint by "
@@ -247,6 +250,8 @@ def schedule_is_the_same(border: Border) -> Iterator[Finding]:
         what = "uses the checkpoint's values and ignores these" if kept else "rejects the checkpoint"
         message = f"{border.there}: the schedule changes ({border.words(changed)}), and Megatron {what}"
         fix = "use the same schedule, or set megatron.override_opt_param_scheduler: true to change it at this iteration"
+        if not set(changed).isdisjoint(_RATES):
+            fix = "use the same schedule; override_opt_param_scheduler cannot change lr and min_lr"
         yield Finding(message, border.where(*changed), fix)
 
 
@@ -260,7 +265,8 @@ def groups_are_loaded(border: Border) -> Iterator[Finding]:
 
 @_rule("phase-schedule-breaks", "warning", f"{_SCHEDULER}: override_opt_param_scheduler")
 def schedule_goes_through(border: Border) -> Iterator[Finding]:
-    changed = border.changed(_SCHEDULE)
+    # Parameter groups keep their lr and min_lr: up to 0.18 an advisory says so, from 0.19 on loading fails.
+    changed = [name for name in border.changed(_SCHEDULE) if name not in _RATES]
     if changed and border.after.on("override_opt_param_scheduler"):
         message = f"{border.there}: the schedule changes ({border.words(changed)}), so the learning rate may jump"
         yield Finding(
@@ -276,7 +282,8 @@ def batch_is_the_same(border: Border) -> Iterator[Finding]:
             f"{border.there}: the global batch changes from {sizes}. Megatron builds the schedule and the dataset "
             "for iterations x global batch samples, so both would change at this point"
         )
-        fix = "use the same batch.global; megatron.rampup_batch_size increases it within one schedule"
+        ramp = "step_batch_size_schedule" if border.after.megatron >= (0, 18) else "rampup_batch_size"
+        fix = f"use the same batch.global; megatron.{ramp} increases it within one schedule"
         yield Finding(message, border.where("global_batch_size"), fix)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fp8launch.cluster.images import software_in
@@ -20,11 +20,15 @@ from fp8launch.untyped import as_int
 
 @dataclass(frozen=True)
 class InstalledSoftware:
-    """Versions in the job; None if neither the recipe nor the image catalogue states one."""
+    """Versions in the job; None if neither the recipe nor the image catalogue states one.
+
+    `megatron_bridge` is the release whose recipe the run trains, None for other engines.
+    """
 
     transformer_engine: Release | None
     cuda: Release | None
     pytorch: Release | None = None
+    megatron_bridge: Release | None = None
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,13 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
     for name in ("gpu", "nodes", "gpus_per_node"):
         if name in recipe.resources.model_fields_set:
             places[name] = loaded.where("resources", name)
+    bridge = _release_or_none(prepared.engine.bridge_release(args))
     return ResolvedRun(
         loaded=loaded,
         args=args,
         layout=prepared.layout,
         megatron=release(args.version),
-        software=installed_software(loaded),
+        software=replace(installed_software(loaded), megatron_bridge=bridge),
         gpu=gpu(recipe.resources.gpu),
         env={**prepared.engine.environment(recipe, 0), **(cluster_env or {}), **recipe.environment},
         engine=prepared.engine.description,

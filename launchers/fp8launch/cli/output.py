@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -129,6 +130,9 @@ _SEVERITY_COLOUR = {"error": "red", "warning": "yellow"}
 def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
     """Print problems on stderr, or on stdout, one after the other."""
     for problem in problems:
+        if problem.kind == "advisory":
+            click.echo(advisory_text(problem), err=err)
+            continue
         label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
         line = f"{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}"
         if problem.where:
@@ -136,6 +140,24 @@ def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
         click.echo(line, err=err)
         if problem.fix:
             click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=err)
+
+
+def advisory_text(problem: Problem) -> str:
+    """Return a known bug in lines of at most 80 columns. Its address stays whole, so that it can be copied."""
+    where = f"{problem.where}: " if problem.where else ""
+    first, *lines = _folded(f"{where}{problem.severity}: {problem.message} [{problem.code}]", "    ")
+    label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
+    lines.insert(0, first.replace(f"{problem.severity}:", f"{label}:", 1))
+    if problem.fix:
+        first, *rest = _folded(f"    fix: {problem.fix}", "         ")
+        lines += [first.replace("fix:", styled("fix:", fg="green"), 1), *rest]
+    if problem.source:
+        lines.append(f"    {styled('source:', fg='green')} {problem.source}")
+    return "\n".join(lines)
+
+
+def _folded(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 T = TypeVar("T")

@@ -315,6 +315,10 @@ class Engine(ABC):
         """What a rehearsal of the run runs. Raises NotRehearsable."""
         return StepArguments(args)
 
+    def bridge_release(self, args: EngineArguments) -> str | None:
+        """Return the release of Megatron-Bridge that the run trains with; None for an engine without it."""
+        return None
+
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         """Variables that the entry reads, such as those that make it prove FP8. `begin` is the iteration before."""
         return {}

@@ -78,7 +78,10 @@ def sinks_need_whole_heads(run: ResolvedRun) -> Iterator[Finding]:
         message = (
             f"softmax_type {run.value('softmax_type')} does not support CP {run.layout.cp} with cp_comm_type {other[0]}"
         )
-        fix = "set cp_comm_type to a2a, or parallel.cp to 1"
+        # With a2a, the gradient of a learnable sink is CP times too large (advisory `sinks-a2a-grad`).
+        fix = "set parallel.cp to 1"
+        if run.value("softmax_type") != "learnable":
+            fix += ", or cp_comm_type to a2a"
         yield Finding(message, run.where("softmax_type", "cp_comm_type", "context_parallel_size"), fix)
 
 

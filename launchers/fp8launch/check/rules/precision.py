@@ -296,11 +296,6 @@ _IDLE: tuple[tuple[str, Callable[[ResolvedRun], Any], str], ...] = (
         lambda run: run.value("recompute_granularity") != "selective" and not run.on("recompute_activations"),
         "it needs recompute_granularity selective",
     ),
-    (
-        "rampup_batch_size",
-        lambda run: run.megatron >= (0, 18),
-        "Megatron ignores it since 0.18: the batch is constant; use step_batch_size_schedule",
-    ),
 )
 
 

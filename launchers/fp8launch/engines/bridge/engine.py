@@ -205,6 +205,12 @@ class Bridge(Engine):
 
         return step_arguments(args, layout, _recipe(loaded), loaded.recipe.bridge.model)
 
+    def bridge_release(self, args: EngineArguments) -> str | None:
+        for argument in args.arguments:
+            if argument.flag == "release":
+                return argument.words[0].partition("=")[2]
+        return None
+
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         found = {"FP8LAUNCH_DEVICE": recipe.resources.device}
         if not recipe.launch.probe:
