@@ -693,13 +693,12 @@ class AdvisedRun:
     advisory: Advisory
     message: str
 
-    def as_json(self) -> dict[str, str]:
-        return {
-            "code": self.advisory.id,
-            "message": self.message,
-            "fix": self.advisory.fix,
-            "source": self.advisory.source,
-        }
+    def as_problem(self) -> Problem:
+        row = self.advisory
+        return Problem("warning", row.id, self.message, fix=row.fix, kind="advisory", source=row.source)
+
+    def as_json(self) -> dict[str, str | None]:
+        return self.as_problem().as_json()
 
 
 def of_finished(setup: Setup) -> tuple[AdvisedRun, ...]:

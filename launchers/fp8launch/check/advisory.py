@@ -88,7 +88,7 @@ class Setup:
 
     @property
     def uses_te(self) -> bool:
-        return self.value("transformer_impl") == "transformer_engine"
+        return bool(self.value("transformer_impl") == "transformer_engine")
 
     @property
     def grouped_experts(self) -> bool:

@@ -8,9 +8,13 @@ from typing import Any
 
 import click
 
-from fp8launch.cli.output import echo, eprint, json_option, logs_argument, show_json
+from fp8launch.check.advisories import AdvisedRun
+from fp8launch.cli.output import advisory_text, echo, eprint, json_option, logs_argument, show_json
 from fp8launch.cli.parse import each_run, logs_named, logs_of
 from fp8launch.diagnostics import exit_code
+from fp8launch.logs import attempts_of
+from fp8launch.report.json_values import json_list
+from fp8launch.report.known_bugs import known_bugs
 from fp8launch.report.phases import by_phase, spans_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.throughput import read_logs
@@ -27,11 +31,13 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.
 
     Exits with 1 without evidence, if FP8 was asked for and is not shown to have run, and if ranks hold whole what ZeRO
-    or FSDP was to divide. Several logs are the attempts of one run. Each phase of a run has its own verdict.
+    or FSDP was to divide. Several logs are the attempts of one run. Each phase of a run has its own verdict. Known bugs
+    of the versions that ran are named after it; they do not change the exit code.
     """
     logs = logs_named(names)
     if logs:
-        found = [("logs", _Verified(verify_logs(read_logs(logs), {}), {}))]
+        read = read_logs(logs)
+        found = [("logs", _Verified(verify_logs(read, {}), {}, known_bugs(attempts_of(read), {}, {})))]
     else:
         found = [(run.run_id, _of_run(run)) for run in each_run(names)]
     several = len(found) > 1
@@ -49,13 +55,15 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
 
 @dataclass(frozen=True)
 class _Verified:
-    """What is known of a run as a whole, and of each of its phases."""
+    """What is known of a run as a whole, and of each of its phases. `advisories` are the known bugs that it has."""
 
     whole: Verification
     phases: Mapping[str, Verification]
+    advisories: tuple[AdvisedRun, ...]
 
     def as_json(self) -> dict[str, Any]:
         found = self.whole.as_json()
+        found["advisories"] = json_list(self.advisories)
         if self.phases:
             found["phases"] = {name: one.as_json() for name, one in self.phases.items()}
         return found
@@ -65,14 +73,24 @@ def _of_run(run: RunFolder) -> _Verified:
     manifest = run.manifest()
     read = read_logs(logs_of(run))
     phases = {}
+    bugs: dict[str, AdvisedRun] = {}
     for span, mine in by_phase(read, spans_of(manifest)):
         phases[span.name] = verify_logs(mine, span.arguments)
+        for bug in known_bugs(attempts_of(mine), span.arguments, manifest):
+            bugs.setdefault(bug.advisory.id, bug)
     if phases:
-        return _Verified(_decisive(phases), phases)
-    return _Verified(verify_logs(read, stated_arguments(manifest)), {})
+        return _Verified(_decisive(phases), phases, tuple(bugs.values()))
+    stated = stated_arguments(manifest)
+    return _Verified(verify_logs(read, stated), {}, known_bugs(attempts_of(read), stated, manifest))
 
 
 def _show_all(found: _Verified) -> None:
+    _show_verdicts(found)
+    for bug in found.advisories:
+        echo(advisory_text(bug.as_problem()))
+
+
+def _show_verdicts(found: _Verified) -> None:
     for name, one in found.phases.items():
         echo(f"phase {name}: ", nl=False)
         _show(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,11 @@ from fp8launch.recipe.write_yaml import write_yaml
 def resolved_yaml(prepared: Prepared) -> str:
     """Return the recipe with everything that it extends, in the recipe format."""
     return write_yaml(resolved_recipe(prepared))
+
+
+def recipe_digest(prepared: Prepared) -> str:
+    """Return the SHA-256 of the resolved recipe's text, in hex."""
+    return hashlib.sha256(resolved_yaml(prepared).encode()).hexdigest()
 
 
 def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
@@ -29,7 +35,10 @@ def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
 
 def engine_record(prepared: Prepared, job: Job) -> dict[str, Any]:
     """Return the engine as manifests have it: its name, what it trains with, and how its logs are read."""
-    return {"name": prepared.engine.name, "entry": job.entry.title, **asdict(prepared.engine.description)}
+    record = {"name": prepared.engine.name, "entry": job.entry.title, **asdict(prepared.engine.description)}
+    if bridge := prepared.engine.bridge_release(prepared.args):
+        record["bridge_release"] = bridge
+    return record
 
 
 def phase_entry(one: Phase) -> dict[str, Any]:

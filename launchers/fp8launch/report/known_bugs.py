@@ -1,0 +1,60 @@
+"""The known bugs that a finished run has, by the settings and versions that it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8launch.check.advisories import AdvisedRun, of_finished
+from fp8launch.check.advisory import Package, recorded_setup
+from fp8launch.cluster.images import software_in
+from fp8launch.logs import LoggedProcesses
+from fp8launch.logs.evidence import of_kind
+from fp8launch.megatron.schema import parser_defaults
+from fp8launch.megatron.versions import SUPPORTED, Release, minor_of, release
+from fp8launch.report.run_setup import setup_of
+from fp8launch.untyped import as_int, as_mapping
+
+# What Megatron's log calls the packages.
+_LOGGED: Mapping[Package, str] = {"megatron_core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
+
+
+def known_bugs(
+    attempts: LoggedProcesses, stated: Mapping[str, object], manifest: Mapping[str, Any]
+) -> tuple[AdvisedRun, ...]:
+    """Return the advisories of a run, or of one of its phases, by its processes, oldest first.
+
+    `stated` are the arguments that it was submitted with, empty for a log of its own. Nothing is reported about a
+    package whose version neither the log nor the manifest says.
+    """
+    world = as_int(as_mapping(manifest.get("layout")).get("world"))
+    setup = setup_of(attempts, None, None, world, stated)
+    versions = _versions(attempts, setup.versions, manifest)
+    arguments = setup.arguments
+    core = str(as_mapping(manifest.get("megatron")).get("version") or "")
+    in_megatron_lm = as_mapping(manifest.get("engine")).get("checks") == "megatron_lm"
+    # The log of a job that died early has no list of all arguments.
+    if not setup.dump and in_megatron_lm and minor_of(core) in SUPPORTED:
+        arguments = {**parser_defaults(core), **arguments}
+    return of_finished(recorded_setup(arguments, setup.world_size, versions))
+
+
+def _versions(
+    attempts: LoggedProcesses, printed: Mapping[str, str], manifest: Mapping[str, Any]
+) -> dict[Package, Release]:
+    """Return the versions that ran: those in the log, else those that the run was submitted with."""
+    recipe = as_mapping(manifest.get("recipe"))
+    software = as_mapping(recipe.get("software"))
+    image = software_in(as_mapping(recipe.get("container")).get("image"))
+    found: dict[Package, object] = {
+        "megatron_core": as_mapping(manifest.get("megatron")).get("version"),
+        "transformer_engine": software.get("transformer_engine") or image.get("transformer_engine"),
+        "megatron_bridge": as_mapping(manifest.get("engine")).get("bridge_release"),
+    }
+    for log, process in attempts:
+        for probe in of_kind("probe", log.evidence_of(process)):
+            installed = as_mapping(probe.data.get("software")).get("transformer_engine")
+            found["transformer_engine"] = installed or found["transformer_engine"]
+    for package, title in _LOGGED.items():
+        found[package] = printed.get(title) or found[package]
+    return {package: known for package, version in found.items() if version and (known := release(version))}
