@@ -116,5 +116,8 @@ def test_check_finds_nothing_wrong() -> None:
     explained = {("llama8b_fp8", "tight-memory"), ("peer_zero_stages", "tight-memory")}
     prepared = [run for file in [*HEADLINE, *PEERS, *STUDIES] for run in runs(file)]
     results = check_all(prepared, layers=("schema", "rules", "memory"))
-    found = {(run.loaded.recipe.name, p.code) for run, r in zip(prepared, results, strict=True) for p in r.problems}
+    # test_pack_advisories.py has the known bugs of Megatron.
+    found = set()
+    for run, result in zip(prepared, results, strict=True):
+        found |= {(run.loaded.recipe.name, p.code) for p in result.problems if p.kind != "advisory"}
     assert found <= explained, found - explained
