@@ -1,6 +1,7 @@
 """Write what the docs repeat from the code: `python tools/reference.py`.
 
-Whole pages: docs/recipe_reference.md and docs/cluster_reference.md, from the pydantic schemas. Tables between the marks
+Whole pages: docs/recipe_reference.md and docs/cluster_reference.md, from the pydantic schemas, and docs/advisories.md,
+from the table of known bugs. Tables between the marks
 of docs/gpus.md and docs/failures.md: from the GPUs and the check's rules, and from the failure patterns. With
 `--check`, say which are stale and exit with 1 instead.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -17,6 +19,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fp8launch import engines
+from fp8launch.check.advisories import ADVISORIES, NOT_FROM_RECIPES, releases_in_words
+from fp8launch.check.advisory import PACKAGES, PUBLISHED, Advisory
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
 from fp8launch.cluster.profile import Cluster
@@ -254,6 +258,59 @@ def failure_table() -> Iterator[str]:
         yield f"| `{code}` | {_cell(text)} |"
 
 
+def advisory_page() -> str:
+    """Every known bug: those that are reported, those with undecided releases, those that no recipe can trigger."""
+    examined = "; ".join(f"{PACKAGES[package]} {known[0]} to {known[-1]}" for package, known in PUBLISHED.items())
+    decided = [row for row in ADVISORIES if row.affected]
+    undecided = [row for row in ADVISORIES if not row.affected]
+    lines = [
+        "# Known bugs",
+        "",
+        MADE,
+        "",
+        *textwrap.wrap(
+            "Bugs of Megatron-Core, Transformer Engine and Megatron-Bridge that neither crash nor warn: a run trains, "
+            "and gradients, learning rates or checkpoints are wrong. `fp8launch check` warns about each that a recipe "
+            "triggers in the releases that it runs with, and `fp8launch verify` names those of a finished run. They "
+            "change no exit code. To accept one, give the reason:",
+            120,
+        ),
+        "",
+        "```yaml",
+        "silence:",
+        "  global-aux-dp: the coefficient is multiplied by DP",
+        "```",
+        "",
+        *textwrap.wrap(
+            "The releases are those of the recipe's `software`, else of its image, else the newest supported ones. "
+            "Each row was decided by looking for the faulty line in the packages on PyPI, "
+            f"{examined}. Nothing is reported for other releases.",
+            120,
+        ),
+        "",
+        "| advisory | affected releases |",
+        "|---|---|",
+        *(f"| [`{row.id}`](#{row.id}) | {releases_in_words(row.affected)} |" for row in decided),
+    ]
+    for row in decided:
+        lines += ["", f"## `{row.id}`", "", *_advisory(row)]
+    lines += ["", "## Not decided", "", "Documented and never reported, because the affected releases are not known."]
+    for row in undecided:
+        lines += ["", f"### `{row.id}`", "", *_advisory(row)]
+    lines += ["", "## Not from a recipe", "", "Known bugs that no recipe can trigger in a supported release.", ""]
+    lines += ["| bug | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in NOT_FROM_RECIPES.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _advisory(row: Advisory) -> Iterator[str]:
+    if row.affected:
+        yield f"- Affected: {releases_in_words(row.affected)}"
+    yield f"- When: {row.when}"
+    yield f"- Effect: {row.effect}"
+    yield f"- Way out: {row.fix}"
+    yield f"- Source: <{row.source}>"
+
+
 def between_marks(text: str, name: str, lines: Iterable[str]) -> str:
     """The page with these lines in the place that its marks keep for `name`."""
     begin, end = f"<!-- {name}: python tools/reference.py -->", f"<!-- end of {name} -->"
@@ -282,6 +339,7 @@ def pages() -> dict[Path, str]:
             MEANING["cluster"],
             "Every key of a cluster profile, all optional. To use one: [clusters](clusters.md).",
         ),
+        docs / "advisories.md": advisory_page(),
         docs / "gpus.md": between_marks((docs / "gpus.md").read_text(encoding="utf-8"), "gpus", gpu_table()),
         docs / "failures.md": between_marks(
             (docs / "failures.md").read_text(encoding="utf-8"), "failures", failure_table()
