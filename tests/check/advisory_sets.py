@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     ),
     "moe-tp-ep-norm": Case(
         {**MOE, **TP2, "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
-        {"expert_tensor_parallel_size": 2},
+        UNSPLIT,
         megatron="0.18.0",
     ),
     "muon-expert-bias-norm": Case(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from advisory_sets import CASES
-from sets import Set
+from sets import MOE, TP2, Set
 
 from fp8launch.check.advisories import ADVISORIES, CODES, problems
 from fp8launch.check.advisory import PUBLISHED
@@ -84,6 +84,27 @@ def test_undecided_rows_are_never_reported(tmp_path: Path) -> None:
     case = Set({**change, "recompute_method": "uniform", "recompute_num_layers": 1})
     assert {name for name, row in ROWS.items() if not row.affected} >= {"te-recompute-amax", "mfsdp-2n"}
     assert reported(case, tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "affected"),
+    [
+        ("2.16.0", {"expert_tensor_parallel_size": 1}, True),
+        ("2.16.0", {"expert_tensor_parallel_size": 2}, True),
+        # Transformer Engine marked grouped weights itself.
+        ("2.12.0", {"expert_tensor_parallel_size": 1}, False),
+        ("2.16.0", {"expert_tensor_parallel_size": 1, "moe_single_grouped_weight": True}, False),
+        ("2.16.0", {"expert_tensor_parallel_size": 1, "moe_grouped_gemm": None}, False),
+        ("2.16.0", {"expert_tensor_parallel_size": 1, "moe_grouped_gemm": None, "disable_bias_linear": None}, True),
+        ("2.16.0", {"expert_tensor_parallel_size": 2, "moe_grouped_gemm": None, "disable_bias_linear": None}, False),
+    ],
+)
+def test_which_experts_the_gradient_norm_leaves_out(
+    engine: str, change: dict[str, Any], affected: bool, tmp_path: Path
+) -> None:
+    software = {"megatron": "0.18.0", "transformer_engine": engine}
+    case = Set({**MOE, **TP2, "expert_model_parallel_size": 4, **change}, software=software)
+    assert ("moe-tp-ep-norm" in reported(case, tmp_path)) == affected
 
 
 def test_an_unpublished_release_was_not_examined(tmp_path: Path) -> None:

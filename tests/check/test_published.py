@@ -66,5 +66,8 @@ def test_published_sets_are_clean_on_their_own_hardware(tmp_path: Path) -> None:
 
 def test_shipped_recipes_are_clean() -> None:
     found = check_all([prepare(str(path)) for path in SHIPPED], layers=RULES)
-    told = {path.stem: [str(p) for p in result.problems] for path, result in zip(SHIPPED, found, strict=True)}
+    told = {}
+    for path, result in zip(SHIPPED, found, strict=True):
+        # tests/pack/test_pack_advisories.py has the known bugs of Megatron.
+        told[path.stem] = [str(problem) for problem in result.problems if problem.kind != "advisory"]
     assert {name: problems for name, problems in told.items() if problems} == {}

@@ -279,18 +279,25 @@ ADVISORIES: tuple[Advisory, ...] = (
     # --- gradient norm -----------------------------------------------------------------------------------------------
     Advisory(
         id="moe-tp-ep-norm",
-        when="experts with TP and EP above 1 and an expert TP below TP: grouped experts, or experts with biases",
-        # Up to 2.12, Transformer Engine marks grouped weights as tensor parallel, which keeps them in the norm.
+        when="TP and EP above 1: grouped experts, or experts with biases and an expert TP below TP",
+        # Up to 2.12, and for a single grouped weight, Transformer Engine marks grouped weights as tensor parallel, which
+        # keeps the shards of all TP ranks in the norm. Without the mark, only those of TP rank 0 are.
         applies=lambda run: (
             run.experts
             and run.tp > 1
             and run.ep > 1
-            and run.etp < run.tp
-            and ((run.grouped_experts and run.at_least("transformer_engine", (2, 13))) or run.on("add_bias_linear"))
+            and (
+                (run.on("add_bias_linear") and run.etp < run.tp)
+                or (
+                    run.grouped_experts
+                    and run.at_least("transformer_engine", (2, 13))
+                    and not run.on("moe_single_grouped_weight")
+                )
+            )
         ),
         affected=TO_0_18,
         effect="the gradient norm leaves out the experts of all TP ranks but the first, so clipping is too weak",
-        fix="set parallel.tp to 1 or parallel.etp to the value of parallel.tp, or use Megatron-Core 0.19",
+        fix="set parallel.tp to 1, or use Megatron-Core 0.19",
         source=f"{ML}/pull/5916",
         settings=("tensor_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
     ),
@@ -533,7 +540,7 @@ ADVISORIES: tuple[Advisory, ...] = (
         ),
         affected=ONLY_0_17,
         effect="one optimizer zeroes the shared buffer before the other has copied its weights: NaN in the second step",
-        fix="add overlap_param_gather and overlap_grad_reduce, or remove precision.param_gather",
+        fix="remove precision.param_gather, or use Megatron-Core 0.18 or newer",
         source=f"{ML}/issues/2272",
         settings=("fp8_recipe", "fp8_param_gather", "expert_model_parallel_size"),
     ),
@@ -546,7 +553,7 @@ ADVISORIES: tuple[Advisory, ...] = (
             "weights are gathered from a buffer that no longer holds them before each save and at the end: saved "
             "weights may be wrong, while master weights and training steps are right"
         ),
-        fix="remove overlap_param_gather in runs that save checkpoints, or use Megatron-Core 0.19",
+        fix="in runs that save checkpoints remove precision.param_gather, or use Megatron-Core 0.19",
         source=f"{ML}/pull/5236",
         settings=("fp8_recipe", "fp8_param_gather", "overlap_param_gather"),
     ),
