@@ -157,9 +157,10 @@ def prepare_megatron(device: str) -> None:
         cpu.install()
     else:
         cache_folders.give_triton_a_cache()
-        from fp8launch.injob.rank.compat import apex_wgrad
+        from fp8launch.injob.rank.compat import apex_wgrad, delayed_weights
 
         apex_wgrad.install()
+        delayed_weights.install()
     from fp8launch.injob.rank.compat import datasets_helper, save_queue
 
     try:
