@@ -60,12 +60,14 @@ def test_an_attempt_begins_and_ends_on_an_old_python(python: str | None, tmp_pat
         pytest.skip("this machine has no Python older than 3.10")
     package = tmp_path / "code" / "fp8launch"
     shutil.copytree(FOLDER, package / "injob" / "supervisor", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(FOLDER.parent / "ownership.py", package / "injob")
     (package / "__init__.py").touch()
     (package / "injob" / "__init__.py").touch()
     (tmp_path / "logs").mkdir()
     plan = {
         "checkpoint": "ckpt", "iterations": 10, "phases": [], "attempts": 3, "stuck": 2, "stop_before": 60,
         "limit": 600, "hang": None, "keep": None, "continue_by": "requeue",
+        "owner": {"run": "old", "recipe": "0" * 64, "created": "2026-11-24T00:00:00+00:00"},
         "rules": {"out-of-memory": "stop", "unknown": "stop"},
     }  # fmt: skip
     (tmp_path / "survive.json").write_text(json.dumps(plan))

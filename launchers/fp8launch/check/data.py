@@ -21,6 +21,7 @@ from fp8launch.check.job_paths import (
     unexpanded,
     why_not_writable,
 )
+from fp8launch.check.pickled_state import pickled_state_problems
 from fp8launch.check.tokenizers import tokenizer_problems
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
@@ -60,6 +61,7 @@ def problems(
     """
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
+    yield from pickled_state_problems(prepared, paths)
     if not prepared.engine.description.covers("megatron_lm"):
         if prepared.engine.description.covers("megatron_core"):
             named = replace(args, values=args.attributes, places=args.attribute_places)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
-from fp8launch.check import checkpoint_space, checkpoints, data, run_root
+from fp8launch.check import checkpoint_space, checkpoints, data, pickled_state, run_root
 from fp8launch.check.job_paths import kind_of
 from fp8launch.cluster.images import image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
@@ -44,6 +44,7 @@ CODES: Mapping[str, Severity] = {
     **schedulers.problem_codes(),
     **checkpoint_space.CODES,
     **checkpoints.CODES,
+    **pickled_state.CODES,
 }
 
 

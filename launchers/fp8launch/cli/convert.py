@@ -29,6 +29,7 @@ from fp8launch.submit.conversion import (
     checkpoint_in,
     conversion,
     is_finished,
+    is_own_work,
     model_named,
     model_of,
     recipe_of,
@@ -91,22 +92,31 @@ def megatron_to_hf(
 
     --model is needed only where the checkpoint does not say from which model it was converted.
     """
-    places = _checkpoint_folders(source)
+    run = _run_of(source)
+    places = [Path(source).expanduser()]
+    if run is not None:
+        places = _checkpoint_folders(run, source)
     checkpoint = checkpoint_in(places[0], iteration)
     named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
     if named is None:
         message = f"{checkpoint} does not say which Hugging Face model it is like"
         fix = "name one with --model: a folder with its config.json, or a name on the hub"
         raise error("convert-model", message, "--model", fix)
+    if run is not None and is_own_work(run.path, checkpoint):
+        options["overrides"] = ("checkpoint.allow_pickle=true", *options["overrides"])
     return _run(conversion("megatron-to-hf", model_named(named, "--model"), out, checkpoint, dtype), **options)
 
 
-def _checkpoint_folders(source: str) -> list[Path]:
-    """The folder of a run's checkpoints, then the one that it started from; or a folder of checkpoints by its path."""
+def _run_of(source: str) -> RunFolder | None:
+    """The run that is named; None for a folder of checkpoints."""
     folder = Path(source).expanduser()
     if folder.is_dir() and not (folder / MANIFEST).is_file():
-        return [folder]
-    run = run_named(source)
+        return None
+    return run_named(source)
+
+
+def _checkpoint_folders(run: RunFolder, source: str) -> list[Path]:
+    """The folder of a run's checkpoints, then the one that it started from."""
     stated = run.manifest().get("recipe", {}).get("checkpoint") or {}
     if not stated.get("dir"):
         message = f"{run.run_id} writes no checkpoints"

@@ -53,6 +53,7 @@ class QuantizationRecipe:
     keeps_gathered_input     a sequence-parallel rank saves the gathered input: it cannot gather the quantized one again
     gather_flags        further Megatron flags that `precision.param_gather` must set
     gather_is_proven    a parameter all-gather in this type is known to train
+    stateful            scales come from earlier steps, so checkpoints hold them; Transformer Engine pickles that state
     """
 
     name: str
@@ -79,6 +80,7 @@ class QuantizationRecipe:
     keeps_gathered_input: bool = False
     gather_flags: tuple[str, ...] = ()
     gather_is_proven: bool = False
+    stateful: bool = False
 
     @property
     def format_flag(self) -> str:
@@ -124,6 +126,7 @@ QUANTIZATION: dict[str, QuantizationRecipe] = {
             both_orientations=False,
             copies_attention_output=True,
             gather_is_proven=True,
+            stateful=True,
         ),
         QuantizationRecipe(
             "tensorwise",
@@ -212,6 +215,12 @@ def operand_bytes(precision: str) -> float:
     if precision in QUANTIZATION:
         return QUANTIZATION[precision].weight_bytes
     return UNQUANTIZED_BYTES[precision]
+
+
+def is_stateful(arguments: Mapping[str, object]) -> bool:
+    """Return whether a run with these arguments, by attribute name, saves scales of earlier steps."""
+    recipe = QUANTIZATION.get(requested(arguments))
+    return recipe is not None and recipe.stateful
 
 
 def requested(arguments: Mapping[str, object]) -> str:

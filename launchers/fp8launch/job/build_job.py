@@ -18,12 +18,15 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS, storage_mounts
 from fp8launch.diagnostics import BAD_INPUT, MACHINE_LACKS, Problem, UserError, error
 from fp8launch.engines.base import AttemptArguments, Engine
+from fp8launch.hardware.quantization import is_stateful
+from fp8launch.injob.supervisor.checkpoint_owner import UNPICKLE
 from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
 from fp8launch.job.job_comment import job_comment
 from fp8launch.job.mounts import on_host
 from fp8launch.job.phases import Phase
 from fp8launch.job.prepared import Prepared
 from fp8launch.job.reserved_env import refuse_reserved
+from fp8launch.job.resolved import recipe_digest
 from fp8launch.megatron.arguments import Argument
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
@@ -75,7 +78,9 @@ def plan(
     survival = None
     arguments = args.all
     if attempts is not None and folder is not None:
-        survival = _survival(attempts, container, folder)
+        each = [args, *(phase.args for phase in phases)]
+        pickled_state = any(is_stateful(one.attributes) for one in each)
+        survival = _survival(attempts, container, folder, pickled_state)
         arguments = attempts.always
     environment = _environment(engine, recipe, cluster)
     job_phases: tuple[JobPhase, ...] = ()
@@ -101,6 +106,9 @@ def plan(
         health_gpus=_health_gpus(recipe, cluster),
         survival=survival,
         phases=job_phases,
+        gpu=recipe.resources.gpu,
+        megatron=args.version,
+        recipe_digest=recipe_digest(prepared) if folder is None else "",
     )
 
 
@@ -170,6 +178,8 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
 def _environment(engine: Engine, recipe: Recipe, cluster: Cluster, begin: int = 0) -> Pairs:
     """Variables of a run, or of its phase that begins after iteration `begin`."""
     ours = {"PYTHONUNBUFFERED": "1", **engine.environment(recipe, begin)}
+    if recipe.checkpoint.allow_pickle:
+        ours[UNPICKLE] = "1"
     site = {name: str(value) for name, value in cluster.env.items()}
     return tuple({**ours, **site, **recipe.environment}.items())
 
@@ -261,10 +271,10 @@ def _slurm_options(
     return tuple(options.items())
 
 
-def _survival(attempts: AttemptArguments, container: Container | None, folder: Path) -> Survival:
+def _survival(attempts: AttemptArguments, container: Container | None, folder: Path, pickled_state: bool) -> Survival:
     """How the run continues after an attempt that has left a checkpoint."""
     checkpoint = _on_the_host(attempts.save, container, folder)
-    return Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start)
+    return Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start, pickled_state)
 
 
 def _of_phase(engine: Engine, phase: Phase, cluster: Cluster) -> PhaseParts:

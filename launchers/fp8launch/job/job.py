@@ -41,13 +41,15 @@ class Survival:
     """How a run continues after an attempt.
 
     `save` is the engine's own name of its checkpoints, `checkpoint` where the batch host has them. `resume` are the
-    arguments of a start from such a checkpoint, `first_start` those of a start without one.
+    arguments of a start from such a checkpoint, `first_start` those of a start without one. `pickled_state` says that
+    the checkpoints hold state that Transformer Engine only loads from a trusted source.
     """
 
     save: str
     checkpoint: str
     resume: tuple[Argument, ...]
     first_start: tuple[Argument, ...] = ()
+    pickled_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Job:
     `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
     long options in order, None for a bare one. `health_gpus` is how many GPUs a node must show before training starts;
     None looks at no node. `environment` and `arguments` reach the processes byte for byte; where there are phases, they
-    are what all of them have in common. `entry` is what each process starts.
+    are what all of them have in common. `entry` is what each process starts. `gpu`, `megatron` (a
+    release) and `recipe_digest` change nothing: a portable script records them in its run folder.
     """
 
     name: str
@@ -92,6 +95,9 @@ class Job:
     health_gpus: int | None = None
     survival: Survival | None = None
     phases: tuple[JobPhase, ...] = ()
+    gpu: str = "cpu"
+    megatron: str = ""
+    recipe_digest: str = ""
 
     @property
     def world_size(self) -> int:

@@ -178,13 +178,16 @@ class Data(Section):
 class Checkpoint(Section):
     """`dir` and `load` are absolute or relative to the run folder, and the `keep` newest checkpoints are kept.
 
-    A cluster profile may store a relative `dir` elsewhere (docs/clusters.md).
+    A cluster profile may store a relative `dir` elsewhere (docs/clusters.md). `allow_pickle` lets Transformer Engine
+    unpickle the FP8 state of a checkpoint that this run did not write itself, which runs whatever code the file holds
+    (docs/security.md).
     """
 
     dir: str | None = None
     interval: Positive | None = None
     load: str | None = None
     keep: Positive | None = None
+    allow_pickle: bool = False
 
 
 class Survive(Section):

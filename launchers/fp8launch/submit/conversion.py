@@ -14,11 +14,14 @@ import yaml
 from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor.checkpoint_owner import why_not_trusted
 from fp8launch.recipe.engine_sections import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.rundir.atomic_io import json_mapping, read_regular
+from fp8launch.rundir.attempts import SURVIVE
 from fp8launch.rundir.run_dir import RunFolder, run_folders
+from fp8launch.rundir.trust import why_not_own_run
 from fp8launch.untyped import as_mapping
 
 RUN_PREFIX = "convert_"
@@ -96,6 +99,18 @@ def checkpoint_in(folder: Path, iteration: int | None) -> Path:
         raise error("convert-checkpoint", message, str(folder), "choose another --iteration", ANSWER_IS_NO)
     _require_torch_dist(place)
     return place
+
+
+def is_own_work(source: Path, checkpoint: Path) -> bool:
+    """Return whether a run folder's run wrote this checkpoint itself, and nobody else can have changed it.
+
+    Only then may its FP8 state be unpickled without the user's word. False for a folder that is not a run's.
+    """
+    plan = json_mapping(source / SURVIVE)
+    iteration = checkpoints.whole_number(checkpoint.name.rpartition("_")[2])
+    if iteration is None or not isinstance(plan.get("owner"), dict) or why_not_own_run(source) is not None:
+        return False
+    return why_not_trusted(checkpoint.parent, plan["owner"], iteration) is None
 
 
 def _newest(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -130,10 +131,15 @@ def make_run(
     folder = Path(job.folder or "")
     name, text = scheduler.script(job)
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
-    survival = survival_text(prepared.loaded, prepared.args, cluster, job, scheduler.capabilities)
+    manifest = {**_manifest(prepared, cluster, job, scheduler, origin), **entries}
+    owner = {
+        "run": folder.name,
+        "recipe": hashlib.sha256(files["recipe.yaml"].encode()).hexdigest(),
+        "created": manifest["created"],
+    }
+    survival = survival_text(prepared.loaded, prepared.args, cluster, job, scheduler.capabilities, owner)
     if survival is not None:
         files[SURVIVE] = survival
-    manifest = {**_manifest(prepared, cluster, job, scheduler, origin), **entries}
     refuse_secrets({**files, MANIFEST: json.dumps(manifest)}, job.secrets)
     if origin.diff:
         files["git.diff"] = redacted(origin.diff, job.secrets)

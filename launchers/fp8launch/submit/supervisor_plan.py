@@ -24,11 +24,17 @@ HANG_AFTER = 1800
 
 
 def survival_text(
-    loaded: LoadedRecipe, args: EngineArguments, cluster: Cluster, job: Job, capabilities: Capabilities
+    loaded: LoadedRecipe,
+    args: EngineArguments,
+    cluster: Cluster,
+    job: Job,
+    capabilities: Capabilities,
+    owner: Mapping[str, str] | None = None,
 ) -> str | None:
     """Return the content of `survive.json`; None where no attempt can follow: no checkpoints, or no way to start one.
 
-    `capabilities` are the scheduler's. Raises UserError for a rule about a cause that does not exist.
+    `capabilities` are the scheduler's. `owner` identifies the run as the owner of its checkpoints. Raises UserError for
+    a rule about a cause that does not exist.
     """
     if job.survival is None or not capabilities.resumes:
         return None
@@ -48,6 +54,8 @@ def survival_text(
         "comment": text_in(dict(job.slurm).get("comment")),
         "continue_by": _way(cluster, capabilities),
         "rules": _rules(cluster, recipe, capabilities),
+        "owner": owner,
+        "trust_run_root": cluster.trust_run_root,
     }
     if capabilities.time_limits:
         plan["limit"] = int(recipe.resources.hours * 3600)

@@ -205,6 +205,14 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "pickled-state",
+        "Transformer Engine loads the state of delayed scaling only from a trusted checkpoint: if you trust everyone "
+        "who could write it, set checkpoint.allow_pickle: true. To resume a run that was submitted without it, "
+        "`export NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1` before `fp8launch resume`",
+        r"Refusing to load pickled Transformer Engine extra state",
+    ),
+    Pattern(
+        CAUSE,
         "checkpoint-mismatch",
         "the checkpoint belongs to another model or layout: compare the recipes with `fp8launch diff`, or remove "
         "checkpoint.load",

@@ -23,6 +23,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 CONVERSION_RECORD = "fp8launch_convert.json"
 # Megatron writes a number or the word "release".
 _LONGEST_TRACKER = 4096
+# State of a module is kilobytes; 1024 steps of history of five tensors are 20 KiB.
+_LARGEST_OBJECT = 16 << 20
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 
@@ -133,6 +135,29 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         if size < end:
             return f"{name} has {size} of {end} bytes"
     return None
+
+
+def holds(checkpoint: Path, key: str, text: bytes) -> bool | None:
+    """Return whether an object of a distributed checkpoint, with `key` in its name, contains `text`.
+
+    Nothing is unpickled. None for a checkpoint that cannot be read, or of another format.
+    """
+    try:
+        with (checkpoint / ".metadata").open("rb") as file:
+            stored = _FieldsOnly(file).load().storage_data
+        places = sorted(
+            (piece.relative_path, piece.offset, piece.length)
+            for index, piece in stored.items()
+            if key in index.fqn and 0 < piece.length <= _LARGEST_OBJECT
+        )
+        for name, offset, length in places:
+            with (checkpoint / name).open("rb") as file:
+                file.seek(offset)
+                if text in file.read(length):
+                    return True
+    except Exception:  # a damaged or hostile file raises anything
+        return None
+    return False
 
 
 def repair(folder: Path) -> list[str]:

@@ -46,6 +46,7 @@ RULES: Mapping[str, str] = {
     "missing-data": "stop",
     "missing-checkpoint": "stop",
     "checkpoint-mismatch": "stop",
+    "pickled-state": "stop",
     "shared-memory": "stop",
     "missing-module": "stop",
     "missing-file": "stop",
@@ -76,6 +77,7 @@ MEANS = {
 WHY_STOP = {
     "cancelled": "somebody cancelled the job; `fp8launch resume` continues it",
     "disk-full": "the disk would be full again; free disk space, then `fp8launch resume`",
+    "pickled-state": "Transformer Engine does not trust the checkpoint; `fp8launch parse` says how to continue",
     "phase-end": "the run stops between phases, as its rules say",
 }
 

@@ -1,4 +1,4 @@
-"""Continues a run from attempt to attempt: `python supervisor.py begin|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
+"""Continues a run from attempt to attempt: `python supervisor.py begin|unpickle|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
 
 The batch script asks at its start whether there is something to do (`begin`) and reports at its end how the training
 left (`end`). Beside the training, `watch` removes old checkpoints, and ends a training that hangs. What to do is in
@@ -7,8 +7,10 @@ turn writes. How the next attempt comes about is in `continuation`. Runs on the 
 newer), outside the image.
 
 begin: prints when to stop (seconds since 1970) and, for a run in phases, which of them continues; prints nothing when
-nothing is left to do; exits with 75 when the run may not continue. end: exits with 0 when the training is done or
-continues, else with STATUS, or 75 where that is 0; prints "again" where the script is to run itself again.
+nothing is left to do; exits with 75 when the run may not continue. unpickle: prints the variable with which
+Transformer Engine loads the pickled state of a checkpoint, if the newest one is this run's own work. end: exits with 0
+when the training is done or continues, else with STATUS, or 75 where that is 0; prints "again" where the script is to
+run itself again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from fp8launch.injob.supervisor import checkpoints, continuation, hang_watchdog
+from fp8launch.injob.supervisor import checkpoint_owner, checkpoints, continuation, hang_watchdog
 from fp8launch.injob.supervisor.attempt_log import Run
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
 from fp8launch.injob.supervisor.slurm_cli import say, slurm
@@ -51,6 +53,7 @@ def begin(run: Run) -> int:
         state["waiting"] = None
     state["owner"] = run.job
     repair_checkpoints(run)
+    claim_checkpoints(run)
     if run.trained:
         state["finished"] = True
         say(f"all {run.plan['iterations']} iterations are done")
@@ -111,6 +114,39 @@ def new_attempt(run: Run) -> dict[str, Any]:
 def repair_checkpoints(run: Run) -> None:
     for words in checkpoints.repair(run.checkpoint):
         say(words)
+
+
+def claim_checkpoints(run: Run) -> None:
+    """Record this run as the owner of its checkpoint folder, unless the folder has an owner."""
+    identity = run.plan.get("owner")
+    if identity is None:
+        return  # submitted by an earlier version
+    try:
+        if checkpoint_owner.read_owner(run.checkpoint) is None:
+            # Checkpoints that precede the first attempt are not this run's work.
+            inherited = 0 if run.attempts else checkpoints.latest(run.checkpoint)
+            checkpoint_owner.claim(run.checkpoint, identity, inherited)
+    except ValueError as problem:
+        say(f"the owner of the checkpoints is unknown: {problem}")
+
+
+def unpickle(run: Run) -> int:
+    """Print the variable that lets Transformer Engine load pickled state, if the checkpoint can be trusted."""
+    name = checkpoint_owner.UNPICKLE
+    if name in run.env:
+        return 0  # the user decided
+    newest = checkpoints.latest(run.checkpoint)
+    identity, group_is_trusted = run.plan.get("owner") or {}, bool(run.plan.get("trust_run_root"))
+    reason = checkpoint_owner.why_not_trusted(run.checkpoint, identity, newest, group_is_trusted)
+    if reason is None:
+        words = f"{name}=1 for this job: checkpoint {newest} is this run's own"
+        print(f"{name}=1")
+    else:
+        words = f"{name} is not set, so Transformer Engine 2.18 and later refuse FP8 state: {reason}"
+    say(words)
+    with contextlib.suppress(OSError), run.log.open("a") as log:
+        print("fp8launch:", words, file=log)
+    return 0
 
 
 def end(run: Run, status: int) -> int:
@@ -175,6 +211,8 @@ def main(words: list[str]) -> int:
     try:
         if what == "begin":
             return begin(run)
+        if what == "unpickle":
+            return unpickle(run)
         status = int(words[3])
         return end(run, status)
     except OSError as problem:  # a full disk, say

@@ -1,0 +1,93 @@
+"""State of delayed scaling in a checkpoint, which Transformer Engine loads only from a source that the user trusts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fp8launch.check.job_paths import JobPaths
+from fp8launch.check.resolved_run import installed_software
+from fp8launch.diagnostics import Problem, Severity
+from fp8launch.hardware.quantization import is_stateful
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor.checkpoint_owner import UNPICKLE
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.versions import Release
+
+CODES: Mapping[str, Severity] = {"pickled-state": "error"}
+_LOADED = ("load", "pretrained_checkpoint")
+
+
+def refuses_pickles(engine: Release | None) -> bool | None:
+    """Return whether a release of Transformer Engine refuses pickled state; None if the release does not decide it.
+
+    The refusal came with 2.18.0, and to the two minor versions before it with a patch release: 2.16.1 and 2.17.1.
+    Source: set_extra_state in transformer_engine/pytorch/module/base.py of these wheels.
+    """
+    if engine is None or (engine[:2] in ((2, 16), (2, 17)) and len(engine) == 2):
+        return None
+    if engine[:2] in ((2, 16), (2, 17)):
+        return engine[2] >= 1
+    return engine >= (2, 18)
+
+
+def pickled_state_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Yield what keeps a run from loading FP8 state: of a checkpoint from elsewhere, and of its own."""
+    recipe, args = prepared.loaded.recipe, prepared.args
+    refuses = refuses_pickles(installed_software(prepared.loaded).transformer_engine)
+    if refuses is False or recipe.resources.gpu == "cpu":
+        return
+    severity: Severity = "error"
+    release = f"Transformer Engine {recipe.software.transformer_engine or ''}".rstrip()
+    if refuses is None:
+        severity, release = "warning", "Transformer Engine 2.16.1, 2.17.1, 2.18 and later"
+    stated = recipe.environment.get(UNPICKLE)
+    own_state = any(is_stateful(one.attributes) for one in (args, *(phase.args for phase in prepared.phases)))
+    if own_state and recipe.goes_on and stated is not None and stated != "1":
+        message = f"{UNPICKLE} is {stated!r}, so the run cannot resume: {release} refuses the state of delayed scaling"
+        place = prepared.loaded.where("env", UNPICKLE)
+        yield Problem(severity, "pickled-state", message, place, f"remove env.{UNPICKLE}")
+    if stated is not None or recipe.checkpoint.allow_pickle:
+        return
+    for key, text, where in _sources(prepared):
+        here = paths.here(text)
+        holds = None if here is None else holds_pickled_state(here)
+        if holds is False or (holds is None and not own_state):
+            continue
+        message = f"{key} {text} holds FP8 state as a Python pickle, which {release} refuses to load"
+        if holds is None:
+            message = f"{key} {text} cannot be read here; {release} refuses FP8 state of delayed scaling"
+        fix = (
+            "unpickling runs whatever code the file holds: if you trust everyone who could write it, set "
+            "checkpoint.allow_pickle: true"
+        )
+        yield Problem(severity if holds else "warning", "pickled-state", message, where, fix)
+
+
+def _sources(prepared: Prepared) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the key, path and place of each checkpoint that the run starts from."""
+    args, convert = prepared.args, prepared.loaded.recipe.convert
+    for flag in _LOADED:
+        text = args.values.get(flag, args.attributes.get(flag))
+        if isinstance(text, str) and text.startswith("/"):
+            yield {"load": "checkpoint.load"}.get(flag, flag), text, args.places.get(flag)
+    if convert is not None and convert.checkpoint is not None:
+        yield "the checkpoint", convert.checkpoint, prepared.loaded.where("convert", "checkpoint")
+
+
+def holds_pickled_state(folder: Path) -> bool | None:
+    """Return whether a checkpoint has state of delayed scaling; None if it cannot be read, or its format is another.
+
+    `folder` is the folder of an iteration, or of all checkpoints with a tracker.
+    """
+    if not (folder / ".metadata").is_file():
+        try:
+            name = checkpoints.read_tracker(folder)
+        except (OSError, ValueError):
+            return None
+        number = checkpoints.whole_number(name)
+        if number is not None:
+            folder = checkpoints.place(folder, number)
+        elif name == "release":
+            folder = folder / name
+    return checkpoints.holds(folder, "_extra_state", b"amax_history_fwd")
