@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from advisory_sets import CASES
+from advisory_sets import CASES, PER_TOKEN, SAVED
 from sets import MOE, TP2, Set
 
 from fp8launch.check.advisories import ADVISORIES, CODES, problems
@@ -66,6 +66,40 @@ def test_a_run_without_the_setting_is_not_affected(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("release", PUBLISHED["megatron_core"])
 def test_the_plain_run_has_no_known_bug(release: str, tmp_path: Path) -> None:
     assert reported(Set(software={"megatron": release}), tmp_path) == set()
+
+
+# Measured on two H100 with Megatron-Core 0.19.2 and Transformer Engine 2.20.2: they train what one GPU trains.
+RIGHT: dict[str, dict[str, Any]] = {
+    "tp 2": TP2,
+    "pp 2 x vp 2": {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+    "cp 2": {"context_parallel_size": 2},
+    "cp 2 by all-to-all": {"context_parallel_size": 2, "cp_comm_type": ["a2a"]},
+    "cp 2 with token prediction": {"context_parallel_size": 2, "mtp_num_layers": 1},
+    "token prediction with per-token loss": {**PER_TOKEN, "mtp_num_layers": 1},
+    "experts": MOE,
+    "tp 2 x ep 2, expert tp 1": {
+        **MOE, **TP2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "moe_aux_loss_coeff": 0.01,
+    },
+    "tp 2 x ep 2, expert tp 2": {**MOE, **TP2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
+    "experts with cp 2": {
+        **MOE, "context_parallel_size": 2, "moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001,
+        "expert_model_parallel_size": 4,
+    },
+    "local CUDA graphs": {"cuda_graph_impl": "local"},
+    "op fuser": {**MOE, "use_transformer_engine_op_fuser": True},
+    "offloaded optimizer": {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True},
+    "delayed, recomputed": {
+        "fp8_recipe": "delayed", "fp8_param_gather": None, "recompute_granularity": "full",
+        "recompute_method": "uniform", "recompute_num_layers": 1,
+    },
+    "saved and resumed": {**SAVED, **TP2, "async_save": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_was_measured_to_be_right_raises_no_alarm(name: str, tmp_path: Path) -> None:
+    software = {"megatron": "0.19.2", "transformer_engine": "2.20.2"}
+    assert reported(Set(RIGHT[name], software=software), tmp_path) == set()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -300,6 +334,14 @@ def test_0_19_refuses_a_checkpoint_with_another_rate(tmp_path: Path) -> None:
 def test_of_an_unknown_checkpoint_the_advisory_says_what_holds(tmp_path: Path) -> None:
     found = continued(tmp_path)
     assert "a different lr or min_lr has no effect" in found["override-sched-ignored"].message
+
+
+def test_a_run_that_loads_its_own_checkpoints_keeps_its_rate(tmp_path: Path) -> None:
+    own = ['software.megatron="0.18.2"', OVERRIDE, "checkpoint={dir: ckpt, load: ckpt, interval: 100}"]
+    for folder, affected in (("ckpt", False), (str(tmp_path), True)):
+        recipe = prepare("tiny_cpu", [change.replace("ckpt", folder) for change in own])
+        found = {problem.code for problem in problems(resolve_run(recipe))}
+        assert ("override-sched-ignored" in found) == affected
 
 
 def test_megatron_fsdp_with_another_pipeline(tmp_path: Path) -> None:

@@ -280,8 +280,8 @@ ADVISORIES: tuple[Advisory, ...] = (
     Advisory(
         id="moe-tp-ep-norm",
         when="TP and EP above 1: grouped experts, or experts with biases and an expert TP below TP",
-        # Up to 2.12, and for a single grouped weight, Transformer Engine marks grouped weights as tensor parallel, which
-        # keeps the shards of all TP ranks in the norm. Without the mark, only those of TP rank 0 are.
+        # Up to 2.12, and for a single grouped weight, Transformer Engine marks grouped weights as tensor parallel,
+        # which keeps the shards of all TP ranks in the norm. Without the mark, only those of TP rank 0 are.
         applies=lambda run: (
             run.experts
             and run.tp > 1

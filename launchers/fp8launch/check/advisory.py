@@ -105,10 +105,13 @@ class Setup:
         return self.on("save") or self.on("load")
 
     @property
-    def loads_other(self) -> bool:
-        """Whether the run continues the training of another run, with its optimizer states."""
-        fresh = self.on("finetune") or self.on("no_load_optim")
-        return self.on("load") and self.value("load") != self.value("save") and not fresh
+    def continues_another(self) -> bool:
+        """Whether the run may continue the training of another run, with its optimizer states."""
+        load = self.value("load")
+        if not load or self.on("finetune") or self.on("no_load_optim"):
+            return False
+        # A relative folder is in the run's own folder, which is new.
+        return load != self.value("save") or str(load).startswith("/")
 
     @property
     def masks_tokens(self) -> bool:
@@ -211,7 +214,7 @@ def advisories_for(
         if row.changes is None:
             if not phases:
                 yield row
-        elif phases or setup.loads_other:
+        elif phases or setup.continues_another:
             unknown = before is None and row.even_if_unknown
             if unknown or (before is not None and row.changes(before, setup)):
                 yield row
