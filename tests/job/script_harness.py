@@ -43,15 +43,16 @@ class Harness:
 
     def __init__(self, root: Path, status: int = 0) -> None:
         self.work = root / "work folder"
+        self.home = root / "home"
         self.bin = root / "bin"
         self._calls = root / "calls"
-        for folder in (self.work, self.bin, self._calls):
+        for folder in (self.work, self.home, self.bin, self._calls):
             folder.mkdir(parents=True)
         for name in ("srun", "apptainer", "ch-run", "a python"):
             (self.bin / name).write_text(_RECORDER.format(here=self._calls, status=status))
             (self.bin / name).chmod(0o755)
         (self.bin / "scontrol").write_text(
-            "#!/bin/bash\n[[ $* == 'show hostnames node-[a-b]' ]] && echo node-a && echo node-b\n"
+            "#!/bin/bash\nif [[ $* == 'show hostnames node-[a-b]' ]]; then echo node-a && echo node-b; fi\n"
         )
         (self.bin / "scontrol").chmod(0o755)
 
@@ -67,7 +68,13 @@ class Harness:
             done = subprocess.run(
                 ["bash", file.name],
                 cwd=self.work,
-                env={"PATH": f"{self.bin}:/usr/bin:/bin", **JOB, "SLURM_SUBMIT_DIR": str(self.work), **environment},
+                env={
+                    "PATH": f"{self.bin}:/usr/bin:/bin",
+                    "HOME": str(self.home),
+                    "SLURM_SUBMIT_DIR": str(self.work),
+                    **JOB,
+                    **environment,
+                },
                 capture_output=True,
                 timeout=30,
                 check=False,

@@ -22,6 +22,7 @@ from fp8launch.job.job import Container, Job, Mount
 from fp8launch.megatron.arguments import Argument
 
 CODE = "a run/code/fp8launch/injob/rank"
+ROOT = Path(__file__).parents[2]
 NASTY = [
     "", " ", "\n", "\t", "-", "--", "-x", "--lr", "'", '"', "'\"'\"'", "\\", "\\\n", "a\\", "$", "$HOME", "${HOME}",
     "$$", "!", "!!", "\r\n", "\x01\x7f", "\u2028", "ü🙂", "\ufeff", "x" * 5000,
@@ -56,6 +57,13 @@ def job(harness: Harness, **changes: object) -> Job:
 
 def one_flag(words: Iterable[str]) -> tuple[Argument, ...]:
     return (Argument("", tuple(words)),)
+
+
+def checkout(folder: Path) -> Path:
+    """Make a folder that looks like a checkout of this project; the program that a rank starts there."""
+    folder.mkdir(exist_ok=True)
+    (folder / "launchers").symlink_to(ROOT / "launchers")
+    return folder / "launchers/fp8launch/injob/rank/worker.py"
 
 
 def one_call(harness: Harness, script: str, **environment: str) -> Call:
@@ -168,9 +176,7 @@ def test_a_portable_script_takes_its_places_from_the_submission(
     harness: Callable[..., Harness], image: str, python: str, words: list[str]
 ) -> None:
     place = harness()
-    worker = place.work / "launchers/fp8launch/injob/rank/worker.py"
-    worker.parent.mkdir(parents=True)
-    worker.touch()
+    worker = checkout(place.work)
     box = Container("pyxis", image)
     script = batch_script(job(place, folder=None, python=python, arguments=one_flag(words), container=box))
     call = one_call(place, script)
@@ -181,9 +187,7 @@ def test_a_portable_script_takes_its_places_from_the_submission(
 
 def test_a_portable_script_follows_its_variables(harness: Callable[..., Harness], tmp_path: Path) -> None:
     place = harness()
-    worker = tmp_path / "my checkout/launchers/fp8launch/injob/rank/worker.py"
-    worker.parent.mkdir(parents=True)
-    worker.touch()
+    worker = checkout(tmp_path / "my checkout")
     call = one_call(
         place,
         batch_script(job(place, folder=None, container=Container("pyxis", "a:b"))),

@@ -73,6 +73,11 @@ def _recipes_of(runs: list[RunFolder], to_run: bool) -> list[str]:
         raise error("no-runs", "the study has no runs yet", fix="repeat its submit command", exit_code=ANSWER_IS_NO)
     if to_run:
         need_mine(*runs)
+    for run in runs:
+        if run.is_plain_job:
+            name = run.manifest().get("name")
+            message = f"{run.run_id} was started by sbatch, so its folder has no {RESOLVED}"
+            raise error("plain-sbatch", message, str(run.path), f"name the recipe instead, which was '{name}'")
     return [str(run.path / RESOLVED) for run in runs]
 
 

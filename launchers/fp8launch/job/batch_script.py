@@ -16,6 +16,13 @@ from fp8launch.job.container_script import (
 )
 from fp8launch.job.job import Job, JobPhase
 from fp8launch.job.phase_script import own_arguments, phase_cases, tracker
+from fp8launch.job.portable_script import (
+    explain_failure,
+    host_python,
+    make_run_folder,
+    portable_places,
+    record_run,
+)
 from fp8launch.job.shell_quoting import INDENT, RawShell, Word, array_lines, flag_lines, indented, quote
 from fp8launch.wording import counted
 
@@ -28,7 +35,8 @@ AUTHOR = f"Written by fp8launch {__version__}."
 # The script's own names, which a recipe cannot use for a variable.
 OWN_VARIABLES = {
     "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
-    "python", "run_folder", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR", "MASTER_PORT",
+    "python", "run_folder", "runs", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
+    "MASTER_PORT",
 }  # fmt: skip
 _WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
 
@@ -44,11 +52,12 @@ def batch_script(job: Job) -> str:
         _setup(job),
         _begin(job),
         _environment(job),
+        _arguments(job),
+        record_run(job),
         _rendezvous(),
         container_environment(job, *script_variables(job)),
         _health(job, "--all-nodes"),
         remove_left_containers(job),
-        _arguments(job),
         _start(job),
         _step(job),
     ]
@@ -151,29 +160,13 @@ def _places(job: Job, restart: str = "SLURM_RESTART_COUNT") -> list[str]:
             f"python={quote(job.python)}",
         ]
     else:
-        lines = [
-            "set -euo pipefail",
-            "# sbatch runs a copy of this script elsewhere, so places come from where it was submitted.",
-            "home=${FP8LAUNCH_HOME:-$SLURM_SUBMIT_DIR}",
-            "code=$home/launchers/fp8launch/injob",
-            f"run_folder=${{FP8LAUNCH_RUNS:-$SLURM_SUBMIT_DIR/runs}}/{quote(job.name)}-$SLURM_JOB_ID",
-            f"python=${{FP8LAUNCH_PYTHON:-{quote(job.python)}}}",
-            'if [ ! -f "$code/rank/worker.py" ]; then',
-            f'{INDENT}echo "fp8launch: no $code/rank/worker.py: set FP8LAUNCH_HOME to a checkout of fp8launch" >&2',
-            f"{INDENT}exit 2",
-            "fi",
-        ]
-        if job.container is not None:
-            lines += [
-                "# The container image: a URI, or a .sqsh on a file system that every node sees.",
-                f"image=${{FP8LAUNCH_IMAGE:-{quote(job.container.image)}}}",
-            ]
+        lines = ["set -euo pipefail", *portable_places(job)]
     return [
         *lines,
         "# A requeued job keeps its id, so each attempt has a log of its own.",
         "job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         f"attempt=$run_folder/logs/$job-${{{restart}:-0}}",
-        'mkdir -p "$run_folder/logs"',
+        *(make_run_folder() if job.folder is None else ['mkdir -p "$run_folder/logs"']),
         'cd "$run_folder"',
     ]
 
@@ -186,9 +179,7 @@ def _setup(job: Job) -> list[str]:
 
 
 def _supervisor(job: Job) -> str:
-    # It runs beside the container, where Slurm's commands are, so the image's Python is out of reach.
-    python = '"$python"' if job.container is None else "python3"
-    return f'{python} "$code/supervisor/supervisor.py"'
+    return f'{host_python(job)} "$code/supervisor/supervisor.py"'
 
 
 def _begin(job: Job) -> list[str]:
@@ -300,7 +291,7 @@ def _step(job: Job) -> list[str]:
         srun.append([f"--cpus-per-task={job.cpus_per_task}"])
     end_watch = _END_WATCH if job.survival else []
     lines = _with_status([*srun, *start_in_container(job), *process_command(job)], after=end_watch)
-    lines[-1:-1] = remove_killed_containers(job)
+    lines[-1:-1] = [*remove_killed_containers(job), *explain_failure(job)]
     if job.survival is None:
         return lines
     return [

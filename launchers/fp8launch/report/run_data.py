@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fp8launch.injob.supervisor.run_records import STARTED_BY
 from fp8launch.logs import ParsedLog
 from fp8launch.report.phases import PhaseSpan, spans_of
 from fp8launch.report.run_facts import SETTINGS, UNSET, manifest_facts, precision_of, stated_arguments
@@ -136,10 +137,18 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
         more=manifest_facts(manifest, run.path),
         study=_study_point(as_mapping(manifest.get("study"))),
         reference=as_mapping(as_mapping(manifest.get("recipe")).get("reference")) or None,
-        command=redacted(" ".join(["fp8launch", *map(str, manifest.get("command") or [])])),
+        command=_command_line(manifest),
         sources=(str(run.path),),
     )
     return replace(data, report=with_batch_output(data.report, run))
+
+
+def _command_line(manifest: Mapping[str, Any]) -> str:
+    """Return the command that started a run; manifests of the launcher's own runs leave out its name."""
+    words = list(map(str, manifest.get("command") or []))
+    if manifest.get("started_by") != STARTED_BY:
+        words.insert(0, "fp8launch")
+    return redacted(" ".join(words))
 
 
 def _study_point(study: Mapping[str, Any]) -> StudyPoint | None:

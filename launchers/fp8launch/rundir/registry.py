@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, did_you_mean, error
+from fp8launch.injob.supervisor.run_records import record_root, recorded_roots, roots_file
 from fp8launch.recipe.yaml_source import is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
 from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
@@ -48,8 +49,7 @@ def known_roots() -> list[Path]:
     """Return the run roots that were used and still exist, the default one first."""
     roots = [default_root()]
     with contextlib.suppress(OSError):
-        lines = _roots_file().read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        roots += map(Path, filter(None, lines))
+        roots += map(Path, recorded_roots())
     return list(filter(Path.is_dir, dict.fromkeys(roots)))
 
 
@@ -57,12 +57,9 @@ def remember_root(root: Path) -> None:
     """Add a run root to those that `runs` searches. A failure is ignored, so that it does not stop a submission."""
     if root in known_roots() and root != default_root():
         return
-    file = _roots_file()
     with contextlib.suppress(OSError):
-        make_folders(file.parent)
-        # A line is added in one go: of two launchers neither loses the other's.
-        with file.open("a", encoding="utf-8", errors="surrogateescape") as lines:
-            lines.write(f"{root}\n")
+        make_folders(roots_file().parent)
+        record_root(root)
 
 
 def all_runs() -> list[RunFolder]:
@@ -220,8 +217,3 @@ def newest_job(run: RunFolder) -> str | None:
     if not jobs:
         return None
     return jobs[-1]
-
-
-def _roots_file() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "fp8launch" / "run_roots"

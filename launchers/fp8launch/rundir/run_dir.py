@@ -6,6 +6,8 @@ job.sbatch      the script that ran (job.sh for the local backend)
 code/           the in-job part
 git.diff        uncommitted changes of the checkout that held the recipe
 logs/           slurm-<job>.out, and <job>-<restart>.log and .exit for each attempt
+
+A job that plain `sbatch` started makes its own folder, with a manifest and logs only (`injob.supervisor.portable_run`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 from fp8launch.diagnostics import error
 from fp8launch.injob.ownership import take_write_permission, why_not_own
+from fp8launch.injob.supervisor.run_records import MANIFEST, STARTED_BY
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import (
     is_own_file,
@@ -35,7 +38,6 @@ from fp8launch.rundir.trust import why_not_own_run
 
 __all__ = ["MANIFEST", "STUDY", "Attempt", "RunFolder", "create_run_folder", "run_folders", "write_atomically"]
 
-MANIFEST = "manifest.json"
 STUDY = "study.json"  # marks a folder whose run folders are the points of one grid
 
 # A folder that is being made has this before its name and a word of its own behind: renamed when it is whole.
@@ -48,7 +50,7 @@ _PRIVATE_FILES = ("git.diff",)
 _SHAPES: dict[str, type] = {
     "jobs": list, "command": list, "recipe": dict, "megatron": dict, "layout": dict, "environment": dict,
     "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict, "phases": list, "name": str,
-    "engine": dict, "arguments": dict,
+    "engine": dict, "arguments": dict, "started_by": str,
 }  # fmt: skip
 _WORDS: dict[type, str] = {dict: "mapping", list: "list", str: "text"}
 _PARTS: dict[str, dict[str, type]] = {
@@ -97,6 +99,11 @@ class RunFolder:
             raise error("bad-manifest", f"is not a manifest: {wrong}", str(file))
         found: dict[str, Any] = manifest
         return found
+
+    @property
+    def is_plain_job(self) -> bool:
+        """Whether plain `sbatch` started the run: the launcher has neither its recipe nor a plan to continue it."""
+        return bool(self.manifest().get("started_by") == STARTED_BY)
 
     @property
     def is_mine(self) -> bool:

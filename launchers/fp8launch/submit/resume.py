@@ -142,6 +142,12 @@ def _plan(run: RunFolder) -> dict[str, Any]:
 def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
     """Raise UserError unless the run is over, not done, and leaves checkpoints."""
     known = attempts_of(run)
+    if run.is_plain_job:
+        raise error(
+            "plain-sbatch", f"{run.run_id} was started by sbatch, so there is no record of how it continues",
+            "resume", "call sbatch with its script again, adding --load and its checkpoint folder;"
+            " `fp8launch submit` starts runs that resume", ANSWER_IS_NO,
+        )  # fmt: skip
     if not scheduler.capabilities.resumes:
         message = f"the {scheduler.name} backend starts each run only once"
         raise error(f"{scheduler.name}-resume", message, fix="submit the run to Slurm", exit_code=2)
