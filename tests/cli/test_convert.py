@@ -19,6 +19,7 @@ import pytest
 from fp8launch import cli
 from fp8launch.check.checker import check
 from fp8launch.injob.rank.convert_checks import _SETTINGS
+from fp8launch.injob.supervisor.checkpoint_owner import claim
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
@@ -272,3 +273,21 @@ def test_a_config_that_no_model_can_be_built_from_is_refused(
     (model / "config.json").write_text(config)
     _, err = ask("hf-to-megatron", model, "out", "--dry-run", *LOCAL, *options, expect=1)
     assert words in err
+
+
+def test_fp8_state_of_a_run_of_ones_own_is_trusted(ask: Ask, model: Path, tmp_path: Path) -> None:
+    """Transformer Engine unpickles it in the job: by itself only for what the named run wrote."""
+    run = tmp_path / "runs" / "llama-1"
+    checkpoint(run / "ck")
+    owner = {"run": "llama-1", "recipe": "ab", "created": "2026-11-24"}
+    claim(run / "ck", owner, inherited=0)
+    (run / "survive.json").write_text(json.dumps({"checkpoint": "ck", "iterations": 7, "owner": owner}))
+    manifest = {"run_id": "llama-1", "name": "llama", "jobs": [], "recipe": {"checkpoint": {"dir": "ck"}}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    words = (tmp_path / "out", "--model", model, "--gpu", "h100", "--dry-run", "--backend", "sbatch")
+    allowed = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1"
+    assert allowed in ask("megatron-to-hf", run, *words)[0]
+    assert allowed not in ask("megatron-to-hf", run / "ck", *words)[0]
+    (run / "ck" / "iter_0000007").chmod(0o777)
+    assert allowed not in ask("megatron-to-hf", run, *words)[0]
+    assert allowed in ask("megatron-to-hf", run, *words, "--set", "checkpoint.allow_pickle=true")[0]
