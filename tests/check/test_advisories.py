@@ -251,6 +251,16 @@ def test_text_fits_80_columns(
         assert all(len(line) <= 80 for line in block[:-1]), block
 
 
+def test_learnable_sinks_are_not_sent_to_a2a(tmp_path: Path) -> None:
+    """There their gradient is CP times too large; sinks that are not learned have none."""
+    for kind, advice in (("learnable", False), ("off-by-one", True)):
+        change = {"softmax_type": kind, "attention_backend": None, "context_parallel_size": 2}
+        found = {problem.code: problem for problem in checked(Set(change), tmp_path).problems}
+        fix = found["sinks-context-parallel"].fix or ""
+        assert "parallel.cp to 1" in fix
+        assert ("a2a" in fix) == advice
+
+
 # --- changes between runs ----------------------------------------------------------------------------------------
 
 
@@ -334,6 +344,12 @@ def test_0_19_refuses_a_checkpoint_with_another_rate(tmp_path: Path) -> None:
 def test_of_an_unknown_checkpoint_the_advisory_says_what_holds(tmp_path: Path) -> None:
     found = continued(tmp_path)
     assert "a different lr or min_lr has no effect" in found["override-sched-ignored"].message
+
+
+def test_the_way_to_grow_the_batch_is_one_that_the_release_has() -> None:
+    for version, flag in (("0.17.1", "rampup_batch_size"), ("0.18.2", "step_batch_size_schedule")):
+        found = phased(f'software.megatron="{version}"', "phases.then.batch.global=16")
+        assert f"megatron.{flag}" in (found["phase-global-batch"].fix or "")
 
 
 def test_a_run_that_loads_its_own_checkpoints_keeps_its_rate(tmp_path: Path) -> None:

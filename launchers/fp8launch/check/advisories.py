@@ -21,6 +21,7 @@ from fp8launch.check.advisory import (
     recorded_setup,
 )
 from fp8launch.check.checkpoints import last_arguments
+from fp8launch.check.megatron_validation import ASSUMED_TE
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.megatron.model_arithmetic import head_width, parse_layout
@@ -657,7 +658,7 @@ def setup_of_run(run: ResolvedRun) -> Setup:
     versions: dict[Package, Release] = {}
     if run.megatron:
         versions["megatron_core"] = run.megatron
-    versions["transformer_engine"] = run.software.transformer_engine or release(PUBLISHED["transformer_engine"][-1])
+    versions["transformer_engine"] = run.software.transformer_engine or release(ASSUMED_TE)
     if run.software.megatron_bridge is not None:
         versions["megatron_bridge"] = run.software.megatron_bridge
     return Setup(run.arguments, run.layout, versions)
