@@ -52,6 +52,9 @@ CASES: Mapping[str, Callable[[], str]] = {
             "tiny_cpu", PLAIN, "env.GREETING='it''s $(HOME); two'", "megatron.wandb_project='a b'", "secrets=[HF_TOKEN]"
         )
     ),
+    "llama8b_delayed_local": lambda: local_script(
+        job("llama8b_fp8", PLAIN, "precision.recipe=delayed", "checkpoint={dir: checkpoints, interval: 100}")
+    ),
     "tiny_cpu_attempts": lambda: batch_script(
         job(
             "tiny_cpu",
