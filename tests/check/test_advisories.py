@@ -341,6 +341,15 @@ def test_0_19_refuses_a_checkpoint_with_another_rate(tmp_path: Path) -> None:
     assert "checkpoint-learning-rate" not in weights
 
 
+def test_a_damaged_manifest_next_to_a_checkpoint_says_nothing(tmp_path: Path) -> None:
+    load = written_by(tmp_path)
+    for text in ("[1]", "{", '{"arguments": {"lr": "fast"}, "phases": [3], "layout": 2, "megatron": []}'):
+        (load.parent / "manifest.json").write_text(text, encoding="utf-8")
+        for version in ("0.18.2", "0.19.2"):
+            found = continued(load, version=version)
+            assert "checkpoint-learning-rate" not in found
+
+
 def test_of_an_unknown_checkpoint_the_advisory_says_what_holds(tmp_path: Path) -> None:
     found = continued(tmp_path)
     assert "a different lr or min_lr has no effect" in found["override-sched-ignored"].message

@@ -94,3 +94,9 @@ def test_a_run_has_the_versions_that_it_was_submitted_with(tmp_path: Path, capsy
     arguments = {"rampup_batch_size": [8, 8, 1000]}
     folder = write_run(tmp_path / "run-1", Made(), megatron=megatron, arguments=arguments)
     assert [one["code"] for one in advisories(capsys, folder)] == ["rampup-ignored"]
+
+
+def test_a_damaged_manifest_only_hides_what_it_does_not_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"megatron": {"version": ["0.18.0"], "argv": []}, "arguments": {"num_experts": "many", "lr": {}}}
+    folder = write_run(tmp_path / "run-1", Made(), recipe={"container": {"image": 7}, "software": [1]}, **odd)
+    assert advisories(capsys, folder) == []

@@ -83,8 +83,8 @@ def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
 def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments that a run ended with: those of its last phase, if it has phases."""
     phases = manifest.get("phases")
-    stated = phases[-1].get("arguments") if phases else manifest.get("arguments")
-    return as_mapping(stated)
+    last = as_mapping(phases[-1]) if isinstance(phases, list) and phases else manifest
+    return as_mapping(last.get("arguments"))
 
 
 def _learning_rates(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
@@ -101,7 +101,7 @@ def _learning_rates(text: str, args: EngineArguments, paths: JobPaths) -> Iterat
     before = last_arguments(manifest)
     for name in ("lr", "min_lr"):
         mine, theirs = args.attributes.get(name), before.get(name)
-        if mine is not None and theirs is not None and mine != theirs:
+        if isinstance(mine, int | float) and isinstance(theirs, int | float) and mine != theirs:
             message = (
                 f"{name} is {mine:g}, but {theirs:g} in the run that wrote {text}; Megatron 0.19 finds optimizer "
                 "states by this value, so the load fails"

@@ -45,7 +45,9 @@ def _versions(
     """Return the versions that ran: those in the log, else those that the run was submitted with."""
     recipe = as_mapping(manifest.get("recipe"))
     software = as_mapping(recipe.get("software"))
-    image = software_in(as_mapping(recipe.get("container")).get("image"))
+    stated = as_mapping(recipe.get("container")).get("image")
+    # A manifest that was edited by hand may hold any type here.
+    image = software_in(stated if isinstance(stated, str) else None)
     found: dict[Package, object] = {
         "megatron_core": as_mapping(manifest.get("megatron")).get("version"),
         "transformer_engine": software.get("transformer_engine") or image.get("transformer_engine"),
