@@ -35,7 +35,7 @@ AUTHOR = f"Written by fp8launch {__version__}."
 # The script's own names, which a recipe cannot use for a variable.
 OWN_VARIABLES = {
     "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
-    "python", "run_folder", "runs", "status", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
+    "python", "run_folder", "runs", "status", "trusted", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
     "MASTER_PORT",
 }  # fmt: skip
 _WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
@@ -211,6 +211,13 @@ def _start(job: Job) -> list[str]:
         f"if [ -s {quote(tracker(job.survival))} ]; then",
         f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.resume))})",
     ]
+    if job.survival.pickled_state:
+        lines += [
+            f"{INDENT}# Transformer Engine loads the state of delayed scaling only from a trusted checkpoint. What the",
+            f"{INDENT}# recipe sets comes later, and wins.",
+            f'{INDENT}trusted=$({_supervisor(job)} unpickle "$run_folder" "$attempt")',
+            f'{INDENT}environment=(${{trusted:+"$trusted"}} "${{environment[@]}}")',
+        ]
     if job.survival.first_start:
         lines += ["else", f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.first_start))})"]
     return [*lines, "fi"]
