@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.rundir.run_dir import RunFolder
 
 FOLDER = Path(checkpoints.__file__).parent
 # `ownership` is shared with the login node, and runs on the batch host as well.
@@ -81,3 +82,19 @@ def test_an_attempt_begins_and_ends_on_an_old_python(python: str | None, tmp_pat
         assert "Traceback" not in done.stderr
     [attempt] = json.loads((tmp_path / "attempts.json").read_text())["attempts"]
     assert attempt["cause"] == "out-of-memory", done.stderr
+
+
+@pytest.mark.parametrize("python", old_pythons() or [None])
+def test_a_portable_run_is_recorded_and_explained_on_an_old_python(python: str | None, tmp_path: Path) -> None:
+    if python is None:
+        pytest.skip("this machine has no Python older than 3.10")
+    logs = tmp_path / "tiny-5" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "5-0.log").write_text(LOG)
+    for what, more in (("record", ["--name=tiny", "--env=A=b=c", "--", "--lr", "1"]), ("explain", ["1"])):
+        command = [python, str(FOLDER / "portable_run.py"), what, str(logs.parent), str(logs / "5-0"), *more]
+        env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert RunFolder(logs.parent).manifest()["environment"] == {"A": "b=c"}
+    assert "failed with exit status 1: out-of-memory" in done.stderr

@@ -154,3 +154,17 @@ def test_a_requeued_job_goes_on_in_its_folder(site: Site, started: Callable[...,
     assert (folder / "manifest.json").read_text() == before
     assert site.state(job)["state"] == "running"
     site.slurm.run("scancel", job)
+
+
+@pytest.mark.slow
+def test_each_task_of_an_array_is_a_run(site: Site, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.txt"
+    tasks.write_text("tiny_cpu --train-iters 3\ntiny_cpu --train-iters 4\n")
+    env = {"FP8LAUNCH_HOME": str(ROOT), "FP8LAUNCH_PYTHON": sys.executable, "HOME": site.env["HOME"]}
+    options = ("--array=0-1", "--ntasks-per-node=1", "--gpus-per-node=0")
+    script = str(ROOT / "slurm/array.sbatch")
+    job = site.slurm.run("sbatch", "--parsable", *options, script, str(tasks), cwd=tmp_path, env=env).stdout.strip()
+    assert until(lambda: len(site.json("runs")) == 2, 120, 0.5)
+    assert until(lambda: {run["state"] for run in site.json("runs")} == {"completed"}, 120, 0.5), site.json("runs")
+    runs = {run["jobs"][0]: run["progress"]["iteration"] for run in site.json("runs")}
+    assert runs == {f"{job}_0": 3, f"{job}_1": 4}

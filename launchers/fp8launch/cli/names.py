@@ -74,7 +74,7 @@ def _recipes_of(runs: list[RunFolder], to_run: bool) -> list[str]:
     if to_run:
         need_mine(*runs)
     for run in runs:
-        if run.is_plain_job:
+        if not is_file(run.path / RESOLVED) and run.is_plain_job:
             name = run.manifest().get("name")
             message = f"{run.run_id} was started by sbatch, so its folder has no {RESOLVED}"
             raise error("plain-sbatch", message, str(run.path), f"name the recipe instead, which was '{name}'")

@@ -110,9 +110,14 @@ def _manifest(
         "versions": {
             "fp8launch": facts.fp8launch,
             "python": platform.python_version(),
-            "slurm": (slurm("scontrol", "--version", tries=1) or "").strip().rpartition(" ")[2] or None,
+            "slurm": _slurm_version() if job is not None else None,
         },
     }
+
+
+def _slurm_version() -> str | None:
+    shown = slurm("scontrol", "--version", tries=1) or ""
+    return shown.strip().rpartition(" ")[2] or None
 
 
 def _size(facts: argparse.Namespace) -> tuple[int, int]:
