@@ -85,6 +85,11 @@ def test_what_sbatch_s_command_line_adds_is_recorded(place: Harness) -> None:
     ]  # fmt: skip
 
 
+def test_a_relative_folder_for_runs_is_below_the_folder_of_the_submission(place: Harness) -> None:
+    assert start(place, FP8LAUNCH_RUNS="my runs").status == 0
+    assert (place.work / "my runs/tiny-4242/logs/4242-0.exit").is_file()
+
+
 def test_torchrun_starts_several_processes_per_task(place: Harness) -> None:
     job = replace(PLAIN, mode="torchrun")
     start(place, job, SLURM_JOB_NUM_NODES="3", SLURM_NTASKS="3")
