@@ -182,6 +182,12 @@ BUILDING = {
     ),
     "warmup starts above lr": Set({"lr_warmup_init": 1e-2}, "learning-rate-schedule"),
     "WSD without its end": Set({"lr_decay_style": "WSD"}, "learning-rate-schedule"),
+    "attempts without the optimizer's state": Set(
+        {"no_save_optim": True},
+        "no-save-optim-resume",
+        more={"checkpoint": {"dir": "ck", "interval": 100}, "survive": {"attempts": 3}},
+    ),
+    "fault tolerance without its launcher": Set({"enable_ft_package": True}, "ft-launcher"),
     "no learning rate": Set({"lr": None, "min_lr": None}, "no-learning-rate"),
     "no length": Set({"train_iters": None, "lr_decay_iters": None, "lr_warmup_iters": None}, "no-training-length"),
     "NullTokenizer without vocabulary": Set({"vocab_size": None}, "null-tokenizer-vocabulary"),

@@ -30,6 +30,7 @@ DENSE_70B = {
 }
 GOOD: dict[str, Set] = {
     "8B tensorwise": Set(),
+    "8B that saves only weights": Set({"no_save_optim": True}, more={"checkpoint": {"dir": "ck", "interval": 100}}),
     "8B on H200": Set(gpu="h200", gpus=4),
     "8B bf16": Set(BF16),
     "8B bf16 on Ampere": Set(BF16, gpu="a100"),

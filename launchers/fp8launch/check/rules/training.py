@@ -140,3 +140,29 @@ def data_is_named(run: ResolvedRun) -> Iterator[Finding]:
     if not any(map(run.on, sources)):
         message = "no data is set, so Megatron silently trains on mock data"
         yield Finding(message, run.where("split"), "set `data: {kind: mock}`, or a blend of your data")
+
+
+@rule(
+    "no-save-optim-resume",
+    "error",
+    source="megatron/training/checkpointing.py load_checkpoint: state_dict['optimizer'], a KeyError",
+    scope="megatron_lm",
+)
+def no_save_optim_resume(run: ResolvedRun) -> Iterator[Finding]:
+    recipe = run.loaded.recipe
+    if run.on("no_save_optim") and recipe.goes_on and (recipe.survive.attempts > 1 or recipe.phases):
+        message = "no_save_optim leaves the optimizer out of the checkpoints that the run continues from"
+        yield Finding(message, run.where("no_save_optim"), "remove no_save_optim, or set survive.attempts to 1")
+
+
+@rule(
+    "ft-launcher",
+    "error",
+    source="megatron/training/ft_integration.py: RankMonitorClient needs the socket that ft_launcher opens",
+    scope="megatron_lm",
+)
+def ft_launcher(run: ResolvedRun) -> Iterator[Finding]:
+    if run.on("enable_ft_package"):
+        message = "enable_ft_package needs processes started by ft_launcher; fp8launch starts them by srun or torchrun"
+        fix = "remove enable_ft_package: survive.attempts and survive.hang_after restart runs that fail or hang"
+        yield Finding(message, run.where("enable_ft_package"), fix)
