@@ -54,6 +54,27 @@ def test_what_a_flag_touches(flag: str, effect: str) -> None:
     assert _of_flag(flag) == effect
 
 
+@pytest.mark.parametrize(
+    ("variable", "effect"),
+    [
+        ("NVTE_NVFP4_4OVER6", "numerics"),
+        ("NVTE_NVFP4_DISABLE_RHT", "numerics"),
+        ("NVTE_BACKWARD_OVERRIDE", "numerics"),
+        ("NVTE_A_SWITCH_OF_THE_NEXT_RELEASE", "numerics"),
+        ("NVIDIA_TF32_OVERRIDE", "numerics"),
+        ("NVTE_FWD_LAYERNORM_SM_MARGIN", "speed"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "speed"),
+        ("NVTE_DEBUG_LEVEL", "neutral"),
+        ("NCCL_DEBUG", "neutral"),
+    ],
+)
+def test_what_a_variable_touches(
+    capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str], variable: str, effect: str
+) -> None:
+    recipes = [write(f"{value}.yaml", f"extends: tiny_cpu\nname: r\nenv: {{{variable}: {value}}}\n") for value in "01"]
+    assert diff(capsys, *recipes)[f"environment.{variable}"]["effect"] == effect
+
+
 def test_another_program_differs(capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str]) -> None:
     text = "extends: tiny_cpu\nname: r\nlaunch: {{script: {script}, health_check: {check}}}\n"
     recipes = [write("a.yaml", text.format(script="/m/a.py", check="true")),

@@ -47,10 +47,15 @@ _FLAGS: tuple[tuple[str, Effect], ...] = (
         "speed",
     ),
 )
-_NUMERIC_ENV = re.compile(
-    r"NVTE_(DPA_FP8|FP8|ALLOW_NONDET|USE_FAST_MATH|FLASH|FUSED|UNFUSED).*|CUBLAS_WORKSPACE_CONFIG"
+# Most of Transformer Engine's variables choose what is computed, and new ones come with each release. These do not:
+# they time, build, print or overlap (os.getenv in transformer_engine 2.20.2).
+_NEUTRAL_ENV = re.compile(
+    r"NCCL_DEBUG.*|PYTHON.*|HF_.*|WANDB_.*|TOKENIZERS_.*|NVTE_(DEBUG.*|PRINT_.*|NVTX_.*|.*BUILD.*|FRAMEWORK|.*PICKLE.*)"
 )
-_NEUTRAL_ENV = re.compile(r"(NCCL_DEBUG.*|PYTHON.*|HF_.*|WANDB_.*|TOKENIZERS_.*)")
+_SPEED_ENV = re.compile(r"NVTE_(.*SM_MARGIN|BATCH_MHA_P2P_COMM|CPU_OFFLOAD.*|UB_.*|.*AUTOTUNING|TORCH_COMPILE)")
+_NUMERIC_ENV = re.compile(
+    r"NVTE_.*|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32.*|MAMBA_DETERMINISTIC|FP4_RECIPE"
+)
 _NEUTRAL_SLURM = {"job-name", "time", "account", "qos", "output", "comment", "reservation", "open-mode", "partition"}
 
 
@@ -161,10 +166,10 @@ def _of_launch(name: str) -> Effect:
 
 
 def _of_variable(name: str) -> Effect:
-    if _NUMERIC_ENV.fullmatch(name):
-        return "numerics"
     if _NEUTRAL_ENV.fullmatch(name):
         return "neutral"
+    if _NUMERIC_ENV.fullmatch(name) and not _SPEED_ENV.fullmatch(name):
+        return "numerics"
     return "speed"
 
 
