@@ -23,7 +23,9 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("train.iterations=0", "write iterations: 1 or more, or remove it"),
         ("train.warmup=-1", "write warmup: 0 or more, or remove it"),
         ("precision.recipe=tensorwize", "write recipe: tensorwise"),
-        ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise, mxfp8, nvfp4"),
+        ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise"),
+        ("precision.recipe=fp8", "write one of delayed, tensorwise, blockwise"),
+        ("resources.gpu=vr200", "write one of a100, h100, h200, b200, b300, gb200, gb300, cpu"),
         ("train.lr=fast", "write a value such as lr: 1.0e-4, or remove it"),
         ("resources.time=soon", 'write for example time: "01:30:00"'),
         ("launch.script=12", 'quote it: script: "12"'),
@@ -33,6 +35,18 @@ def refused(name: str, *overrides: str) -> list[str | None]:
 )
 def test_a_bad_value_says_what_to_write(override: str, fix: str) -> None:
     assert refused("llama8b_fp8", override) == [fix]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fix"),
+    [
+        ("b200", "write one of delayed, tensorwise, blockwise, mxfp8"),
+        ("a100", "write one of bf16, fp16, fp32"),
+        ("h200", "write one of delayed, tensorwise, blockwise"),
+    ],
+)
+def test_only_precisions_of_the_recipes_gpu_are_suggested(gpu: str, fix: str) -> None:
+    assert refused("llama8b_fp8", f"resources.gpu={gpu}", "precision.recipe=fp8") == [fix]
 
 
 @pytest.mark.parametrize("name", ["megatron", "transformer_engine", "cuda"])

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fp8launch.diagnostics import Problem, did_you_mean, nearest
+from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.quantization import QUANTIZATION, SELECTABLE, UNQUANTIZED
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.wording import shortened
@@ -66,6 +68,11 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
             fix = f"correct the recipe; {_REFERENCE}"
         return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {message}", place, fix)
     fix = _instead(kind, ctx, given, path)
+    if path == ("precision", "recipe") and kind == "literal_error":
+        fix = _precision_fix(str(given), node.find(("resources", "gpu")).text)
+    elif path == ("resources", "gpu") and kind == "literal_error":
+        # Names of GPUs resemble each other: vr200 is no misspelt h200.
+        fix = f"write one of {', '.join(GPUS)}"
     if kind == "string_type" and isinstance(given, (int, float)):
         written = node.find(path).text or given  # 0.20 is another text than the number 0.2.
         fix = f'quote it: {path[-1]}: "{written}"'
@@ -208,6 +215,18 @@ def _allowed(key: str, expected: str, given: object) -> str:
     if near:
         return f"write {key}: {near}"
     return f"write one of {', '.join(allowed) or expected}"
+
+
+def _precision_fix(given: str, gpu: str | None) -> str:
+    """Return the fix for an unknown precision: a similar name, or those that the recipe's GPU can compute."""
+    able = list(SELECTABLE)
+    if gpu in GPUS:
+        able = [name for name in able if QUANTIZATION[name].runs_on(GPUS[gpu].capability)]
+    near = nearest(given, [*UNQUANTIZED, *able])
+    operands = [name for name in able if QUANTIZATION[name].operands == given.lower()]
+    if near and not operands:
+        return f"write recipe: {near}"
+    return f"write one of {', '.join(operands or [*UNQUANTIZED, *able])}"
 
 
 def _matching(key: str, words: str) -> str:
