@@ -60,6 +60,8 @@ MEANING = {
         "data.kind": "`mock` generates tokens; `indexed` reads Megatron's .bin and .idx files",
         "data.blend": "weights and prefixes for `--data-path`; only with `indexed`",
         "checkpoint.keep": "number of newest checkpoints to keep; without it all are kept",
+        "checkpoint.allow_pickle": "let Transformer Engine unpickle FP8 state that this run did not write "
+        "([security](security.md)); only for sources that you trust",
         "resources.nodes": "number of nodes",
         "resources.gpus_per_node": "GPUs per node, with one process each",
         "resources.gpu": "GPU model of the nodes, for `check` and for the peak in MFU",

@@ -131,7 +131,10 @@ def _training() -> Iterator[Finding]:
     """Look for the packages that a run without a container needs in this Python."""
     for module, distribution in TRAINING.items():
         if importlib.util.find_spec(module) is None:
-            advice = "needed for runs without a container on this machine: `pip install fp8launch[megatron]`"
+            advice = (
+                "needed for runs without a container on this machine: `pip install 'fp8launch[megatron]'`, with "
+                "Python 3.12 or newer"
+            )
             yield Finding("note", distribution, f"not in {sys.executable}", advice)
         else:
             yield Finding("ok", distribution, _version(distribution))

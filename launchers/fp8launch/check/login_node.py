@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -19,10 +20,10 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.injob.ownership import foreign_owner
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
 from fp8launch.job.reserved_env import missing_secrets
-from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
@@ -226,9 +227,26 @@ def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mappi
     missing = [packages[name] for name in done.stdout.split() if name in packages]
     if missing:
         message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
-        by_pip = f"install them there ({job.python} -m pip install {' '.join(missing)})"
+        by_pip = f"install them there ({job.python} -m pip install {_requirements(missing)})"
         fix = f"{prepared.engine.installation or by_pip}, or name a Python that has them: "
         yield Problem("error", "python-packages", message, where, fix + "launch.python, or `python:` in the profile")
+
+
+def _requirements(distributions: Sequence[str]) -> str:
+    """Return pip's arguments for distributions, with the versions that fp8launch was tested with.
+
+    Without a range, pip takes the newest torch, and on Python before 3.12 a megatron-core that has no training code.
+    """
+    from packaging.requirements import Requirement
+
+    ranges = {}
+    for text in importlib.metadata.requires("fp8launch") or []:
+        requirement = Requirement(text)
+        ranges[requirement.name] = str(requirement.specifier)
+    words = " ".join(f"'{name}{ranges[name]}'" if ranges.get(name) else name for name in distributions)
+    if "megatron-core" in distributions:
+        words += ", with Python 3.12 or newer"
+    return words
 
 
 def _may_be_asked(python: str) -> bool:

@@ -115,7 +115,8 @@ def _exit_code(login: Login, verb: str, status: int) -> int:
             "not-there",
             f"'{login.command}' was not found on the login node {login.host}",
             "cluster profile: ssh.command",
-            f"install it there: python3 -m pip install fp8launch=={__version__}; or set `ssh.command` to its path",
+            f"run `python3 -m pip install .` there in a checkout of fp8launch {__version__}, or set `ssh.command` to "
+            "its path",
             exit_code=3,
         )
     if status < 0 or status > MACHINE_LACKS:
