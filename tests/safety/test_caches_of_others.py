@@ -17,8 +17,8 @@ from packaging.version import Version
 from fp8launch.check import verdict_cache
 from fp8launch.check.wheel import NoMegatron, megatron_for
 from fp8launch.cli.notify import load_config
-from fp8launch.megatron.validators import MegatronVerdict, Request, site_of
 from fp8launch.injob.ownership import why_others_may_change
+from fp8launch.megatron.validators import MegatronVerdict, Request, site_of
 from fp8launch.rehearsal.software import NoTransformerEngine, transformer_engine_for
 from fp8launch.wheels import Wheel, fetch
 

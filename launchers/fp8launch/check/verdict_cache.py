@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from fp8launch.injob.ownership import make_private_folder, why_not_own, why_others_may_replace
 from fp8launch.megatron.validators import (
     WORKER_FILES,
     MegatronVerdict,
@@ -25,7 +26,6 @@ from fp8launch.megatron.validators import (
     validate,
     verdict_from_json,
 )
-from fp8launch.injob.ownership import make_private_folder, why_not_own, why_others_may_replace
 
 # An entry has about 300 bytes. When there are more than these, the older half goes.
 MOST_ENTRIES = 4000

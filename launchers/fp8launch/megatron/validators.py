@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 from fp8launch import wheels
 from fp8launch.diagnostics import MACHINE_LACKS, error
-from fp8launch.megatron.versions import Release, release
 from fp8launch.injob.ownership import (
     make_private_folder,
     take_write_permission,
     why_others_may_change,
     why_others_may_replace,
 )
+from fp8launch.megatron.versions import Release, release
 
 Stage = Literal[
     "parse_args",

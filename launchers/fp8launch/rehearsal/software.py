@@ -13,8 +13,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from fp8launch import wheels
-from fp8launch.megatron.versions import release
 from fp8launch.injob.ownership import take_write_permission
+from fp8launch.megatron.versions import release
 from fp8launch.wheels import NotFetched, Wheel, fetch, safe
 
 # Minor version to its newest release and the SHA-256 of that release's only wheel, from PyPI.

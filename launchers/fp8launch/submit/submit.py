@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -20,7 +19,7 @@ from fp8launch.job.build_job import UNPLACED, placed, plan, probe_runtime
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
 from fp8launch.job.reserved_env import missing_secrets
-from fp8launch.job.resolved import engine_record, phase_entry, resolved_recipe, resolved_yaml
+from fp8launch.job.resolved import engine_record, phase_entry, recipe_digest, resolved_recipe, resolved_yaml
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.attempts import SURVIVE
 from fp8launch.rundir.registry import remember_root
@@ -132,11 +131,7 @@ def make_run(
     name, text = scheduler.script(job)
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
     manifest = {**_manifest(prepared, cluster, job, scheduler, origin), **entries}
-    owner = {
-        "run": folder.name,
-        "recipe": hashlib.sha256(files["recipe.yaml"].encode()).hexdigest(),
-        "created": manifest["created"],
-    }
+    owner = {"run": folder.name, "recipe": recipe_digest(prepared), "created": manifest["created"]}
     survival = survival_text(prepared.loaded, prepared.args, cluster, job, scheduler.capabilities, owner)
     if survival is not None:
         files[SURVIVE] = survival
