@@ -127,6 +127,17 @@ def test_a_run_that_only_resumes_needs_nothing(tmp_path: Path) -> None:
     assert "cannot resume" in problem.message and problem.fix == f"remove env.{UNPICKLE}"
 
 
+def test_a_checkpoint_folder_that_others_can_write_to_keeps_a_run_from_resuming(tmp_path: Path) -> None:
+    saves = f"checkpoint: {{dir: {tmp_path}/team/run, interval: 10}}\n"
+    (tmp_path / "team").mkdir()
+    assert found(tmp_path, saves) == []
+    (tmp_path / "team").chmod(0o777)
+    problem = only(found(tmp_path, saves))
+    assert problem.severity == "warning" and "can be written by everybody" in problem.message
+    assert found(tmp_path, saves.replace("interval", "allow_pickle: true, interval")) == []
+    assert found(tmp_path, saves, precision="tensorwise") == []
+
+
 def test_a_folder_that_is_not_on_this_machine_is_a_warning_for_delayed_scaling(tmp_path: Path) -> None:
     image = "container: {image: /image.sqsh, contains: [/inside]}\n"
     loads = LOADS.format(folder="/inside/checkpoints", more="")

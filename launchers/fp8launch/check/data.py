@@ -61,7 +61,7 @@ def problems(
     """
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
-    yield from pickled_state_problems(prepared, paths)
+    yield from pickled_state_problems(prepared, paths, cluster.trust_run_root)
     if not prepared.engine.description.covers("megatron_lm"):
         if prepared.engine.description.covers("megatron_core"):
             named = replace(args, values=args.attributes, places=args.attribute_places)

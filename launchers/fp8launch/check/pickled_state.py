@@ -9,6 +9,7 @@ from fp8launch.check.job_paths import JobPaths
 from fp8launch.check.resolved_run import installed_software
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.hardware.quantization import is_stateful
+from fp8launch.injob.ownership import why_others_may_replace
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import UNPICKLE
 from fp8launch.job.prepared import Prepared
@@ -31,8 +32,11 @@ def refuses_pickles(engine: Release | None) -> bool | None:
     return engine >= (2, 18)
 
 
-def pickled_state_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
-    """Yield what keeps a run from loading FP8 state: of a checkpoint from elsewhere, and of its own."""
+def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted: bool = False) -> Iterator[Problem]:
+    """Yield what keeps a run from loading FP8 state: of a checkpoint from elsewhere, and of its own.
+
+    `group_is_trusted` is the cluster profile's `trust_run_root`.
+    """
     recipe, args = prepared.loaded.recipe, prepared.args
     refuses = refuses_pickles(installed_software(prepared.loaded).transformer_engine)
     if refuses is False or recipe.resources.gpu == "cpu":
@@ -49,6 +53,14 @@ def pickled_state_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Prob
         yield Problem(severity, "pickled-state", message, place, f"remove env.{UNPICKLE}")
     if stated is not None or recipe.checkpoint.allow_pickle:
         return
+    saves = paths.here(recipe.checkpoint.dir)
+    if own_state and recipe.goes_on and saves is not None and not group_is_trusted:
+        reason = why_others_may_replace(saves)
+        if reason is not None:
+            message = f"the run cannot resume: {reason}, so its job will not unpickle FP8 state there, and {release}"
+            fix = "choose a checkpoint.dir that only you can write to, or set checkpoint.allow_pickle: true"
+            place = prepared.loaded.where("checkpoint", "dir")
+            yield Problem("warning", "pickled-state", f"{message} refuses to load it otherwise", place, fix)
     for key, text, where in _sources(prepared):
         here = paths.here(text)
         holds = None if here is None else holds_pickled_state(here)

@@ -185,8 +185,15 @@ def _supervisor(job: Job) -> str:
 def _begin(job: Job) -> list[str]:
     if job.survival is None:
         return []
+    lines = []
+    if job.survival.pickled_state:
+        lines += [
+            "# A resume unpickles the state of delayed scaling, but only of checkpoints that nobody else can write to.",
+            "umask go-w",
+        ]
     if job.phases:
         return [
+            *lines,
             "# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and",
             "# in which phase: that of the newest checkpoint.",
             f'begun=$({_supervisor(job)} begin "$run_folder" "$attempt") || exit',
@@ -195,6 +202,7 @@ def _begin(job: Job) -> list[str]:
             "export FP8LAUNCH_STOP_AT",
         ]
     return [
+        *lines,
         "# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.",
         f'FP8LAUNCH_STOP_AT=$({_supervisor(job)} begin "$run_folder" "$attempt") || exit',
         '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0',

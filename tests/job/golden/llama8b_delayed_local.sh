@@ -11,6 +11,8 @@ attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
+# A resume unpickles the state of delayed scaling, but only of checkpoints that nobody else can write to.
+umask go-w
 # Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.
 FP8LAUNCH_STOP_AT=$("$python" "$code/supervisor/supervisor.py" begin "$run_folder" "$attempt") || exit
 [ -n "$FP8LAUNCH_STOP_AT" ] || exit 0
