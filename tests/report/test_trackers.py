@@ -101,7 +101,7 @@ class TestTensorBoard:
         for _ in range(2):
             (place, _) = export(records, "tensorboard", "p", tmp_path / "out", offline=False)
         assert len(list(Path(place).iterdir())) == 1
-        assert len(self.read(Path(place)).Scalars("loss")) == 8
+        assert len(self.read(Path(place)).Scalars("loss")) == 10
 
     def test_the_command(self, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         status = command(["export", str(study), "--to", "tensorboard", "--dir", str(tmp_path / "tb"), "--json"])

@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -19,7 +19,7 @@ from pathlib import Path
 from fp8launch.injob.supervisor.failures import LAST_ITERATIONS, NEEDLES, Ending, read_ending
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
 from fp8launch.logs.evidence import Evidence
-from fp8launch.logs.field_names import TIMER_PREFIX
+from fp8launch.logs.field_names import LOSS_PREFIX, TIMER_PREFIX
 from fp8launch.logs.file_slices import LineCounter, lines, lines_with, offsets_of
 from fp8launch.logs.lines import Validation, argument_value, parse_argument
 from fp8launch.logs.reader import Scan, scan_file
@@ -35,6 +35,8 @@ _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on",
 _WORLD = re.compile(r"using world size:\s{0,20}(\d{1,9})\b")
 _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.{1,80} (\S{1,80})")
 _PARAMETERS = re.compile(r"number of parameters on .{0,80}rank \(([\d, ]{1,80})\):\s{0,20}(\d{1,18})\b")
+# An argument that came with Megatron-Core 0.16, as did the line of a process's first iteration.
+_SINCE_FIRST_LINE = "dataloader_fast_cache_load"
 _PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9})\)")
 
 
@@ -72,8 +74,9 @@ class ParsedLog:
     """A whole log file.
 
     `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
-    evaluation or a checkpoint; `duplicates` counts iteration lines that another rank, or a tee, had printed
-    already; `evidence` is what the job said of FP8.
+    evaluation or a checkpoint; `mixed_rows` are rows whose loss may be a mean that includes the iteration before;
+    `duplicates` counts iteration lines that another rank, or a tee, had printed already; `evidence` is what the job
+    said of FP8.
     """
 
     path: Path
@@ -84,6 +87,7 @@ class ParsedLog:
     validations: tuple[Validation, ...]
     saves: tuple[int, ...]
     disturbed_rows: Mapping[int, str]
+    mixed_rows: frozenset[int] = frozenset()
     duplicates: int = 0
     evidence: tuple[Evidence, ...] = ()
 
@@ -116,11 +120,13 @@ def read_log(path: Path) -> ParsedLog:
     _attach_timers(scan)
     scan.dumps[:] = _dumps_of_processes(path, scan.dumps)
     rows, starts, duplicates = _starts(scan.table, scan.dumps)
+    processes = _processes(path, scan, rows, starts)
     return ParsedLog(
         path=path,
         size=scan.size,
         iterations=scan.table,
-        processes=_processes(path, scan, rows, starts),
+        processes=processes,
+        mixed_rows=frozenset(_separate_second_losses(scan.table, processes)),
         peak_memory=scan.peak_memory,
         validations=tuple(v for _, v in scan.validations),
         saves=tuple(scan.saves),
@@ -233,6 +239,31 @@ def _attach_timers(scan: Scan) -> None:
         row, name = bisect_left(offsets, offset) - 1, TIMER_PREFIX + timer.name
         if row >= 0 and math.isnan(scan.table.value(name, row)):
             scan.table.set(name, row, timer.slowest_ms)
+
+
+def _separate_second_losses(table: IterationTable, processes: Iterable[Process]) -> Iterator[int]:
+    """Give the second line of each process the loss of its own iteration; yield the rows where that is not possible.
+
+    Megatron-LM prints a line for the first iteration of a process without resetting its sums (`is_first_iteration` in
+    training_log of megatron/training/training.py), so with a log interval of 1 the second line has the mean of two.
+    """
+    number, skipped = table.column("number"), table.column("skipped_iterations")
+    for process in processes:
+        if len(process.rows) < 2:
+            continue
+        first, second = process.rows[:2]
+        arguments = process.head.arguments
+        if arguments and (arguments.get("log_interval") != 1 or _SINCE_FIRST_LINE not in arguments):
+            continue  # each line is about its own interval
+        if not arguments or number[second] != number[first] + 1 or skipped[first] > 0 or skipped[second] > 0:
+            yield second
+            continue
+        for name in table.names:
+            if name.startswith(LOSS_PREFIX):
+                own = 2 * table.value(name, second) - table.value(name, first)
+                if own > 0:
+                    # With as many digits as Megatron prints.
+                    table.set(name, second, float(f"{own:.6E}"))
 
 
 def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:

@@ -40,8 +40,7 @@ def average(curve: Curve, numbers: Sequence[int]) -> float:
 
 
 def losses(run: RunData) -> Curve:
-    """Return the loss by iteration, NaN where a line has none; without the first two lines of a process, which mix
-    iterations."""
+    """Return the loss by iteration, NaN where a line has none; without lines that may mix two iterations."""
     lines = run.steady_state.lines
     names = field_names(lines, LOSS_PREFIX)
     if not names and run.report.nan_iterations:
@@ -52,10 +51,9 @@ def losses(run: RunData) -> Curve:
     name = names[0]
     if _LM_LOSS in names:
         name = _LM_LOSS
-    mixed = set(run.steady_state.dropped.get("process start", ()))
     curve = {}
     for line, loss in zip(lines, values(lines, name), strict=True):
-        if line.number not in mixed:
+        if line.row not in line.log.mixed_rows:
             curve[line.number] = loss
     return curve
 
