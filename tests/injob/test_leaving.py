@@ -66,6 +66,24 @@ def test_a_rank_that_ends_by_itself_is_not_disturbed() -> None:
     assert done.stdout.endswith("end\n")
 
 
+# Aborts where C++ destroys a thread that still runs: in the C library's exit.
+ABORTS = "import ctypes; libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.abort, None, None)"
+
+
+def test_a_rank_that_wrote_everything_does_not_abort_on_its_way_out() -> None:
+    registers = "import atexit; atexit.register(print, 'at exit')"
+    done, _ = run(f"leaving.skip_native_exit()\n{ABORTS}\n{registers}\nleaving.everything_is_written()")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("at exit\n")
+
+
+def test_a_rank_that_did_not_write_everything_may_abort() -> None:
+    done, _ = run(f"leaving.skip_native_exit()\n{ABORTS}")
+    assert done.returncode == -signal.SIGABRT
+    done, _ = run(f"leaving.skip_native_exit()\n{ABORTS}\nleaving.training_is_over(1)")
+    assert done.returncode == -signal.SIGABRT
+
+
 def test_only_one_rank_reports_the_end() -> None:
     done, _ = run("leaving.everything_is_written(); leaving.everything_is_written()")
     assert done.stdout.count(ALL_WRITTEN) == 1

@@ -1,9 +1,13 @@
-"""Which process am I: from Slurm, from torchrun, alone. Nothing is started here."""
+"""Which process am I: from Slurm, from torchrun, alone."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from train_jobs import CODE
+from train_jobs import CODE, job_environment
 
 from fp8launch.injob.rank import node, ranks
 
@@ -132,3 +136,30 @@ def test_one_node_finds_its_own_port() -> None:
 def test_several_nodes_need_an_address() -> None:
     with pytest.raises(ranks.EnvironmentProblem, match="MASTER_ADDR"):
         node.launch_arguments(without(SRUN, "MASTER_ADDR"), 4, CODE / "worker.py", [], [])
+
+
+# Chooses a port that another program takes before torchrun binds it, and then a free one.
+TAKEN = """
+import socket, sys
+from fp8launch.injob.rank import node, ranks
+taken = socket.create_server(("127.0.0.1", 0))
+free = ranks.free_port()
+ports = iter([free, taken.getsockname()[1], free])
+ranks.free_port = lambda: next(ports)
+sys.argv = ["node.py", "--nproc-per-node=1", "--worker", sys.argv[1], "--"]
+node.main()
+"""
+
+
+def test_a_port_that_another_program_took_is_chosen_again(megatron: None, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("print('trained')")
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN, str(tmp_path / "worker.py")],
+        env=job_environment(PYTHONPATH=str(CODE.parents[2])),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "choosing another" in done.stderr and done.stdout == "trained\n"

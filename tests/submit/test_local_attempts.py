@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.rundir.registry import find_run
 
 Site = Any
@@ -145,3 +146,15 @@ def test_a_phase_that_stops_is_continued_by_resume(laptop: Site, tmp_path: Path,
     assert [(one["phase"], one["cause"]) for one in log_of(run)] == [
         ("a", "phase-end"), ("b", "segfault"), ("b", "finished"),
     ]  # fmt: skip
+
+
+def test_an_abort_after_the_end_does_not_make_a_run_fail(laptop: Site, tmp_path: Path) -> None:
+    """Once rank 0 has said that everything is written, the exit status of the processes says nothing."""
+    training = tmp_path / "training.py"
+    training.write_text(f"import os\nprint({ALL_WRITTEN!r}, flush=True)\nos.abort()\n")
+    unsaved = ("--set", "checkpoint.dir=null", "--set", "checkpoint.interval=null")
+    run = laptop.submit(*unsaved, "--wait").name
+    assert laptop.state(run)["state"] == "completed"
+    training.write_text("import os\nprint('trained', flush=True)\nos.abort()\n")
+    run = laptop.submit(*unsaved, "--wait", expect=1).name
+    assert laptop.state(run)["state"] == "failed"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fp8launch import __version__
+from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.job.container_script import (
     container_environment,
     remove_killed_containers,
@@ -332,6 +333,8 @@ def _with_status(command: Sequence[Sequence[Word]], redirect: str = "", after: S
         "status=0",
         f"{lines} {redirect}".rstrip() + " || status=$?",
         *after,
+        "# A process may still abort on its way out, once everything is written.",
+        f'[ "$status" = 0 ] || ! grep -qsF {quote(ALL_WRITTEN)} "$attempt.log" || status=0',
         'echo "$status" > "$attempt.exit" || true',
         'exit "$status"',
     ]

@@ -119,6 +119,8 @@ status=0
 env "${environment[@]}" \
     "$python" "$code/rank/node.py" --nproc-per-node=8 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
 { kill $! && wait $!; } 2> /dev/null || true
+# A process may still abort on its way out, once everything is written.
+[ "$status" = 0 ] || ! grep -qsF 'fp8launch: the training is over, and everything is written' "$attempt.log" || status=0
 echo "$status" > "$attempt.exit" || true
 # Done, or another attempt, or the end of it.
 again=$("$python" "$code/supervisor/supervisor.py" end "$run_folder" "$attempt" "$status") || exit

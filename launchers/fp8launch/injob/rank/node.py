@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ if __name__ == "__main__":
 from fp8launch.injob.rank import rank_watch, ranks
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+PORT_TRIES = 5
 STACKS_WITHIN = 3.0  # seconds; the hang watchdog waits longer
 
 
@@ -64,6 +65,23 @@ def launch_arguments(
         "--",
         *argv,
     ]
+
+
+def run_on_a_free_port(start: Callable[[], None]) -> None:
+    """Start torchrun, and again where another program took the port between its choice and its use.
+
+    `start` chooses the port. torchrun binds it before it starts any worker. A port that the job states is used once.
+    """
+    tries = 1 if os.environ.get("MASTER_PORT") else PORT_TRIES
+    for left in reversed(range(tries)):
+        try:
+            start()
+        except RuntimeError as problem:
+            if "EADDRINUSE" not in str(problem) or not left:
+                raise
+            print("fp8launch: another program took the rendezvous port: choosing another", file=sys.stderr)
+        else:
+            return
 
 
 def children(parent: int) -> list[int]:
@@ -121,8 +139,12 @@ def main() -> None:
     ours, options = parser.parse_known_args(own)
 
     worker = Path(__file__).resolve().parent / ours.worker
+
+    def arguments() -> list[str]:
+        return launch_arguments(os.environ, ours.nproc_per_node, worker, options, argv)
+
     try:
-        arguments = launch_arguments(os.environ, ours.nproc_per_node, worker, options, argv)
+        arguments()
     except ranks.EnvironmentProblem as problem:
         print(f"fp8launch: {problem}", file=sys.stderr)
         sys.exit(2)
@@ -142,12 +164,13 @@ def main() -> None:
     stacks = tempfile.TemporaryDirectory(prefix="fp8launch-stacks-")
     os.environ["FP8LAUNCH_STACKS"] = stacks.name
     forward_signals(Path(stacks.name))
+    own = []
     if "--signals-to-handle" in run.get_args_parser().format_help():
         # The signals that torchrun's agent handles itself: not SIGTERM. Where this option does not exist yet, it takes
         # SIGTERM back when it starts the workers, and they have its 30 seconds.
-        arguments = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", *arguments]
+        own = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"]
     try:
-        run.main(arguments)
+        run_on_a_free_port(lambda: run.main([*own, *arguments()]))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         if failure.exitcode > 0:

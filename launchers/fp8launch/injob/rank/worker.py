@@ -278,6 +278,7 @@ def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
 
 def begin() -> str:
     """Make this process a rank of the job; return its device, `cuda` or `cpu`."""
+    leaving.skip_native_exit()
     # A log that is read while the job runs must not lag by a block.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
