@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -48,12 +49,43 @@ def test_resume_repeats_the_uninterrupted_run(alone: Run, saved: Path) -> None:
     assert resumed.losses[9] == pytest.approx((alone.losses[8] + alone.losses[9]) / 2, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_resume_with_the_distributed_optimizer(alone: Run, tmp_path: Path) -> None:
-    sharded = [*MOCK, "--use-distributed-optimizer"]
-    keep = ["--save", str(tmp_path), "--save-interval", "7"]
-    forked(2, [*sharded, *keep, "--exit-interval", "7"]).succeeded()
-    resumes(forked(2, [*sharded, "--load", str(tmp_path)]), alone)
+FP32 = [word for word in MOCK if word != "--bf16"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(MOCK, marks=pytest.mark.slow, id="bf16"),
+        pytest.param([*MOCK, "--dist-ckpt-optim-fully-reshardable"], id="bf16, fully reshardable"),
+        pytest.param(FP32, id="fp32"),
+    ],
+)
+def test_resume_with_the_distributed_optimizer(megatron: None, tmp_path: Path, arguments: list[str]) -> None:
+    """The resumed run ends with the bits of the uninterrupted one: weights, master weights, moments and steps."""
+    sharded = [*arguments, "--use-distributed-optimizer", "--save-interval", "7"]
+    whole = forked(2, [*sharded, "--save", str(tmp_path / "whole")])
+    shutil.copytree(tmp_path / "whole" / "iter_0000007", tmp_path / "resumed" / "iter_0000007")
+    (tmp_path / "resumed" / "latest_checkpointed_iteration.txt").write_text("7")
+    folder = str(tmp_path / "resumed")
+    resumes(forked(2, [*sharded, "--load", folder, "--save", folder]), whole.succeeded())
+    ends = [tensors(tmp_path / name / "iter_0000010") for name in ("whole", "resumed")]
+    assert ends[0].keys() == ends[1].keys() and len(ends[0]) > 10
+    assert [name for name in ends[0] if not ends[0][name].equal(ends[1][name])] == []
+
+
+def tensors(checkpoint: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint by name."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = dcp.FileSystemReader(checkpoint)
+    found = {}
+    for name, entry in reader.read_metadata().state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
 
 
 @pytest.mark.slow

@@ -242,9 +242,11 @@ def _patch_megatron() -> None:
 def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
     """Let the distributed optimizer load a checkpoint where Adam is torch's, for lack of Transformer Engine and APEX.
 
-    Two faults of Megatron are in the way. It reads the step number from Adam's state, which torch fills only at the
-    first step: an assertion fails at every load. And a load leaves all parameters with one and the same step tensor,
-    of a stale number, which each of them then increments: Adam's bias correction and the losses leave their course.
+    Four faults of Megatron are in the way. It reads the step number from Adam's state, which torch fills only at the
+    first step: an assertion fails at every load. A load leaves all parameters with one and the same step tensor, of a
+    stale number, which each of them then increments: Adam's bias correction and the losses leave their course. The
+    fully reshardable format holds no step for a parameter, and its loader fails for lack of one. And in fp32 the
+    loader of the other format writes into a view of a parameter while gradients are recorded.
     """
     state_dict, load_state_dict = distributed_optimizer.state_dict, distributed_optimizer.load_state_dict
 
@@ -263,6 +265,14 @@ def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
                 for parameter in group["params"]:
                     self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
 
+    set_states = distributed_optimizer._set_main_param_and_optimizer_states
+
+    def set_states_with_step(self: Any, parameter: Any, tensors: Any) -> None:
+        with torch.no_grad():
+            # `load_own_steps` sets the step of every parameter afterwards.
+            set_states(self, parameter, {"step": torch.tensor(0.0), **tensors})
+
+    distributed_optimizer._set_main_param_and_optimizer_states = set_states_with_step
     distributed_optimizer.state_dict = state_dict_of_started
     distributed_optimizer.load_state_dict = load_own_steps
 
