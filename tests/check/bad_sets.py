@@ -199,7 +199,7 @@ BUILDING = {
         {}, "config-unknown", more={"launch": {"config": {"fused_single_qkv_rope": 1}}}
     ),
     "a CPU without its flags": Set({**BF16, "bf16": True}, "cpu-flags", gpu="cpu"),
-    "latent attention on a CPU": Set({**BF16, **MLA, **LOCAL, **CPU, "q_lora_rank": None}, "cpu-layers", gpu="cpu"),
+    "FSDP on a CPU": Set({**BF16, **FSDP, **LOCAL, **CPU}, "cpu-layers", gpu="cpu", env=OPEN),
     "FP8 moments beside gathered delayed weights": Set(
         {
             **DELAYED,

@@ -66,6 +66,25 @@ def test_data_parallel_with_sharded_optimizer_under_srun(weights: Path, alone: R
     same_course(srun(2, [*MOCK, *SHARDED, *from_weights(weights)]), alone)
 
 
+LATENT = [word for word in MOCK if word != "--group-query-attention"]
+LATENT = [*LATENT[: LATENT.index("--num-query-groups")], *LATENT[LATENT.index("--num-query-groups") + 2 :]]
+LATENT += ["--multi-latent-attention", "--kv-lora-rank", "16", "--q-lora-rank", "32", "--qk-head-dim", "16"]
+LATENT += ["--qk-pos-emb-head-dim", "8", "--v-head-dim", "12", "--rope-type", "rope", "--qk-layernorm"]
+
+
+@pytest.mark.parametrize("version", ["installed", *OLDEST_QUICKLY])
+def test_latent_attention_learns_in_stages_as_in_one(megatron: None, tmp_path: Path, version: str) -> None:
+    """Megatron's own attention takes no widths of keys and values, so such a model did not start on a CPU."""
+    keep = ["--save", str(tmp_path), "--save-interval", "1", "--exit-interval", "1"]
+    forked(1, [*LATENT, *keep], **older(version)).succeeded()
+    alone, divided = (
+        forked(ranks, [*LATENT, *layout, *from_weights(tmp_path)], **older(version))
+        for ranks, layout in ((1, []), (2, PIPELINE))
+    )
+    falls(alone)
+    same_course(divided, alone)
+
+
 @pytest.mark.slow
 def test_tensor_parallel_under_srun(weights: Path, alone: Run) -> None:
     same_course(srun(2, [*MOCK, *TENSOR, *from_weights(weights)]), alone, tolerance=5e-5)

@@ -69,7 +69,7 @@ def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     scope="megatron_lm",
 )
 def cpu_mode_has_the_layers(run: ResolvedRun) -> Iterator[Finding]:
-    for name in ("multi_latent_attention", "use_megatron_fsdp", "use_torch_fsdp2"):
+    for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
         if run.gpu.name == "cpu" and run.on(name):
             yield Finding(f"{name} does not work on CPUs", run.where(name), "remove it, or set resources.gpu to a GPU")
 

@@ -5,17 +5,18 @@ questions as a machine with one Hopper GPU per process would and sends every ten
 Nothing of Megatron's own training, parallelism, checkpointing or logging is replaced; collectives run over gloo. Log
 lines are Megatron's, with 0.0 for TFLOP/s and memory (there is no such device).
 
-Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; the distributed optimizer with
-overlapped reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit on a signal; stop on NaN.
-Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, multi-latent
-attention, FP8 and FP4, TE's fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and
-anything that times or profiles a GPU.
+Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; multi-latent attention; the
+distributed optimizer with overlapped reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit
+on a signal; stop on NaN.
+Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, FP8 and FP4, TE's
+fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and anything that times or profiles a GPU.
 """
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import time
@@ -231,12 +232,34 @@ def _patch_megatron() -> None:
         module = importlib.import_module(f"megatron.core.transformer.moe.{name}")
         module.maybe_move_tensor_to_cpu = _split_sizes  # type: ignore[attr-defined]
 
+    _attend_with_other_widths(
+        importlib.import_module("megatron.core.transformer.dot_product_attention").DotProductAttention
+    )
     _resume_with_torch_adam(importlib.import_module("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer)
 
     # A CUDA build of torch without a driver: the data loader's pinning thread and Adam's check for graph capture.
     pinning = importlib.import_module("torch.utils.data._utils.pin_memory")
     pinning.pin_memory = lambda data, device=None: data  # type: ignore[attr-defined]
     torch.optim.Optimizer._accelerator_graph_capture_health_check = lambda self: None
+
+
+def _attend_with_other_widths(attention: Any) -> None:
+    """Let Megatron's own attention serve multi-latent attention, whose keys and values have widths of their own.
+
+    The layer passes the widths as Transformer Engine's attention takes them. Megatron's computes any widths, and only
+    the width of its output has to be that of the values.
+    """
+    initialize = attention.__init__
+
+    @functools.wraps(initialize)
+    def initialize_with_widths(
+        self: Any, *arguments: Any, k_channels: int | None = None, v_channels: int | None = None, **named: Any
+    ) -> None:
+        initialize(self, *arguments, **named)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    attention.__init__ = initialize_with_widths
 
 
 def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
