@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support import unpacked
 
+from fp8launch.hardware.quantization import is_stateful
 from fp8launch.job.prepared import prepare_loaded
 from fp8launch.recipe.load import load_recipe
 
@@ -40,3 +41,9 @@ def test_a_comparison_names_runs_of_its_list() -> None:
     for name, words in LINES:
         if words[0] == "compare":
             assert set(words[2:]) <= {other[1] for its, other in RUNS if its == name}
+
+
+def test_the_recipe_of_the_resumes_saves_and_keeps_its_state() -> None:
+    """`benchmarks/resume/run.sh` kills this run; without state to restore it would show nothing."""
+    prepared = prepare_loaded(load_recipe(str(ROOT / "benchmarks" / "resume" / "delayed.yaml")))
+    assert prepared.loaded.recipe.goes_on and is_stateful(prepared.args.attributes)
