@@ -37,8 +37,12 @@ killed_and_resumed() { # NAME GPU OPTIONS...
     for _ in $(seq 600); do [ -s "$run/ck/latest_checkpointed_iteration.txt" ] && break; sleep 0.2; done
     pkill -KILL -f "${name}_killed-.*rank/worker.py"
     if [[ "$*" != *survive.attempts* ]]; then
-        for _ in $(seq 60); do grep -q '"ended"' "$run/attempts.json" && break; sleep 1; done
-        FP8LAUNCH_RUNS=$work/runs/${name}_killed CUDA_VISIBLE_DEVICES=$gpu python3 -m fp8launch resume "$run"
+        # Refused until the processes of the first attempt are gone.
+        for _ in $(seq 60); do
+            FP8LAUNCH_RUNS=$work/runs/${name}_killed CUDA_VISIBLE_DEVICES=$gpu python3 -m fp8launch resume "$run" &&
+                break
+            sleep 1
+        done
     fi
     for _ in $(seq 120); do [ "$(cat "$run/ck/latest_checkpointed_iteration.txt")" = 8 ] && break; sleep 1; done
     sleep 5

@@ -157,7 +157,7 @@ def test_without_fp8launch_there(laptop: Laptop) -> None:
     laptop.profile = laptop.node.profile(ssh=login)
     done = laptop.at("runs")
     assert done.returncode == 3
-    assert "pip install fp8launch" in done.stderr
+    assert "pip install ." in done.stderr
 
 
 def test_a_dropped_connection_ends_the_command_and_not_the_run(laptop: Laptop) -> None:

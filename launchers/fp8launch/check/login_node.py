@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -237,10 +236,12 @@ def _requirements(distributions: Sequence[str]) -> str:
 
     Without a range, pip takes the newest torch, and on Python before 3.12 a megatron-core that has no training code.
     """
+    from importlib.metadata import requires
+
     from packaging.requirements import Requirement
 
     ranges = {}
-    for text in importlib.metadata.requires("fp8launch") or []:
+    for text in requires("fp8launch") or []:
         requirement = Requirement(text)
         ranges[requirement.name] = str(requirement.specifier)
     words = " ".join(f"'{name}{ranges[name]}'" if ranges.get(name) else name for name in distributions)
