@@ -5,7 +5,7 @@ Standard library only, on any Python from 3.7: this also runs on a compute node'
 
 from __future__ import annotations
 
-from fp8launch.injob.supervisor.failure_pattern import CAUSE, CONTAINER_ADVICE, STEP_CANCELLED, Pattern
+from fp8launch.injob.supervisor.failure_pattern import CAUSE, CONTAINER_ADVICE, STEP_CANCELLED, VERSION_ADVICE, Pattern
 
 # The first match in this order gives a line its meaning, so the special stands before the general.
 CAUSES: tuple[Pattern, ...] = (
@@ -64,6 +64,16 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "stream-capture",
+        "an operation that CUDA graphs do not allow ran while one was captured; another node does not help: remove "
+        "megatron.cuda_graph_impl, or leave that module out of megatron.cuda_graph_modules",
+        r"operation not permitted when stream is capturing",
+        r"operation would make the legacy stream depend on a capturing blocking stream",
+        r"operation failed due to a previous error during capture",
+        r"CUDA error: .*cudaErrorStreamCapture",
+    ),
+    Pattern(
+        CAUSE,
         "shared-memory",
         "/dev/shm is too small for NCCL and data loaders: --shm-size, --ipc=host, or the container runtime's setting",
         r"/dev/shm\b.*(?:No space left|failed)",
@@ -103,6 +113,13 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "triton-kernel",
+        "the driver cannot load a kernel that Triton compiled: set TRITON_CACHE_DIR to an empty folder, because the "
+        "cache may be of another GPU; if it fails again, the image's Triton needs a newer driver",
+        r"Triton Error \[CUDA\]: device kernel image is invalid",
+    ),
+    Pattern(
+        CAUSE,
         "unsupported-hardware",
         "this GPU, driver or library cannot run the chosen precision: docs/gpus.md lists the precisions of each GPU",
         r"ompute capability .*(?:required|or higher|not supported)",
@@ -134,6 +151,21 @@ CAUSES: tuple[Pattern, ...] = (
         r"NaN (?:loss|detected|in)\b",
         r" norm is (?:nan|inf)",
     ),
+    # These also begin with ImportError, so they stand before `missing-module`.
+    Pattern(
+        CAUSE,
+        "library-mismatch",
+        "a compiled library was built against another version of a library that it needs: use one image for "
+        "PyTorch, CUDA and Transformer Engine, mount no packages over it, and check LD_LIBRARY_PATH; else rebuild it",
+        r"^(?:OSError|ImportError): .*undefined symbol: ",
+        r"symbol lookup error: .*undefined symbol: ",
+    ),
+    Pattern(
+        CAUSE,
+        "version-mismatch",
+        VERSION_ADVICE,
+        r"^ImportError: cannot import name '",
+    ),
     Pattern(
         CAUSE,
         "missing-module",
@@ -148,6 +180,23 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "max-connections",
+        "set CUDA_DEVICE_MAX_CONNECTIONS: auto under `env:` in the recipe, which becomes what the layout needs on this "
+        "GPU, and remove other settings of it (cluster profile, image)",
+        r"^AssertionError: .*CUDA_DEVICE_MAX_CONNECTIONS",
+        r"^(?:RuntimeError|ValueError|Exception): .*CUDA_DEVICE_MAX_CONNECTIONS",
+    ),
+    Pattern(
+        CAUSE,
+        "fp8-shape",
+        "MXFP8 needs dimensions that are multiples of 32 on every GPU: choose such a batch.sequence (after CP and TP) "
+        "and sizes of layers, set megatron.moe_router_padding_for_quantization: true for experts, or use another "
+        "precision.recipe",
+        r"MXFP8 requires tensor dims that are divisible by",
+        r"Assertion failed: .*% MXFP8_BLOCK_SIZE == 0",
+    ),
+    Pattern(
+        CAUSE,
         "bad-arguments",
         "`fp8launch check` finds such arguments before the job is queued",
         r"\w\.py: error: ",
@@ -159,6 +208,13 @@ CAUSES: tuple[Pattern, ...] = (
         r"^fp8launch: training on a CPU also needs",
         r"^fp8launch: local rank .* needs its own GPU",
         r"^fp8launch: .* is not supported by fp8launch's own entry",
+    ),
+    Pattern(
+        CAUSE,
+        "no-pyxis",
+        "this Slurm lacks the plugin pyxis: choose another `runtime:` in the cluster profile (apptainer, or none), or "
+        "ask the site to install it; `fp8launch doctor` shows what is there",
+        r"unrecognized option '--container-",
     ),
     # "No space left on device" is also how the kernel reports a limit of 0, which has nothing to do with disks.
     Pattern(
@@ -213,6 +269,47 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "fp8-state-missing",
+        "the checkpoint was written with another precision and lacks its FP8 state: resume with the precision that "
+        "wrote it, or set megatron.dist_ckpt_strictness: log_all, which starts without that state",
+        r"Object shard .*_extra_state.*not found in checkpoint",
+        r"Missing key in checkpoint state_dict: .*_extra_state",
+    ),
+    Pattern(
+        CAUSE,
+        "scheduler-mismatch",
+        "the schedule differs from the checkpoint's: to use the recipe's set "
+        "megatron.override_opt_param_scheduler: true, to keep the checkpoint's "
+        "megatron.use_checkpoint_opt_param_scheduler: true",
+        r"OptimizerParamScheduler: class input value .* and checkpoint ?value ",
+    ),
+    Pattern(
+        CAUSE,
+        "parameter-groups",
+        "Megatron finds optimizer states by learning rate, weight decay and whether experts are spread over GPUs: keep "
+        "train.lr, train.min_lr and the choice of EP 1 or more as in the run that wrote the checkpoint, or set "
+        "megatron.finetune: true to load only the weights",
+        r"Could not find parameter group with key ",
+        r"not found in param_group ",
+    ),
+    Pattern(
+        CAUSE,
+        "optimizer-mismatch",
+        "the checkpoint holds other optimizers, or other parameter groups: keep optimizer, experts and EP as in the "
+        "run that wrote it, or set megatron.no_load_optim: true to start with new states",
+        r"Expected .* entries in state dict, but got \d",
+        r"loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+        r"loaded state dict has a different number of parameter groups",
+    ),
+    Pattern(
+        CAUSE,
+        "missing-optimizer",
+        "the checkpoint holds no optimizer state (it was converted, or saved with no_save_optim): set "
+        "megatron.finetune: true, which loads only the weights, or load another checkpoint",
+        r"^KeyError: 'optimizer'",
+    ),
+    Pattern(
+        CAUSE,
         "checkpoint-mismatch",
         "the checkpoint belongs to another model or layout: compare the recipes with `fp8launch diff`, or remove "
         "checkpoint.load",
@@ -231,6 +328,32 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "gated-repository",
+        "Hugging Face does not give you this repository: accept its license on its page, and set HF_TOKEN for the job; "
+        "or download it, and set data.tokenizer to the folder",
+        r"access a gated repo",
+        r"GatedRepoError: ",
+        r"Access to model .* is restricted",
+        r"40[13] Client Error.*huggingface\.co/",
+    ),
+    Pattern(
+        CAUSE,
+        "hub-rate-limit",
+        "Hugging Face limits requests, and each process sent some: download the tokenizer or model once, set "
+        "HF_HUB_OFFLINE: 1 and HF_HOME to that shared folder under `env:`, or set data.tokenizer to the folder",
+        r"429 Client Error.*huggingface\.co",
+        r"HfHubHTTPError: 429 ",
+    ),
+    Pattern(
+        CAUSE,
+        "damaged-data",
+        "the .idx file is damaged, cut off, or not Megatron's: `fp8launch data inspect PREFIX` shows it; build or copy "
+        "the dataset again",
+        r"bad header, cannot read: ",
+        r"bad version, cannot read: ",
+    ),
+    Pattern(
+        CAUSE,
         "missing-data",
         "check data.blend and data.tokenizer, and that their folders are mounted in the container",
         r"FileNotFoundError.*(?:\.bin|\.idx|tokenizer|vocab|merges)\b",
@@ -241,7 +364,6 @@ CAUSES: tuple[Pattern, ...] = (
         r"does not exist.*\.(?:bin|idx)",
         r"Can't load tokenizer for",
         r"couldn't connect to 'https?://",
-        r"access a gated repo",
     ),
     Pattern(
         CAUSE,

@@ -16,6 +16,10 @@ STEP_CANCELLED = "step-cancelled"
 
 KILLED_ADVICE = "killed from outside, most often by the kernel because the node's memory ran out"
 CONTAINER_ADVICE = "the container could not start: check the image name and the mounts"
+VERSION_ADVICE = (
+    "two packages do not fit each other, or your code does not fit one of them: use the versions of one image, mount "
+    "no packages over it, and compare `software` of the recipe with `fp8launch images`"
+)
 
 
 class Pattern:

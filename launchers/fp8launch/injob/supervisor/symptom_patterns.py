@@ -12,6 +12,7 @@ from fp8launch.injob.supervisor.failure_pattern import (
     KILLED_ADVICE,
     PEER,
     VAGUE,
+    VERSION_ADVICE,
     Pattern,
 )
 
@@ -28,6 +29,32 @@ SYMPTOMS: tuple[Pattern, ...] = (
         r"Epilog (?:hung|error|failed)",
         r"Job credential expired",
         r"Unable to contact slurm controller",
+    ),
+    # PMIx also reports peers that a failure ended, so a cause that a process printed comes before it.
+    Pattern(
+        EXCEPTION,
+        "pmix",
+        "Slurm's PMIx could not connect the processes, which training does not need: set `mpi: none` in the cluster "
+        "profile; if you need it, submit again without the node that it names, and report it to the site",
+        r"mpi/pmix\w{0,20}: .*PMIX ERROR",
+        r"mpi/pmix\w{0,20}: .*(?:pmixp_coll|pmixp_dconn)\w{0,60}: .*(?:timeout|[Cc]annot|failed)",
+        r"Couldn't (?:find|load) the specified plugin name for mpi/pmix",
+        r"Invalid MPI type 'pmix",
+    ),
+    Pattern(
+        EXCEPTION,
+        "nvls",
+        "NCCL could not use NVLink SHARP (NVLS), for which the node's Fabric Manager and driver must be set up: set "
+        "NCCL_NVLS_ENABLE: 0 under `env:`, and report it to the site",
+        r"Cuda failure 801\b",
+        r"transport/nvls\.cc.*NCCL WARN Cuda failure",
+    ),
+    Pattern(
+        EXCEPTION,
+        "version-mismatch",
+        VERSION_ADVICE,
+        r"^AttributeError: module '\S{1,200}' has no attribute",
+        r"^TypeError: .*got an unexpected keyword argument",
     ),
     # Only that the container failed: the line that says why is one of its own.
     Pattern(
