@@ -3,6 +3,7 @@ of the log (megatron/training/checkpointing.py, `_load_base_checkpoint`)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import re
@@ -13,12 +14,14 @@ from typing import Any
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
+from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
 from fp8launch.megatron.versions import release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.sections import Survive
 from fp8launch.rundir.atomic_io import json_mapping
-from fp8launch.rundir.run_dir import MANIFEST
+from fp8launch.rundir.registry import known_roots
+from fp8launch.rundir.run_dir import MANIFEST, run_folders
 from fp8launch.untyped import as_int, as_mapping
 
 # Flags that set an attribute of another name.
@@ -27,7 +30,16 @@ CODES: Mapping[str, Severity] = {
     "survive-unused": "warning",
     "converted-weights": "error",
     "checkpoint-learning-rate": "error",
+    "checkpoint-schedule": "error",
 }
+# What OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).
+_SCHEDULE = (
+    "train_iters", "train_samples", "global_batch_size", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
+    "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay", "weight_decay_incr_style",
+    "start_weight_decay", "end_weight_decay",
+)  # fmt: skip
+# Either of them makes Megatron take a schedule instead of comparing two.
+_SCHEDULE_CHOICES = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
 
 
 def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -65,6 +77,8 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
             yield from _converted(flag, text, here, args, defaults)
             if flag == "load" and not resumes:
                 yield from _learning_rates(text, args, paths)
+            if flag == "load":
+                yield from _schedule(text, args, paths, defaults, resumes)
 
 
 def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
@@ -77,6 +91,21 @@ def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
         manifest = json_mapping(folder / MANIFEST)
         if isinstance(manifest.get("arguments"), Mapping):
             return manifest
+        with contextlib.suppress(OSError, ValueError):
+            if owner := read_owner(folder):
+                return _manifest_of(owner)
+    return None
+
+
+def _manifest_of(owner: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the manifest of the run that a checkpoint folder names as its owner; None if no run root has it."""
+    for root in known_roots():
+        for run in run_folders(root):
+            if run.path.name == owner.get("run"):
+                manifest = json_mapping(run.path / MANIFEST)
+                # Run ids repeat where run roots were copied.
+                if manifest.get("created") == owner.get("created") and isinstance(manifest.get("arguments"), Mapping):
+                    return manifest
     return None
 
 
@@ -108,6 +137,56 @@ def _learning_rates(text: str, args: EngineArguments, paths: JobPaths) -> Iterat
             )
             fix = f"set train.{name} to {theirs:g}, or megatron.finetune: true to load only the weights"
             yield Problem("error", "checkpoint-learning-rate", message, args.attribute_places.get(name), fix)
+
+
+def _schedule(
+    text: str, args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any], resumes: bool
+) -> Iterator[Problem]:
+    """Yield what stops a run that continues the learning rate schedule of a run with another one.
+
+    Megatron compares the schedules in samples, and ends with an assertion where they differ. Learning rates are not
+    compared here: see `_learning_rates`, and the advisory `override-sched-ignored`.
+    """
+    mine = {**defaults, **args.attributes}
+    if any(mine.get(name) for name in ("finetune", "no_load_optim", *_SCHEDULE_CHOICES)):
+        return
+    manifest = writing_run(text, paths)
+    if manifest is None or (resumes and manifest.get("phases")):
+        return  # which phase of its own folder the run resumes in is not known
+    theirs = {**defaults, **last_arguments(manifest)}
+    if theirs.get("use_checkpoint_opt_param_scheduler"):
+        return  # its schedule is that of yet another run
+    changed = [name for name in _SCHEDULE if mine.get(name) != theirs.get(name)]
+    if changed and _steps(mine) != _steps(theirs):
+        words = ", ".join(f"{name} is {mine.get(name)}, but {theirs.get(name)}" for name in changed)
+        message = f"{words} in the run that wrote {text}; Megatron refuses a checkpoint of another schedule"
+        fix = (
+            "set megatron.override_opt_param_scheduler: true for the schedule of this recipe, or "
+            "megatron.use_checkpoint_opt_param_scheduler: true for the checkpoint's"
+        )
+        yield Problem("error", "checkpoint-schedule", message, args.attribute_places.get(changed[0]), fix)
+
+
+def _steps(arguments: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what the scheduler compares, in samples (megatron/training/training.py, get_optimizer_param_scheduler)."""
+
+    def number(name: str) -> float:
+        value = arguments.get(name)
+        return value if isinstance(value, int | float) else 0
+
+    unit, batch = "iters", number("global_batch_size")
+    if arguments.get("train_samples"):
+        unit, batch = "samples", 1
+    total = number(f"train_{unit}") * batch
+    decay = number(f"lr_decay_{unit}") * batch or total
+    warmup = number(f"lr_warmup_{unit}") * batch
+    if arguments.get("lr_warmup_fraction") is not None:
+        warmup = number("lr_warmup_fraction") * decay
+    style = arguments.get("weight_decay_incr_style")
+    ends = (arguments.get("start_weight_decay"), arguments.get("end_weight_decay"))
+    if style in (None, "constant"):
+        ends = (arguments.get("weight_decay"),) * 2
+    return (total, decay, warmup, arguments.get("lr_decay_style"), style, *ends)
 
 
 def _converted(
