@@ -60,6 +60,10 @@ def bridge(i: int, ms: float) -> str:
     )
 
 
+def early_bridge(i: int, ms: float) -> str:
+    return bridge(i, ms).replace("MODEL_TFLOP", "TFLOP")
+
+
 def old_megatron(i: int, ms: float) -> str:
     return (
         f" iteration {i:8d}/      20 | elapsed time per iteration (ms): {ms:.1f} | learning rate 1.500E-04 | lm loss"
@@ -67,7 +71,7 @@ def old_megatron(i: int, ms: float) -> str:
     )
 
 
-FORKS = {f.__name__: f for f in (megatron_deepspeed, bigscience, neox, nemo, bridge, old_megatron)}
+FORKS = {f.__name__: f for f in (megatron_deepspeed, bigscience, neox, nemo, bridge, early_bridge, old_megatron)}
 RAN = 20
 
 

@@ -29,7 +29,8 @@ _VALIDATION = re.compile(r"\bvalidation(\S{0,80}) loss at (?:iteration )?(\d{1,1
 _SAVE = re.compile(r"saving checkpoint\s{1,20}at iteration\s{1,20}(\d{1,15})\b")
 _ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w{0,200}) (\.{0,60}) ")
 _STEP_TIME = re.compile(rf"Step Time\s{{0,20}}:\s{{0,20}}({_DIGITS})s(.{{0,200}})", re.IGNORECASE)
-_MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}MODEL_TFLOP/s/GPU", re.IGNORECASE)
+# Bridge called it TFLOP/s/GPU before MODEL_TFLOP/s/GPU.
+_MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _TIMER = re.compile(rf"\s{{0,8}}([A-Za-z][\w-]{{0,80}}) \.{{2,80}}: \(({_DIGITS}), ({_DIGITS})\)\s{{0,4}}$")
 # Longer values than this are lists of files: nobody needs their Python value.
 _LONGEST_VALUE = 1 << 16

@@ -48,7 +48,7 @@ _SAVING = b"saving checkpoint at iteration"
 _BRACE = b"{"
 _BRACES = 100
 _TIMER = b"..: ("
-_BRIDGE = b"MODEL_TFLOP/s/GPU"
+_BRIDGE = b"GPU utilization:"
 
 
 @dataclass
