@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from fp8launch.logs import LoggedProcesses, ParsedLog
+from fp8launch.logs.identify import foreign_program, why_no_iterations
 from fp8launch.megatron.flops import miscounted
 from fp8launch.report.machines import Machines
 from fp8launch.report.run_setup import RunSetup
@@ -43,4 +45,17 @@ def run_notes(
         notes.append(f"the GPU is set to {stated_gpu}, but the nodes have {', '.join(machines.gpus)}")
     if steady.lines:
         notes += miscounted(setup.arguments)
+    else:
+        notes += _without_iterations(logs)
     return notes
+
+
+def _without_iterations(logs: Sequence[ParsedLog]) -> Iterator[str]:
+    """Yield what each log is. A log that shows a failure explains itself, unless another program wrote it."""
+    for log in logs:
+        failed = any(process.ending.failure for process in log.processes)
+        with suppress(OSError):  # it was removed since it was read
+            if not failed:
+                yield f"{log.path.name}: {why_no_iterations(log.path)}"
+            elif program := foreign_program(log.path):
+                yield f"{log.path.name}: it is a log of {program}, of which only the failure is read"
