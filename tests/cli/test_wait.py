@@ -52,4 +52,16 @@ def test_a_failure_ends_with_its_cause_and_advice(
     assert "failed (exit status 1)" in shown
     assert "out-of-memory, line " in shown
     assert "advice: " in shown
-    assert "--- end of" not in shown
+    assert "--- end of the traceback in " in shown
+    assert '  File "train.py", line 1, in <module>\ntorch.OutOfMemoryError: CUDA out of memory.' in shown
+
+
+def test_an_exception_without_a_pattern_shows_its_traceback(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("def inner():\n    raise LookupError('no such thing')\n\ninner()\n")
+    assert run([*SMALL, "--set", f"launch.script={script}"]) == 1
+    shown = capsys.readouterr().err
+    assert "exception, line " in shown and "traceback above" not in shown
+    assert "in inner\n" in shown.partition("--- end of the traceback in ")[2]

@@ -13,7 +13,7 @@ from support import log_text
 from support_logs import DATA, REAL, dump, line
 
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
-from fp8launch.injob.supervisor.failures import NEEDLES, find_failure
+from fp8launch.injob.supervisor.failures import NEEDLES, find_failure, traceback_of
 from fp8launch.logs import read_log
 
 
@@ -251,3 +251,17 @@ def test_slurms_announcement_counts_although_iterations_follow(tmp_path: Path) -
     failure = read_log(path).processes[0].ending.failure
     assert failure is not None
     assert (failure.code, failure.line) == ("time-limit", 3)
+
+
+def test_a_traceback_is_told_from_those_of_other_ranks() -> None:
+    head = "Traceback (most recent call last):"
+    lines = [
+        f"[rank1]: {head}", f"[rank0]: {head}",
+        '[rank1]:   File "a.py", line 1, in one', '[rank0]:   File "b.py", line 2, in two',
+        "[rank1]: ValueError: first", "[rank0]: ValueError: second",
+    ]  # fmt: skip
+    assert traceback_of(lines, lines[4]) == [head, '  File "a.py", line 1, in one', "ValueError: first"]
+    assert traceback_of(lines, lines[5]) == [head, '  File "b.py", line 2, in two', "ValueError: second"]
+    assert traceback_of(lines, "[rank2]: ValueError: third") == []
+    # A line that follows a finished traceback is none of its own.
+    assert traceback_of([*lines, "[rank0]: CUDA error: x"], "[rank0]: CUDA error: x") == []

@@ -15,8 +15,11 @@ from fp8launch.cli.output import console as output_console
 from fp8launch.cli.output import eprint
 from fp8launch.cli.terminal_text import TerminalText
 from fp8launch.diagnostics import UserError
-from fp8launch.logs import Iteration, LogTail
-from fp8launch.logs.file_slices import tail
+from fp8launch.injob.supervisor.failure_pattern import EXCEPTION
+from fp8launch.injob.supervisor.failures import traceback_of
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
+from fp8launch.logs import Failure, Iteration, LogTail
+from fp8launch.logs.file_slices import lines, tail
 from fp8launch.report.progress import progress_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -25,6 +28,10 @@ from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.untyped import as_int
 
 LOST_SECONDS = 120.0
+# The last frames and the exception: the frames of launchers above them say nothing.
+TRACEBACK_LINES = 12
+# Tracebacks of many ranks are interleaved.
+_TRACEBACK_BYTES = 1 << 20
 
 
 def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
@@ -38,9 +45,8 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     report = _report(run)
     if report is not None and not (brief and completed):
         _show_report(report)
-    if not completed and (report is None or report.failure is None):
-        # Nothing recognised explains the end: its last words have to.
-        show_end(run)
+    if not completed:
+        show_failure(run, report)
     if config.command or config.webhook:
         notify(config, _sentence(run, state, report), not completed, _message(run, state, report))
     return completed
@@ -172,10 +178,35 @@ def _worth_a_line(iteration: Iteration) -> bool:
     return iteration.number % step == 0 or iteration.number == iteration.planned
 
 
-def show_end(run: RunFolder, lines: int = 15) -> None:
+def show_failure(run: RunFolder, report: RunReport | None) -> None:
+    """Show the end of the traceback behind a failure. Without a recognized failure, show the last lines of the log."""
+    failure = report.failure if report is not None else None
+    if failure is None:
+        show_end(run)
+        return
+    for path in reversed(run.logs()):
+        shown = traceback_in(path, failure)
+        if shown:
+            eprint(f"--- end of the traceback in {path}\n" + "\n".join(shown[-TRACEBACK_LINES:]))
+            return
+    if failure.depth >= EXCEPTION:
+        show_end(run)  # this line says that something failed, not what
+
+
+def traceback_in(path: Path, failure: Failure) -> list[str]:
+    """The traceback in a log that ends at a failure's line; empty where there is none."""
+    begin, end = max(0, failure.offset - _TRACEBACK_BYTES), failure.offset + 4 * LONGEST_LINE
+    try:
+        near = [text for _, text in lines(path, begin, end)]
+    except OSError:
+        return []
+    return traceback_of(near, failure.source)
+
+
+def show_end(run: RunFolder, count: int = 15) -> None:
     """The last words of a run that did not complete."""
     for path in run.logs()[-1:] + run.batch_output()[-1:]:
-        text = last_lines(path, lines)
+        text = last_lines(path, count)
         if text:
             eprint(f"--- end of {path}\n{text}")
 

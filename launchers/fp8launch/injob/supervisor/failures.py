@@ -23,6 +23,8 @@ ALL_WRITTEN = "fp8launch: the training is over, and everything is written"
 # How many of the last iterations a failure may precede: what happened before them did not stop the training.
 LAST_ITERATIONS = 3
 
+TRACEBACK_ADVICE = "no known cause: read the traceback that ends at this line of the log"
+
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r'\s{1,80}File "([^"]+)", line \d{1,9}, in (\S+)')
 _EXCEPTION = re.compile(
@@ -151,7 +153,7 @@ class FailureFinder:
             self._take(Failure("bad-arguments", _located(line, frame), advice, CAUSE, offset, source=source))
         else:
             message = _located(line, frame)
-            self._take(Failure("exception", message, "see the traceback above", EXCEPTION, offset, source=source))
+            self._take(Failure("exception", message, TRACEBACK_ADVICE, EXCEPTION, offset, source=source))
 
     def _line(self, offset: int, line: str, source: str) -> None:
         below = VAGUE + 1
@@ -279,6 +281,30 @@ def _last_iterations(log: str) -> int:
             break
         since = log.rfind("\n", 0, at) + 1
     return 0 if since == len(log) else since
+
+
+def traceback_of(lines: Iterable[str], source: str) -> list[str]:
+    """Return the traceback that ends with a failure's line, without what launchers put in front of its lines.
+
+    Only lines of the same rank belong to it, because ranks write into one log at once. Return an empty list if the
+    line ends no traceback.
+    """
+    rank, _ = split_prefix(source)
+    traceback: list[str] = []
+    for raw in lines:
+        cleaned = clean(raw[:LONGEST_LINE])
+        of_line, line = split_prefix(cleaned)
+        if of_line != rank:
+            continue
+        if _TRACEBACK.search(line):
+            traceback = [line]
+        elif traceback:
+            traceback.append(line)
+            if cleaned == source:
+                return traceback
+            if not line.startswith(" ") and _EXCEPTION.match(line):
+                traceback = []  # it ended in another exception
+    return []
 
 
 def find_failure(lines: Iterable[tuple[int, str]]) -> Failure | None:
