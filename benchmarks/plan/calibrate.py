@@ -40,6 +40,7 @@ HELD = {
     "software.launch_expert.tensorwise",
     "software.launch_expert.nvfp4",
     "software.launch_quantized",
+    "software.launch_gathered",
     "software.launch_dispatch",
     "software.launch_forward",
     "software.ring",

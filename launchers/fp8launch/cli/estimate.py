@@ -23,7 +23,7 @@ from fp8launch.cli.output import (
     with_gpu,
     with_options,
 )
-from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
+from fp8launch.cli.predicted import predicted_as_json, show_step_time, speed_range, terms_as_json
 from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
@@ -129,7 +129,7 @@ def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: fl
         memory = run_estimate(run)
     throughput = _throughput(prepared, gpu, speed)
     if throughput is None and step is not None:
-        throughput = Throughput(step.tokens_per_s_per_gpu, f"predicted, ± {step.uncertainty:.0%}", known=False)
+        throughput = Throughput(step.tokens_per_s_per_gpu, f"predicted, {speed_range(step)}", known=False)
     return _Estimated(prepared, run, parameters(args, world), memory, step, cost(args, world, batch, throughput))
 
 

@@ -15,7 +15,7 @@ from fp8launch.cli.output import echo, eprint, json_option, overrides_text, set_
 from fp8launch.cli.plan_files import PlanFiles
 from fp8launch.cli.plan_input import SEQUENCE, base_of, precisions_of, resource_overrides, source_of, target_of
 from fp8launch.cli.planned import Planned, accepted, own_layout
-from fp8launch.cli.predicted import predicted_as_json, show_step_time, terms_as_json
+from fp8launch.cli.predicted import predicted_as_json, show_step_time, speed_range, terms_as_json
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.hardware.gpus import GPUS
@@ -178,7 +178,7 @@ def _show(
     sequence = planned[0].step.tokens // target.global_batch
     echo(
         f"{target.gpus} {target.gpu.name}, global batch {target.global_batch}, sequence {sequence}, "
-        f"± {planned[0].step.uncertainty:.0%}; {found.legal:,} legal divisions"
+        f"{speed_range(planned[0].step)}; {found.legal:,} legal divisions"
     )
     echo()
     rows = []

@@ -13,6 +13,7 @@ import yaml
 
 from fp8launch.cli.output import eprint
 from fp8launch.cli.planned import Planned
+from fp8launch.cli.predicted import speed_range
 from fp8launch.diagnostics import error
 from fp8launch.recipe.load import is_of_engine
 from fp8launch.recipe.schema import Recipe
@@ -120,7 +121,7 @@ def recipe_text(parents: Sequence[str], layout: Planned, name: str | None, clear
         into[last] = yaml.safe_load(text)
     step = layout.step
     head = (
-        f"# {layout.layout.short}.\n# Predicted by fp8launch plan: {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, "
-        f"{step.ms:,.0f} ms a step, ± {step.uncertainty:.0%}.\n"
+        f"# {layout.layout.short}.\n# Predicted by fp8launch plan: {step.ms:,.0f} ms a step, "
+        f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU ({speed_range(step)}).\n"
     )
     return head + yaml.safe_dump(values, sort_keys=False)

@@ -22,13 +22,21 @@ from fp8launch.planning.workload import Workload
 
 # Megatron's name for the parts of a layer in the scope of CUDA graphs.
 _GRAPHED = {ATTENTION: "attn", MAMBA: "mamba"}
+# Precisions whose launches were measured with and without the gather of quantized parameters. Runs in MXFP8 and NVFP4
+# were published with it, so their launch times contain its part.
+_GATHERS = ("tensorwise", "delayed", "blockwise")
 
 
 def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostTime:
     """The host's time for one layer of the parts `kind`; on the GPU what follows the routing takes `routed` seconds."""
-    software, scale = run.speeds.software, run.speeds.device.host
+    software, host = run.speeds.software, run.speeds.device.host
+    dense = software.launch
+    if quantized:
+        dense += software.launch_quantized
+        if run.precision.param_gather and run.recipe(quantized) in _GATHERS:
+            dense += software.launch_gathered
     # Launches were measured for layers of two parts.
-    dense = (software.launch + software.launch_quantized * quantized) / len(DENSE_LAYER)
+    dense /= len(DENSE_LAYER)
     before = 0.0
     for part in kind:
         if part != EXPERTS:
@@ -37,9 +45,10 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
     if run.model.experts_of(kind):
         before += software.launch_routing * (1 - graphed(run.args, "moe_router", "moe_preprocess"))
         after = _experts(run, kind, quantized)
-    forward = software.launch_forward * (before + after) * scale
-    backward = (before + after) * scale - forward
-    launched = software.launch_forward * after * scale
+    before *= host.python
+    forward = software.launch_forward * (before + after)
+    backward = before + after - forward
+    launched = software.launch_forward * after
     waiting = 0.0
     if _waits_for_routing(run):
         waiting = max(launched - routed, 0.0)
@@ -50,15 +59,16 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
 
 
 def _experts(run: Workload, kind: str, quantized: bool) -> float:
-    """Seconds to launch dispatch, experts and combination for both passes, on the host of our measurements."""
-    software, experts = run.speeds.software, run.model.experts_of(kind)
+    """Seconds to launch dispatch, experts and combination for both passes."""
+    software, host, experts = run.speeds.software, run.speeds.device.host, run.model.experts_of(kind)
     assert experts is not None
     each = software.launch_expert.get(run.recipe(quantized), software.launch_expert["bf16"])
     if run.on("use_transformer_engine_op_fuser"):
         each = 0.0  # one kernel for all experts
     if run.split.ep == 1:
         each *= software.launch_alone
-    return (software.launch_dispatch + each * experts.count / run.split.ep) * (1 - graphed(run.args, "moe"))
+    launched = software.launch_dispatch * host.python + each * experts.count / run.split.ep * host.experts
+    return launched * (1 - graphed(run.args, "moe"))
 
 
 def _waits_for_routing(run: Workload) -> bool:

@@ -26,15 +26,33 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Host:
+    """Time that a host takes to launch kernels, relative to the x86 host of our H200 measurements.
+
+    `python` scales everything that Python launches, `experts` the loops over experts that Transformer Engine runs in
+    C++. A slow CPU core slows the first down much more than the second.
+    """
+
+    python: float = 1.0
+    experts: float = 1.0
+
+
+# The slowest host measured: a virtual machine with two H100 and 32 cores (benchmarks/plan/host_bound.md).
+SLOW_X86 = Host(python=2.8, experts=1.0)
+GRACE = Host(python=1.4, experts=1.4)
+
+
+@dataclass(frozen=True)
 class Device:
     """A GPU type. `memory` is TB/s; `clock` is the share of the boost clock, which peaks refer to, that long matrix
-    products sustain within its power limit, relative to H200; `host` is the time of one CPU core relative to that of
-    the x86 host of our H200 measurements. `host_link` is GB/s in one direction between a GPU and its host's memory."""
+    products sustain within its power limit, relative to H200; `host` is the host of the published runs, `slow_host` the
+    slowest host measured. `host_link` is GB/s in one direction between a GPU and its host's memory."""
 
     memory: float
     links: Links
     clock: float
-    host: float = 1.0
+    host: Host = Host()
+    slow_host: Host = SLOW_X86
     host_link: float = 64.0
 
 
@@ -69,7 +87,8 @@ class Software:
     of their traffic: they are many, small, and wait for one another.
 
     Times of the host are seconds of a layer's forward and backward pass; `launch_forward` is the forward pass's part of
-    them. `launch` is that of a dense layer, `launch_quantized` comes on top in FP8 or FP4. Experts take
+    them. `launch` is that of a dense layer, `launch_quantized` comes on top in FP8 or FP4, and `launch_gathered` where
+    parameters are gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
     `launch_routing` up to the routing and `launch_dispatch` behind it, and `launch_expert` for each local expert by its
     precision, because every expert's inputs are quantized by kernels of their own; of that `launch_alone` where all
     experts are local, and no host waits for another's tokens.
@@ -82,6 +101,8 @@ class Software:
     tp_overlapped: float = 0.3
     launch: float = 2.0e-3
     launch_quantized: float = 0.8e-3
+    # 3B on one and two H100: benchmarks/plan/host_bound.md.
+    launch_gathered: float = 0.2e-3
     launch_routing: float = 2.3e-3
     launch_dispatch: float = 4.4e-3
     # Six layers of Qwen3 30B-A3B on one GPU in bf16: benchmarks/h200, `2026-11-23-tuned-one`.
@@ -105,13 +126,13 @@ class Software:
 DEVICES: Mapping[str, Device] = {
     "a100": Device(2.04, Links(300, 25, 8), 1.0, host_link=32),
     # The host: Qwen3 30B-A3B on 16 GPUs.
-    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=0.76),
+    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=Host(0.75, 0.75)),
     "h200": Device(4.8, Links(450, 50, 8), 1.0),
     "b200": Device(8.0, Links(900, 50, 8), 1.02),
     "b300": Device(8.0, Links(900, 100, 8), 1.0),
     # Two GPUs share the 450 GB/s in each direction of their Grace's NVLink-C2C.
-    "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=1.4, host_link=225),
-    "gb300": Device(8.0, Links(900, 100, 72), 1.31, host=1.4, host_link=225),
+    "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=225),
+    "gb300": Device(8.0, Links(900, 100, 72), 1.31, host=GRACE, slow_host=GRACE, host_link=225),
 }
 
 # Of a link to the host, copies from the GPU: 297 of 450 GB/s on GH200 (375 to the GPU; Schieffer et al., "Harnessing

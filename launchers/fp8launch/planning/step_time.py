@@ -36,6 +36,10 @@ UNCERTAINTY_EXPERTS = 0.20
 UNCERTAINTY_HYBRID = 0.25
 # Activations over PCIe: no such run was published.
 UNCERTAINTY_OFFLOADED = 0.20
+# Steps that wait for a slow host vary as much from one to the next (benchmarks/plan/host_bound.md).
+UNCERTAINTY_SLOW_HOST = 0.20
+# A step that a slow host lengthens by a smaller fraction does not depend on the host.
+NOTICEABLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,35 @@ class TimeTerm:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step. `terms` add up to `ms`; nine in ten runs are off by at most the fraction `uncertainty`."""
+    """A predicted step on a host like those of the published runs.
+
+    `terms` add up to `ms`; nine in ten runs are off by at most the fraction `uncertainty`. `slow_host_ms` is the same
+    step on the slowest host measured; None in a search, which ranks by `ms` alone.
+    """
 
     terms: tuple[TimeTerm, ...]
     tokens: int
     gpus: int
     flops_per_token: float | None
     uncertainty: float
+    slow_host_ms: float | None = None
 
     @property
     def ms(self) -> float:
         return sum(term.ms for term in self.terms)
+
+    @property
+    def depends_on_host(self) -> bool:
+        """Whether the step is noticeably longer on the slowest host measured."""
+        return self.slow_host_ms is not None and self.slow_host_ms > (1 + NOTICEABLE) * self.ms
+
+    @property
+    def range_ms(self) -> tuple[float, float]:
+        """The least and the most milliseconds, over the uncertainty and the hosts measured."""
+        most = (1 + self.uncertainty) * self.ms
+        if self.slow_host_ms is not None and self.depends_on_host:
+            most = max(most, (1 + UNCERTAINTY_SLOW_HOST) * self.slow_host_ms)
+        return (1 - self.uncertainty) * self.ms, most
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -88,7 +110,10 @@ def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: L
 def step_time_at(
     args: Arguments, world: int, global_batch: int, known: Speeds, shared: LayerTimes | None = None
 ) -> StepTime | None:
-    """The same, at given speeds. `shared` keeps the layers of predictions at these speeds for others."""
+    """The same, at given speeds. `shared` keeps the layers of predictions at these speeds for others.
+
+    With `shared`, as in a search, the step has neither notes nor a time on a slow host.
+    """
     staged = _staged(args, world, known, shared)
     if staged is None:
         return None
@@ -103,10 +128,16 @@ def step_time_at(
         _add_pipeline(run, terms, of_stages, slowest, number)
     add_step_end(run, terms, pipeline[slowest], of_stages[slowest], number)
     notes: dict[str, str] = {}
+    slow_host_ms = None
     if shared is None:
-        notes = _notes(run)  # a search has no use for them
+        notes = _notes(run)
+        on_slow_host = replace(known, device=replace(known.device, host=known.device.slow_host))
+        slow = step_time_at(args, world, global_batch, on_slow_host, LayerTimes())
+        assert slow is not None  # only the host differs
+        slow_host_ms = slow.ms
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
-    return StepTime(ordered, global_batch * model.seq_length, world, flops_per_token(args), _uncertainty(run))
+    tokens = global_batch * model.seq_length
+    return StepTime(ordered, tokens, world, flops_per_token(args), _uncertainty(run), slow_host_ms)
 
 
 def _uncertainty(run: Workload) -> float:
@@ -192,6 +223,8 @@ _OF_SAVINGS = (
     "recompute_activations",
     "recompute_modules",
     "grad_reduce_in_bf16",
+    "fp8_param_gather",
+    "fp4_param_gather",
     "cuda_graph_impl",
     "cuda_graph_modules",
     "cuda_graph_scope",
@@ -201,8 +234,6 @@ _OF_PIPELINE = {
     "recompute_method",
     "recompute_num_layers",
     "cpu_offloading_num_layers",
-    "fp8_param_gather",
-    "fp4_param_gather",
     "reuse_grad_buf_for_mxfp8_param_ag",
     "use_precision_aware_optimizer",
     "exp_avg_dtype",
