@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -14,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8launch.check.checker import CheckResult, check_all
-from fp8launch.check.rehearsal import LAYER, plan_of, with_rehearsal
-from fp8launch.check.resolved_run import resolve_run
+from fp8launch.check.rehearsal import LAYER, with_rehearsal
 from fp8launch.cluster.profile import Cluster
 from fp8launch.job.prepared import prepare
-from fp8launch.rehearsal.rehearse import request_of
-from fp8launch.rehearsal.roles import Role, roles_of
+from fp8launch.rehearsal.roles import roles_of
 from fp8launch.rehearsal.shrink import BLOCK, residue, shrink
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -177,31 +171,6 @@ def test_ranks_that_read_no_data_take_their_step_too(write: Callable[[str, str],
     found = {role.role: (role.result, role.reason) for role in result.rehearsal.roles}
     assert list(found) == ["first stage", "second stage", "last stage", "last rank"]
     assert all("fused_single_qkv_rope" in str(reason) for _, reason in found.values()), found
-
-
-@needs_torch
-@pytest.mark.train
-def test_a_checkpoint_that_cannot_be_made_is_refused(write: Callable[[str, str], str]) -> None:
-    run = prepare(write("r.yaml", "extends: tiny_cpu\nname: r\ncheckpoint: {dir: /a_shared_folder, interval: 5}\n"))
-    plan = plan_of(run, resolve_run(run), Cluster())
-    request = request_of(plan, Role(0, "first rank"), shrink(plan.args.values, plan.layout))
-    program = """
-import json, sys
-from fp8launch.rehearsal import worker
-request = json.loads(sys.argv[1])
-worker.prepare_software(request)
-worker.import_megatron(request)
-if len(sys.argv) > 2:
-    from megatron.core.models.gpt import GPTModel
-    GPTModel.sharded_state_dict = lambda *_, **__: 1 // 0
-result = worker.result_of(request)
-print("\\n" + json.dumps([result["ok"], result.get("exception")]))
-"""
-    for broken, expected in (((), [True, None]), (("broken",), [False, "ZeroDivisionError"])):
-        command = [sys.executable, "-c", program, json.dumps(request.content), *broken]
-        paths = os.pathsep.join([*request.python_path, *filter(None, sys.path)])
-        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
-        assert json.loads(ran.stdout.splitlines()[-1]) == expected, ran.stderr
 
 
 def test_without_torch_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

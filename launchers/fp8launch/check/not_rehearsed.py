@@ -36,6 +36,10 @@ def _packs(run: ResolvedRun) -> bool:
     return any(map(run.on, names))
 
 
+def _loads_from_elsewhere(run: ResolvedRun) -> bool:
+    return run.on("pretrained_checkpoint") or (run.on("load") and run.value("load") != run.value("save"))
+
+
 # Features that no rehearsal runs, each with the condition under which a run uses it.
 NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
     ("values read on the host inside CUDA graphs", _graphs),
@@ -48,8 +52,10 @@ NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
     ("copies to host memory", _offloads),
     ("NCCL user buffers", lambda run: run.on("nccl_ub")),
     ("reading the dataset", lambda run: run.on("data_path") or run.on("data_args_path")),
-    ("loading the checkpoint", lambda run: run.on("load") or run.on("pretrained_checkpoint")),
-    ("writing checkpoints", lambda run: run.on("save")),
+    ("loading a checkpoint of another run", _loads_from_elsewhere),
+    ("the parts of a checkpoint that other ranks write", lambda run: run.on("save") and run.layout.world > 1),
+    ("asynchronous saving", lambda run: run.on("save") and run.on("async_save")),
+    ("loading checkpoints of FSDP", lambda run: run.on("save") and run.fsdp),
 )
 
 

@@ -211,6 +211,8 @@ def _report(found: Sequence[tuple[_Part, Sequence[Outcome]]]) -> RehearsalReport
         of_parts += (*part.plan.without, *not_rehearsed(part.seen))
         if part.plan.program:
             programs[part.plan.program.title] = None
+            if part.seen.on("save"):
+                of_parts.append("writing and loading checkpoints with Megatron-Bridge")
         for outcome in outcomes:
             roles.append(_role(part.phase, outcome))
             of_roles += outcome.not_rehearsed

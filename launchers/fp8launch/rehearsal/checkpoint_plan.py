@@ -1,7 +1,7 @@
-"""The plan of a checkpoint at the end of a rehearsal, without a file.
+"""The plan of a checkpoint at the end of a rehearsal, without a file, where `resuming` cannot load it.
 
 Megatron's own code makes the state of model and optimizer in the checkpoint's format, and torch's planner decides what
-this rank would write. Whether all ranks together write every part once is not asked: others hold what this one does.
+this rank would write. Whether all ranks together write every part once is not rehearsed.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -14,20 +14,6 @@ from typing import Any
 from fp8launch.rehearsal.shrink import ITERATIONS
 
 
-def install(transformer_engine: str) -> None:
-    """Plan a checkpoint when Megatron's training is over, with this release of Transformer Engine ("" for none)."""
-    as_images(transformer_engine)
-    training: Any = importlib.import_module("megatron.training.training")
-    train = training.train
-
-    def train_and_plan(step: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **named: Any) -> Any:
-        result = train(step, model, optimizer, scheduler, *rest, **named)
-        plan(training.get_args(), model, optimizer, scheduler)
-        return result
-
-    training.train = train_and_plan
-
-
 def as_images(transformer_engine: str) -> None:
     """Keep the states that this release of Transformer Engine keeps in images."""
     if transformer_engine.startswith("2.16."):
@@ -37,17 +23,16 @@ def as_images(transformer_engine: str) -> None:
 
 
 def plan(args: Any, model: Any, optimizer: Any, scheduler: Any) -> Any:
-    """What this rank would write, as torch's plan; None for the format `torch`, which has none."""
+    """What this rank would write in a format of FSDP, as torch's plan."""
     saving: Any = importlib.import_module("megatron.training.checkpointing")
     model = saving.unwrap_model(model)
-    whole = args.ckpt_format == "torch"
-    kind = {"metadata": None if whole else saving._build_sharded_state_dict_metadata(args)}
+    kind = {"metadata": saving._build_sharded_state_dict_metadata(args)}
     state = saving.generate_state_dict(
         args, model, optimizer, scheduler, None, iteration=ITERATIONS, optim_sd_kwargs=kind, model_sd_kwargs=kind
     )
     if args.ckpt_format == "fsdp_dtensor":
         state = saving.preprocess_fsdp_dtensor_state_dict(args, state, model[0])
-    return None if whole else _plan_of(state, args.ckpt_format)
+    return _plan_of(state, args.ckpt_format)
 
 
 def of_bridge(config: Any, model: Any, optimizer: Any, scheduler: Any, groups: Any) -> Any:

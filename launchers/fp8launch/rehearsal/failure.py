@@ -17,8 +17,18 @@ class NotRehearsed(Exception):
     """Something that only a GPU can do, or that no stand-in exists for yet."""
 
 
+class FailedElsewhere(Exception):
+    """A failure that another process of the rehearsal has described already."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        super().__init__(description["message"])
+        self.description = description
+
+
 def described(failure: BaseException) -> dict[str, Any]:
     """What ended the rehearsal, with the innermost place in Megatron or Transformer Engine."""
+    if isinstance(failure, FailedElsewhere):
+        return failure.description
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if _PACKAGE.match(frame.filename)]
     found = {"at": "", "function": "", "settings": []}
     message = " ".join(str(failure).split())[:2000]

@@ -23,6 +23,15 @@ WEAK_REFERENCES = (
 )
 
 
+# Transformer Engine's functions from quantized values to plain ones. Most of them move the values to the GPU first.
+DEQUANTIZE = {
+    "float8_tensor_storage": "_FromFloat8Func",
+    "float8_blockwise_tensor_storage": "_FromFloat8BlockwiseFunc",
+    "mxfp8_tensor_storage": "_FromMXFP8Func",
+    "nvfp4_tensor_storage": "_FromNVFP4Func",
+}
+
+
 def install() -> None:
     """Replace it, before Megatron's training is imported; call after the CPU mode of Megatron is installed."""
     states: Any = importlib.import_module("megatron.core.tensor_parallel.random")
@@ -31,8 +40,11 @@ def install() -> None:
     states._get_share_storage = lambda: share_storage
     with suppress(ImportError):
         _random_state(importlib.import_module("transformer_engine.pytorch.distributed"), True)
-    with suppress(ImportError):
-        _values_of_fp4(importlib.import_module("transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage"))
+    for storage, function in DEQUANTIZE.items():
+        with suppress(ImportError):
+            _dequantize_on_the_host(
+                importlib.import_module(f"transformer_engine.pytorch.tensor.storage.{storage}"), function
+            )
     with suppress(ImportError):
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         symmetric.empty = _no_symmetric_memory
@@ -72,18 +84,26 @@ def _plain_memory(allocator: Any) -> None:
         setattr(allocator, name, lambda *_, **__: nullcontext())
 
 
-def _values_of_fp4(storage: Any) -> None:
-    """Transformer Engine moves FP4 values to the GPU before it reads them."""
+def _dequantize_on_the_host(storage: Any, name: str) -> None:
+    """Return the values that a quantized tensor was made from."""
     tensors: Any = importlib.import_module("fp8launch.rehearsal.compiled_te.tensors")
-    function = storage._FromNVFP4Func
+    function = getattr(storage, name, None)
+    if function is None:
+        return  # before Transformer Engine 2.10 some had none
     of_te = function.forward
 
-    def forward(context: Any, tensor: Any, dtype: torch.dtype) -> Any:
-        if tensor._rowwise_data is None or not tensor._rowwise_data.numel():
+    def forward(context: Any, tensor: Any, dtype: torch.dtype | None = None) -> Any:
+        if all(part is None or not part.numel() for part in _data_of(tensor)):
             return of_te(context, tensor, dtype)
         return tensors.values(tensor, dtype)
 
     function.forward = staticmethod(forward)
+
+
+def _data_of(tensor: Any) -> tuple[Any, ...]:
+    """The bytes that a quantized tensor holds, in either orientation."""
+    names = ("_data", "_transpose", "_rowwise_data", "_columnwise_data")
+    return tuple(getattr(tensor, name, None) for name in names)
 
 
 def every_rank_trains() -> None:

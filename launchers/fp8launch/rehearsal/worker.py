@@ -50,8 +50,9 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
         join_world(request)
         recording = record(request)
         if request.get("saves") and recording is None:
-            plan = importlib.import_module("fp8launch.rehearsal.checkpoint_plan")
-            plan.install(Path(request["te_site"]).name if request.get("te_site") else "")
+            resuming = importlib.import_module("fp8launch.rehearsal.resuming")
+            te = Path(request["te_site"]).name if request.get("te_site") else ""
+            resuming.install(te, Path(request["result"]).parent)
         freed = importlib.import_module("fp8launch.rehearsal.freed_memory")
         with freed.guarded("--fine-grained-activation-offloading" in request["argv"]):
             train(request, sizes)
