@@ -63,7 +63,7 @@ class Made:
             lines.append(
                 f" [2026-11-20 09:40:33.207963] iteration {i:8d}/{self.iterations:8d} | consumed samples: {i:12d} |"
                 f" elapsed time per iteration (ms): {slow * self.ms(i):.1f} |{energy} learning rate: 1.0E-04 |"
-                f" global batch size: {self.batch:5d} |{lm_loss} loss scale: 1.0 | grad norm: 1.2 |"
+                f" global batch size: {self.batch:5d} |{lm_loss} loss scale: 1.0 | grad norm: {1.2 + i % 5 / 10:.3f} |"
                 f" number of skipped iterations:   0 | number of nan iterations: {int(loss is None)} |"
             )
         return "\n".join([*lines, self.end, ""])

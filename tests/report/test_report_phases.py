@@ -42,7 +42,13 @@ def phase_log(
     """The log of an attempt that trained from `begin` to `end`; `told` is its phase's end where that is another."""
     told = told or end
     last = told == PHASES[-1][2]
-    made = Made(lambda i: ms, end - begin, precision=precision, arguments={} if last else {"exit_interval": told})
+    made = Made(
+        lambda i: ms,
+        end - begin,
+        precision=precision,
+        loss=lambda i: 10 / (1 + 0.01 * (begin + i)),
+        arguments={} if last else {"exit_interval": told},
+    )
     ending = made.end if last else ending or LEFT.format(end=end)
     return shifted(replace(made, end=ending).text(), begin, PHASES[-1][2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fp8launch.injob.supervisor.failures import traceback_of
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.logs import Failure, Iteration, LogTail
 from fp8launch.logs.file_slices import lines, tail
+from fp8launch.report.health import HealthProblem, errors_of
 from fp8launch.report.progress import progress_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -35,21 +37,31 @@ _TRACEBACK_BYTES = 1 << 20
 
 
 def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
-    """Show the run's progress until it ends, then its report; return whether it completed. Ctrl-C does not end the run.
+    """Show the run's progress until it ends, then its report; return whether it completed and is healthy.
 
-    With `brief`, for the runs of a study, a run that completed gets one line.
+    Ctrl-C does not end the run. With `brief`, for the runs of a study, a run that completed gets one line.
     """
     config = load_config().notify
-    state = watch_to_end(run, scheduler, "run")
+
+    def alarm(problem: HealthProblem) -> None:
+        """Report a problem in the training's health while the run is going; errors are also notified."""
+        eprint(f"{run.run_id}: {problem.sentence}")
+        if problem.severity == "error" and (config.command or config.webhook):
+            state = JobState("running")
+            text = f"{run.run_id}: unhealthy: {problem.code}: {problem.message}"
+            notify(config, text, True, {**_message(run, state, None), "health": [problem.as_json()]})
+
+    state = watch_to_end(run, scheduler, "run", alarm)
     completed = state.status == "completed"
     report = _report(run)
-    if report is not None and not (brief and completed):
+    good = completed and (report is None or report.status != "unhealthy")
+    if report is not None and not (brief and good):
         _show_report(report)
     if not completed:
         show_failure(run, report)
     if config.command or config.webhook:
-        notify(config, _sentence(run, state, report), not completed, _message(run, state, report))
-    return completed
+        notify(config, _sentence(run, state, report), not good, _message(run, state, report))
+    return good
 
 
 def _report(run: RunFolder) -> RunReport | None:
@@ -72,6 +84,8 @@ def _sentence(run: RunFolder, state: JobState, report: RunReport | None) -> str:
     text = f"{run.run_id}: {state.status}"
     if report is not None and report.failure is not None:
         return f"{text}: {report.failure.code}: {report.failure.message}"
+    if report is not None and report.status == "unhealthy":
+        return f"{text}, unhealthy: {errors_of(report.health)[0].message}"
     if report is not None and report.tokens_per_s_per_gpu is not None:
         return f"{text}, {report.tokens_per_s_per_gpu.median:,.0f} tokens/s/GPU"
     return text
@@ -83,15 +97,21 @@ def _message(run: RunFolder, state: JobState, report: RunReport | None) -> dict[
         "state": state.status,
         "detail": state.detail,
         "failure": report and report.failure and report.failure.as_json(),
+        "health": [problem.as_json() for problem in report.health] if report else [],
         "loss": report and report.loss_last,
         "iteration": report and report.iteration_last,
     }
 
 
-def watch_to_end(run: RunFolder, scheduler: Scheduler, what: str) -> JobState:
-    """Show a run's progress until it ends, then its state; return that. Ctrl-C does not end what the run does."""
+def watch_to_end(
+    run: RunFolder, scheduler: Scheduler, what: str, alarm: Callable[[HealthProblem], None] = lambda problem: None
+) -> JobState:
+    """Show a run's progress until it ends, then its state; return that. Ctrl-C does not end what the run does.
+
+    `alarm` is called for each kind of problem in the training's health, as soon as the log shows it.
+    """
     try:
-        state = _watch(run, scheduler)
+        state = _watch(run, scheduler, alarm)
     except KeyboardInterrupt:
         eprint(f"\nthe {what} continues: `fp8launch logs {run.run_id} -f`, `fp8launch cancel {run.run_id}`")
         raise
@@ -99,7 +119,7 @@ def watch_to_end(run: RunFolder, scheduler: Scheduler, what: str) -> JobState:
     return state
 
 
-def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
+def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem], None]) -> JobState:
     """Show a run's progress until it ends; return its last state."""
     manifest = run.manifest()
     total = as_int(stated_arguments(manifest).get("train_iters"))
@@ -114,6 +134,7 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
         TimeRemainingColumn(),
     )
     news = _NewIterations(run)
+    reported: set[str] = set()
     asked, lost = 0.0, 0.0
     state = JobState("pending")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -128,6 +149,10 @@ def _watch(run: RunFolder, scheduler: Scheduler) -> JobState:
             now = time.monotonic()
             if now - asked >= every:
                 asked, state = now, scheduler.state(run)
+                for problem in progress_of(run, manifest, state).health:
+                    if problem.code not in reported:
+                        reported.add(problem.code)
+                        alarm(problem)
                 progress.update(task, description=_stage(run, manifest, state))
                 if state.status != "unknown":
                     lost = 0.0

@@ -12,6 +12,7 @@ from fp8launch.cli.output import console, echo, eprint, json_option, logs_argume
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.yaml_source import is_file
+from fp8launch.report.health import HealthLimits
 from fp8launch.report.phases import spans_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -87,7 +88,7 @@ def logs_named(names: Sequence[str]) -> list[Path]:
 
 
 def _exit_code(report: RunReport) -> int:
-    return exit_code(report.status not in ("failed", "no_data"))
+    return exit_code(report.status not in ("failed", "unhealthy", "no_data"))
 
 
 def each_run(names: Sequence[str]) -> list[RunFolder]:
@@ -125,6 +126,7 @@ def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
         gpu=gpu or str(manifest.get("gpu", "")) or None,
         world_size=manifest.get("layout", {}).get("world"),
         arguments=stated_arguments(manifest),
+        limits=HealthLimits.from_manifest(manifest),
     )
     return with_batch_output(report, run)
 

@@ -111,7 +111,7 @@ def _cells(row: _Row) -> dict[str, str]:
         "backend": str(row.manifest.get("backend", "")),
         "size": _size(row.manifest),
         "created": str(row.manifest.get("created", ""))[:16].replace("T", " "),
-        "detail": detail_of(row.run, row.state),
+        "detail": detail_of(row.run, row.state, progress),
     }
 
 
@@ -162,9 +162,9 @@ def by_scheduler(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
     return groups
 
 
-def detail_of(run: RunFolder, state: JobState) -> str:
-    """Return why a run waits or how it ended, and from where it could continue; empty where its state says it all."""
-    words = [state.reason, *_why(run, state)]
+def detail_of(run: RunFolder, state: JobState, progress: Progress) -> str:
+    """Return why a run waits, how it trains or how it ended, and from where it could continue; may be empty."""
+    words = [state.reason, *_why(run, state), progress.unhealthy]
     iteration = _resumable_from(run, state)
     if iteration:
         words.append(f"`fp8launch resume` continues from iteration {iteration}")

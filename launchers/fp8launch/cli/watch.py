@@ -88,9 +88,9 @@ def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
             continue
         manifest = run.manifest()
         progress = progress_of(run, manifest, state)
-        detail = ""
+        detail = progress.unhealthy
         if state.status != "running":
-            detail = detail_of(run, state)
+            detail = detail_of(run, state, progress)
         rows.append(Row(run, manifest, state, progress, times.get(run, JobTimes()), attempts_of(run), detail))
     return rows
 
@@ -100,7 +100,8 @@ def _again(row: Row) -> Row:
     if row.state.final:
         return row
     progress: Progress = progress_of(row.run, row.manifest, row.state)
-    return replace(row, progress=progress)
+    detail = progress.unhealthy if row.state.status == "running" else row.detail
+    return replace(row, progress=progress, detail=detail)
 
 
 def _times(found: list[RunFolder]) -> dict[RunFolder, JobTimes]:

@@ -13,6 +13,9 @@ import re
 from collections.abc import Mapping
 
 LOSS_PREFIX = "loss:"
+# IS_NAN in a line whose loss or gradient norm is NaN, IS_INFINITE if one is infinite. NaN itself means "no value" here.
+NOT_FINITE = "not_finite"
+IS_NAN, IS_INFINITE = 1.0, 2.0
 # What Megatron times within an iteration, by its own names, in ms of the slowest rank.
 TIMER_PREFIX = "timer:"
 
@@ -75,6 +78,11 @@ IGNORED = frozenset(
 )
 
 _BLANKS = re.compile(r"[\s_-]+")
+
+
+def is_health_sign(name: str) -> bool:
+    """Whether the field of this name must be finite in every line."""
+    return name == "grad_norm" or name.startswith(LOSS_PREFIX)
 
 
 def field_of(label: str) -> str | None:

@@ -7,12 +7,21 @@ Fields are found by their label, never by position, because versions and forks a
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, split_prefix, without_colours
-from fp8launch.logs.field_names import LOSS_PREFIX, UNITS, field_of
+from fp8launch.logs.field_names import (
+    IS_INFINITE,
+    IS_NAN,
+    LOSS_PREFIX,
+    NOT_FINITE,
+    UNITS,
+    field_of,
+    is_health_sign,
+)
 
 # Every quantifier has a bound, so that the time for a line of LONGEST_LINE characters stays small whatever it holds.
 _PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d{1,6}\]")
@@ -42,8 +51,8 @@ _LARGEST_BITS = 133
 class Iteration:
     """One iteration line. Values are means over the logging interval; what the line does not say is None.
 
-    `values` has our field names (see `labels`); `losses` the names that Megatron gave them. A loss that is NaN is
-    missing, because Megatron prints a loss only when it is >= 0.
+    `values` has our field names (see `field_names`); `losses` the names that Megatron gave them. Megatron prints a loss
+    only if it is positive, so a NaN is usually missing; where a program prints it, `values` also has `not_finite`.
     """
 
     number: int
@@ -120,6 +129,9 @@ def parse_iterations(line: str) -> list[Iteration]:
     records = []
     for start, end in zip(found, ends, strict=False):
         values = _values(line[start.end() : end])
+        broken = [value for name, value in values.items() if not math.isfinite(value) and is_health_sign(name)]
+        if broken:
+            values[NOT_FINITE] = IS_NAN if any(map(math.isnan, broken)) else IS_INFINITE
         if "step_time_ms" in values:
             records.append(Iteration(int(start[1]), int(start[2]), values, rank))
     return records

@@ -119,7 +119,8 @@ def read_log(path: Path) -> ParsedLog:
     _attach_step_times(scan)
     _attach_timers(scan)
     scan.dumps[:] = _dumps_of_processes(path, scan.dumps)
-    rows, starts, duplicates = _starts(scan.table, scan.dumps)
+    begins = sorted([*scan.dumps, *_loads_without_dump(scan)])
+    rows, starts, duplicates = _starts(scan.table, begins)
     processes = _processes(path, scan, rows, starts)
     return ParsedLog(
         path=path,
@@ -150,6 +151,20 @@ def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
                 continue
         found.append(dump)
     return found
+
+
+def _loads_without_dump(scan: Scan) -> Iterator[int]:
+    """Loads of a checkpoint that no arguments precede, as in logs that keep little: each is the start of a process."""
+    offsets = scan.table.column("offset")
+    done = -1.0
+    for load in scan.load_offsets:
+        row = bisect_left(offsets, load)
+        if row == 0 or offsets[row - 1] == done:
+            continue
+        done = offsets[row - 1]  # all ranks may say it
+        dump = bisect_left(scan.dumps, load)
+        if dump == 0 or scan.dumps[dump - 1] < done:
+            yield load
 
 
 def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], list[int], int]:

@@ -45,6 +45,7 @@ _ITERATION = b"iteration"
 _DUMP = b"------------------------ arguments ------------------------"
 _TITLE = _DUMP.decode()
 _SAVING = b"saving checkpoint at iteration"
+_LOADED = b"successfully loaded checkpoint from"
 _BRACE = b"{"
 _BRACES = 100
 _TIMER = b"..: ("
@@ -61,6 +62,7 @@ class Scan:
     validations: list[tuple[int, Validation]] = field(default_factory=list)
     saves: array[int] = field(default_factory=lambda: array("q"))
     save_offsets: array[int] = field(default_factory=lambda: array("q"))
+    load_offsets: array[int] = field(default_factory=lambda: array("q"))
     step_times: list[tuple[int, StepTime]] = field(default_factory=list)
     timers: list[tuple[int, Timer]] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
@@ -111,6 +113,8 @@ class Scanner:
             if number is not None:
                 self.scan.saves.append(number)
                 self.scan.save_offsets.append(base + offset)
+        for offset, _ in _lines_with(data, _LOADED, begin, end):
+            self.scan.load_offsets.append(base + offset)
         for offset, line in _lines_with(data, MARKER, _after_braces(data, begin, end), end, LONGEST_EVIDENCE):
             evidence = parse_evidence(line, base + offset)
             if evidence:

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 
-from fp8launch.logs.field_names import UNITS, field_of
+from fp8launch.logs.field_names import NOT_FINITE, UNITS, field_of, is_health_sign
 from fp8launch.logs.lines import Iteration, parse_iterations
 
 NAN = math.nan
@@ -152,6 +152,9 @@ class LineFormat:
             columns = dict(zip(self._fields, map(_numbers, cells), strict=True))
         except ValueError:
             return None
+        for name, column in columns.items():
+            if is_health_sign(name) and not math.isfinite(sum(column)):
+                return None  # `parse_iterations` tells NaN from a value that the line does not have
         for name in UNITS.keys() & columns.keys():
             ours, factor = UNITS[name]
             columns[ours] = array("d", [factor * value for value in columns.pop(name)])
@@ -203,6 +206,8 @@ class Collector:
         records = parse_iterations(line)
         for record in records:
             self.table.append(record, offset)
+        if any(NOT_FINITE in record.values for record in records):
+            return  # not how most lines look
         if len(records) != 1 or self._tried >= _MOST_FORMATS or any(known.read(line, 1) for known in self._formats):
             return
         self._tried += 1

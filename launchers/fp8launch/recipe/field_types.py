@@ -22,6 +22,11 @@ FlagValue = str | int | float | bool | list[str | int | float] | None
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+PositiveFraction = Annotated[float, Field(gt=0)]
+# The codes of report/health.py.
+HealthCode = Literal[
+    "zero-grad-norm", "constant-grad-norm", "loss-jump", "resume-jump", "loss-flat", "nan", "skipped-steps", "slowdown"
+]  # fmt: skip
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].

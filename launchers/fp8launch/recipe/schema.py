@@ -26,6 +26,7 @@ from fp8launch.recipe.sections import (
     Checkpoint,
     Container,
     Data,
+    Health,
     Launch,
     Optimizer,
     Parallel,
@@ -54,6 +55,7 @@ class Recipe(Section):
     data: Data | None = None
     checkpoint: Checkpoint = Checkpoint.model_construct()
     survive: Survive = Survive.model_construct()
+    health: Health = Health.model_construct()
     resources: Resources = Resources.model_construct()
     container: Container = Container.model_construct()
     launch: Launch = Launch.model_construct()

@@ -16,9 +16,11 @@ from fp8launch.hardware.quantization import FP16, QUANTIZATION, UNQUANTIZED
 from fp8launch.recipe.field_types import (
     FormatName,
     GpuName,
+    HealthCode,
     NotNegative,
     Overrides,
     Positive,
+    PositiveFraction,
     PrecisionName,
     RuleCode,
     StateDtype,
@@ -203,6 +205,20 @@ class Survive(Section):
     stop_before: Positive = 120
     hang_after: NotNegative | None = None
     rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = {}
+
+
+class Health(Section):
+    """When training is called unhealthy (docs/health.md). All numbers are fractions.
+
+    `loss_jump` is the rise of the loss, `loss_fall` the least fall of the loss of a new run, `skipped_steps` the share
+    of skipped steps, `slowdown` the increase of the step time. `ignore` lists codes that are not reported.
+    """
+
+    loss_jump: PositiveFraction = 0.05
+    loss_fall: PositiveFraction = 0.01
+    skipped_steps: PositiveFraction = 0.01
+    slowdown: PositiveFraction = 0.25
+    ignore: list[HealthCode] = []
 
 
 class Resources(Section):

@@ -94,7 +94,9 @@ def _spread(measure: Measure | None, digits: int) -> str:
 def _runs_text(entry: Entry) -> str:
     row = entry.row
     if row.status == "ok":
-        return f"{len(row.good)} ok"
+        unhealthy = sum(run.report.status == "unhealthy" for run in row.runs)
+        counts = ((len(row.good) - unhealthy, "ok"), (unhealthy, "unhealthy"))
+        return ", ".join(f"{count} {state}" for count, state in counts if count)
     return row.status
 
 
@@ -104,7 +106,7 @@ def _runs_text(entry: Entry) -> str:
 def _status(entry: Entry) -> str:
     row = entry.row
     if row.status == "ok":
-        return "ok"
+        return "unhealthy" if any(run.report.status == "unhealthy" for run in row.runs) else "ok"
     if row.good:
         return "partial"
     if all(run.absent for run in row.runs):

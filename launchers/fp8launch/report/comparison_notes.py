@@ -22,6 +22,8 @@ def row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
     names = ", ".join(filter(affects_speed, differing_facts(row.runs)))
     if names:
         notes.append(f"its runs differ in {names}")
+    for run in row.good:
+        notes += [f"{run.name}: {problem.sentence}" for problem in run.report.health]
     notes += dict.fromkeys(chain.from_iterable(run.report.notes for run in row.good))
     return notes
 

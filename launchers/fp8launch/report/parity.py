@@ -168,7 +168,7 @@ def _conclusive(runs: Sequence[RunData]) -> list[RunData]:
     ended = []
     for run in runs:
         failure = run.report.failure
-        if run.report.status == "ok" or (failure and failure.code == "nan"):
+        if run.report.status in ("ok", "unhealthy") or (failure and failure.code == "nan"):
             ended.append(run)
     return ended or list(runs)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.logs import Iteration, Scan, Scanner
+from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_table
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import RunFolder
@@ -50,6 +51,7 @@ class Progress:
     tflops_per_gpu: float | None = None
     peak_memory_mib: float | None = None
     eta_s: float | None = None
+    health: tuple[HealthProblem, ...] = ()
     losses: tuple[float, ...] = ()
     step_times_ms: tuple[float, ...] = ()
 
@@ -57,7 +59,14 @@ class Progress:
         """Return the fields without the series."""
         fields = dict(vars(self))
         del fields["losses"], fields["step_times_ms"]
+        fields["health"] = [problem.as_json() for problem in self.health]
         return fields
+
+    @property
+    def unhealthy(self) -> str:
+        """The codes of the errors in the training's health; empty for a healthy run."""
+        codes = ", ".join(problem.code for problem in errors_of(self.health))
+        return f"unhealthy: {codes}" if codes else ""
 
     @property
     def position(self) -> str:
@@ -110,6 +119,7 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
         tflops_per_gpu=_median(tflops[-RECENT:]),
         peak_memory_mib=scan.peak_memory.get("max allocated") or None,
         eta_s=eta,
+        health=health_of_table(scan.table, arguments, HealthLimits.from_manifest(manifest)),
         step_times_ms=_shortened(times),
         losses=tuple(losses),
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fp8launch.injob.supervisor.run_records import STARTED_BY
 from fp8launch.logs import ParsedLog
+from fp8launch.report.health import LIMITS, HealthLimits
 from fp8launch.report.phases import PhaseSpan, spans_of
 from fp8launch.report.run_facts import SETTINGS, UNSET, manifest_facts, precision_of, stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -60,8 +61,11 @@ class RunData:
 
     @property
     def good(self) -> bool:
-        """The run has a number to show: it ended as planned and steady iterations are left."""
-        return self.report.status == "ok" and self.report.step_time_ms is not None
+        """The run has a number to show: it ended as planned and steady iterations are left.
+
+        The numbers of an unhealthy run are shown, too, and marked.
+        """
+        return self.report.status in ("ok", "unhealthy") and self.report.step_time_ms is not None
 
     @property
     def world(self) -> int | None:
@@ -108,7 +112,7 @@ class RunData:
             return self.absent
         if self.report.status == "failed" and self.report.failure:
             return f"failed: {self.report.failure.code}"
-        if self.report.status == "ok":
+        if self.report.status in ("ok", "unhealthy"):
             return "no steady iterations"
         return self.report.status.replace("_", " ")
 
@@ -135,6 +139,7 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
         stated_arguments(manifest),
         spans=spans_of(manifest),
         more=manifest_facts(manifest, run.path),
+        limits=HealthLimits.from_manifest(manifest),
         study=_study_point(as_mapping(manifest.get("study"))),
         reference=as_mapping(as_mapping(manifest.get("recipe")).get("reference")) or None,
         command=_command_line(manifest),
@@ -230,9 +235,10 @@ def _run_data(
     stated: Mapping[str, object],
     spans: Sequence[PhaseSpan] = (),
     more: Mapping[str, object] | None = None,
+    limits: HealthLimits = LIMITS,
     **rest: Any,
 ) -> RunData:
-    report = summarise_run(logs, spans, gpu=gpu, world_size=world_size, arguments=stated)
+    report = summarise_run(logs, spans, gpu=gpu, world_size=world_size, arguments=stated, limits=limits)
     facts: dict[str, object] = {**stated, **report.argument_dump}
     if report.global_batch_size:
         facts["global_batch_size"] = report.global_batch_size

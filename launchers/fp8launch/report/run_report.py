@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fp8launch.logs import Failure
+from fp8launch.report.health import HealthProblem
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.machines import Machines
 from fp8launch.report.steady_state import RULE, SteadyState, ranges
 
-Status = Literal["ok", "incomplete", "failed", "no_data"]
+Status = Literal["ok", "unhealthy", "incomplete", "failed", "no_data"]
 # A larger number is garbage, and its square overflows.
 LARGEST = 1e150
 
@@ -118,6 +119,7 @@ class RunReport:
     tensor_stats: Mapping[str, object] | None = None
     timers_ms: Mapping[str, Statistic] = field(default_factory=dict)
     phases: tuple[PhaseReport, ...] = ()
+    health: tuple[HealthProblem, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
 from fp8launch.logs import Ending, Failure, LoggedProcesses, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.fp8_evidence import Fp8Finding
+from fp8launch.report.health import HealthProblem, Series, errors_of
 from fp8launch.report.phases import first_and_last
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
 from fp8launch.report.sharding import NOT_PARTITIONED
@@ -21,12 +21,12 @@ from fp8launch.rundir.run_dir import RunFolder
 
 
 def status_of(
-    attempts: LoggedProcesses, steady: SteadyState, verification: Verification
+    attempts: LoggedProcesses, steady: SteadyState, verification: Verification, health: Sequence[HealthProblem]
 ) -> tuple[Status, Failure | None]:
     """Return the status of a run, and its failure.
 
     ok: it ended as planned; failed: the log shows why it died, or that it did not run as asked, in FP8 or divided among
-    its ranks; incomplete: neither; no_data: nothing at all.
+    its ranks; unhealthy: it trains, but `health` has an error; incomplete: none of these; no_data: nothing at all.
     """
     status, failure = _training_status(attempts, steady)
     if status in ("ok", "incomplete"):
@@ -35,11 +35,21 @@ def status_of(
             return "failed", _not_running(logs, verification)
         if verification.not_partitioned is not None:
             return "failed", _not_partitioned(logs, verification.not_partitioned)
-    return status, failure
+    return _with_health(status, health), failure
+
+
+def _with_health(status: Status, health: Sequence[HealthProblem]) -> Status:
+    if status in ("ok", "incomplete") and errors_of(health):
+        return "unhealthy"
+    return status
 
 
 def status_of_phases(
-    attempts: LoggedProcesses, steady: SteadyState, phases: Sequence[PhaseReport], last_planned: str | None
+    attempts: LoggedProcesses,
+    steady: SteadyState,
+    phases: Sequence[PhaseReport],
+    last_planned: str | None,
+    health: Sequence[HealthProblem],
 ) -> tuple[Status, Failure | None]:
     """Return the status of a run in phases; `last_planned` is the name of its last phase, None where unknown."""
     status, failure = _training_status(attempts, steady)
@@ -49,8 +59,8 @@ def status_of_phases(
             if refuted and refuted.code in (NOT_RUNNING, NOT_PARTITIONED):
                 return "failed", refuted
     if status == "ok" and last_planned is not None and phases[-1].name != last_planned:
-        return "incomplete", failure  # it left at the end of a phase, as planned, and others are to come
-    return status, failure
+        status = "incomplete"  # it left at the end of a phase, as planned, and others are to come
+    return _with_health(status, health), failure
 
 
 def _training_status(attempts: LoggedProcesses, steady: SteadyState) -> tuple[Status, Failure | None]:
@@ -83,16 +93,12 @@ def _ended_as_planned(ending: Ending) -> bool:
 def _diverged(lines: Sequence[Line]) -> Failure | None:
     """A run whose last line is NaN trained nothing since the first NaN that it did not recover from."""
 
-    def is_nan(line: Line) -> bool:
-        values = line.record().values
-        # Megatron leaves a NaN loss out of its line; forks print it.
-        return values.get("nan_iterations", 0) > 0 or any(map(math.isnan, values.values()))
-
+    series = Series.of(lines)
     bad = None
-    for line in reversed(lines):
-        if not is_nan(line):
+    for i in reversed(range(len(lines))):
+        if not series.is_nan(i):
             break
-        bad = line
+        bad = lines[i]
     if bad is None:
         return None
     text = f"loss or gradient is NaN from iteration {bad.number} to the end"

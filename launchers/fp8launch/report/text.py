@@ -16,7 +16,7 @@ from fp8launch.report.steady_state import RULE_NOTE, ranges
 from fp8launch.report.step_parts import StepPart, step_parts
 from fp8launch.report.tensor_stats import tensor_lines
 
-_STYLE = {"ok": "green", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
+_STYLE = {"ok": "green", "unhealthy": "bold red", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
 def render_text(report: RunReport) -> RenderableType:
@@ -28,6 +28,9 @@ def render_text(report: RunReport) -> RenderableType:
             place += f", line {report.failure.line}"
         parts.append(Text(f"{place}: {report.failure.message}", style="red"))
         parts.append(Text(f"advice: {report.failure.advice}"))
+    for problem in report.health:
+        style = "red" if problem.severity == "error" else "yellow"
+        parts.append(Text(problem.sentence, style=style))
     if report.step_time_ms:
         parts.append(_table(report))
     if report.phases:

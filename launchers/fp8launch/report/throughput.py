@@ -15,6 +15,7 @@ from typing import Literal
 from fp8launch.diagnostics import error
 from fp8launch.logs import ParsedLog, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
+from fp8launch.report.health import LIMITS, HealthLimits, health_of
 from fp8launch.report.machines import machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
 from fp8launch.report.run_notes import run_notes
@@ -85,9 +86,10 @@ def summarise_run(
     gpu: str | None = None,
     world_size: int | None = None,
     arguments: Mapping[str, object] | None = None,
+    limits: HealthLimits = LIMITS,
 ) -> RunReport:
     """Report on a run that may have phases: its speed is that of the longest phase, and each has its own report."""
-    whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments)
+    whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments, limits=limits)
     parts = by_phase(logs, spans)
     if not parts:
         return whole
@@ -103,7 +105,7 @@ def summarise_run(
     planned = None
     if spans:
         planned = spans[-1].name
-    status, failure = status_of_phases(attempts_of(logs), whole.steady_state, reports, planned)
+    status, failure = status_of_phases(attempts_of(logs), whole.steady_state, reports, planned, whole.health)
     steady = replace(whole.steady_state, kept=longest.report.steady_state.kept)
     return replace(whole, status=status, failure=failure, phases=tuple(reports), steady_state=steady, **numbers)
 
@@ -114,6 +116,7 @@ def summarise(
     gpu: str | None = None,
     world_size: int | None = None,
     arguments: Mapping[str, object] | None = None,
+    limits: HealthLimits = LIMITS,
 ) -> RunReport:
     """Report on a run of one precision.
 
@@ -134,7 +137,8 @@ def summarise(
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
     speed = _speed(steady.kept, setup)
-    status, failure = status_of(attempts, steady, verification)
+    health = health_of(steady, setup.arguments, limits)
+    status, failure = status_of(attempts, steady, verification, health)
     ends = _ends(steady, setup)
     return RunReport(
         status=status,
@@ -177,6 +181,7 @@ def summarise(
         failure=failure,
         notes=tuple(run_notes(logs, attempts, steady, setup, gpu, machines)),
         steady_state=steady,
+        health=health,
     )
 
 

@@ -13,6 +13,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError, error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.logs.file_slices import tail
+from fp8launch.report.health import errors_of
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.run_data import run_from_folder
 from fp8launch.report.run_report import Statistic
@@ -239,6 +240,8 @@ def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoi
         return None
     if not why and failure is not None:
         why = f"{failure.code}: {failure.message}"
+    for problem in errors_of(report.health):
+        why = why or f"{problem.code}: {problem.message}"
     if not why and report.status == "ok":
         why = f"only {len(speeds)} iterations count; {WANTED} are wanted: pass --iterations"
     return Outcome("failed", why=why or f"{state.status} {state.detail}".strip(), **common)  # type: ignore[arg-type]

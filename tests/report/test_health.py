@@ -1,0 +1,211 @@
+"""Training health: what is broken is reported with its code and iterations, what is healthy is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tarfile
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import BENCHMARKS, real_logs, sitting
+
+from fp8launch.cli import run
+from fp8launch.recipe.field_types import HealthCode
+from fp8launch.recipe.sections import Health
+from fp8launch.report.health import CODES, LIMITS, HealthLimits
+from fp8launch.report.run_report import RunReport
+from fp8launch.report.throughput import read_logs, summarise_run
+
+Value = Callable[[int], object]
+DONE = "[after training is done] datetime: 2026-11-20 12:00:00\n"
+
+
+def falling(i: int) -> float:
+    return 3 + math.exp(-i / 80) + random.Random(i).gauss(0, 0.01)
+
+
+def norm(i: int) -> str:
+    return f"{0.5 + random.Random(-i).gauss(0, 0.03):.3f}"
+
+
+def text(
+    iterations: int = 300,
+    loss: Value = falling,
+    grad: Value = norm,
+    ms: Value = lambda i: 2000 + random.Random(7 * i).uniform(-5, 5),
+    skipped: Value = lambda i: 0,
+    nan: Value = lambda i: 0,
+    before: Callable[[int], str] = lambda i: "",
+    first: int = 1,
+) -> str:
+    """A log as Megatron writes it; a loss of None is left out, as Megatron leaves out a loss that is NaN."""
+    lines = []
+    for i in range(first, first + iterations):
+        value = loss(i)
+        shown = "" if value is None else f" lm loss: {value if isinstance(value, str) else f'{value:.6E}'} |"
+        lines.append(
+            f"{before(i)} [2026-11-20 10:00:00.000000] iteration {i:8d}/{first + iterations - 1:8d} | consumed "
+            f"samples: {128 * i:12d} | elapsed time per iteration (ms): {ms(i):.1f} | learning rate: 3.000000E-04 | "
+            f"global batch size:   128 |{shown} loss scale: 1.0 | grad norm: {grad(i)} | number of skipped "
+            f"iterations: {skipped(i):3d} | number of nan iterations: {nan(i):3d} |\n"
+        )
+    return "".join(lines) + DONE
+
+
+def report(folder: Path, log: str, limits: HealthLimits = LIMITS, mock: bool = False) -> RunReport:
+    file = folder / "run.log"
+    file.write_text(log)
+    return summarise_run(read_logs([file]), arguments={"mock_data": True} if mock else None, limits=limits)
+
+
+def load(i: int, at: int = 201) -> str:
+    """What Megatron says before the first iteration of a resumed run."""
+    if i != at:
+        return ""
+    return f"  successfully loaded checkpoint from /ck [ t 1/8, p 1/1 ] at iteration {at - 1}\n"
+
+
+def noisy(i: int) -> float:
+    return 3 + math.exp(-i / 80) + random.Random(i).gauss(0, 0.15)
+
+
+BROKEN: dict[str, tuple[str, str, str, range]] = {
+    # name: log, code, severity, where the first reported iteration may be
+    "zero": (text(grad=lambda i: "0.000"), "zero-grad-norm", "error", range(1, 2)),
+    "zero from 150": (
+        text(grad=lambda i: "0.000" if i >= 150 else norm(i)), "zero-grad-norm", "error", range(150, 151)),
+    "zero in a short log": (text(8, grad=lambda i: "0.000"), "zero-grad-norm", "error", range(1, 2)),
+    "constant": (text(grad=lambda i: "0.731"), "constant-grad-norm", "error", range(1, 2)),
+    "constant from 200": (
+        text(grad=lambda i: "0.731" if i >= 200 else norm(i)), "constant-grad-norm", "error", range(200, 201)),
+    "jump": (text(loss=lambda i: falling(i) + (i >= 150)), "loss-jump", "error", range(147, 154)),
+    "divergence": (
+        text(loss=lambda i: falling(i) + max(0, i - 150) / 100), "loss-jump", "error", range(150, 190)),
+    "jump that recovers": (
+        text(loss=lambda i: falling(i) + (150 <= i < 170)), "loss-jump", "warning", range(147, 154)),
+    "jump in noise": (text(loss=lambda i: noisy(i) + 2 * (i >= 150)), "loss-jump", "error", range(146, 156)),
+    "jump at a resume": (
+        text(loss=lambda i: falling(i) + 0.5 * (i > 200), before=load), "resume-jump", "error", range(201, 202)),
+    "from scratch at a resume": (
+        text(loss=lambda i: falling(i - 200 * (i > 200)), before=load), "resume-jump", "error", range(201, 202)),
+    "flat": (text(loss=lambda i: 4 + random.Random(i).gauss(0, 0.01)), "loss-flat", "error", range(1, 2)),
+    "explodes at once": (
+        text(loss=lambda i: 5.5 if i == 1 else 60 + random.Random(i).gauss(0, 20)), "loss-flat", "error", range(1, 2)),
+    "exactly flat": (text(loss=lambda i: 10.82), "loss-flat", "error", range(1, 2)),
+    "slower": (text(ms=lambda i: 2000 if i <= 100 else 3000), "slowdown", "warning", range(96, 106)),
+    "drifting": (text(ms=lambda i: 2000 + 5 * max(0, i - 100)), "slowdown", "warning", range(150, 260)),
+    "one NaN step": (text(nan=lambda i: int(i == 150)), "nan", "warning", range(150, 151)),
+    "NaN for a while": (
+        text(loss=lambda i: "NAN" if 100 <= i < 120 else falling(i)), "nan", "error", range(100, 101)),
+    "infinite gradients": (text(grad=lambda i: "inf" if i >= 100 else norm(i)), "nan", "error", range(100, 101)),
+    "skipped": (text(skipped=lambda i: int(i > 100 and i % 20 == 0)), "skipped-steps", "warning", range(120, 121)),
+    "all skipped": (
+        text(skipped=lambda i: int(i > 100), loss=lambda i: falling(i) if i <= 100 else None),
+        "skipped-steps", "error", range(101, 102)),
+}  # fmt: skip
+
+HEALTHY: dict[str, str] = {
+    "usual": text(),
+    "noisy": text(loss=noisy),
+    "one spike": text(loss=lambda i: falling(i) + 4 * (i == 150)),
+    "resumed": text(before=load),
+    "a later part": text(first=100_001, loss=lambda i: 2.0 + random.Random(i).gauss(0, 0.01)),
+    "short": text(20, loss=lambda i: 10.8, grad=lambda i: "1.234"),
+    "slow checkpoints": text(ms=lambda i: 9000 if i % 50 == 0 else 2000),
+    "uneven steps": text(ms=lambda i: random.Random(i).uniform(1500, 3000)),
+    "loss scale found": text(
+        skipped=lambda i: int(i <= 12), loss=lambda i: falling(i) if i > 12 else None, grad=lambda i: norm(i)
+    ),
+    "cut": text().removesuffix(DONE)[:-180],
+    "no gradient norm": text().replace(" grad norm: ", " num zeros: "),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_reported(name: str, tmp_path: Path) -> None:
+    log, code, severity, first = BROKEN[name]
+    found = report(tmp_path, log)
+    assert [(problem.code, problem.severity) for problem in found.health] == [(code, severity)]
+    assert found.health[0].first in first
+    if found.status != "failed":
+        assert found.status == ("unhealthy" if severity == "error" else "ok")
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_healthy_is_not_reported(name: str, tmp_path: Path) -> None:
+    assert report(tmp_path, HEALTHY[name]).health == ()
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        text(loss=lambda i: "NAN", grad=lambda i: "nan"),
+        text(loss=lambda i: "nan" if i > 150 else falling(i), grad=lambda i: "nan" if i > 150 else norm(i)),
+        text(loss=lambda i: falling(i) if i < 150 else None, grad=lambda i: "nan" if i >= 150 else norm(i)),
+    ],
+    ids=["always", "from 151", "left out"],
+)
+def test_a_run_that_is_nan_to_its_end_has_failed(log: str, tmp_path: Path) -> None:
+    found = report(tmp_path, log)
+    assert found.status == "failed" and found.failure is not None and found.failure.code == "nan"
+    assert "nan" in {problem.code for problem in found.health}
+
+
+def test_no_real_log_raises_a_false_alarm() -> None:
+    with tarfile.open(BENCHMARKS / "h200" / "logs.tar.xz") as archive:
+        measurements = sorted({member.name.split("/")[0] for member in archive})
+    folders = [real_logs("runs"), real_logs("h200"), *map(sitting, measurements)]
+    found = {}
+    trained = 0
+    for log in (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()):
+        seen = summarise_run(read_logs([log]))
+        trained += bool(seen.lines)
+        if seen.health:
+            found[f"{log.parent.name}/{log.name}"] = [problem.code for problem in seen.health]
+    assert trained > 150
+    # Its gradients are infinite from the second step on: this run does not train.
+    assert found == {"2026-11-23-levels/o3.log": ["nan"]}
+
+
+def test_mock_data_may_have_nothing_to_learn(tmp_path: Path) -> None:
+    flat, *_ = BROKEN["exactly flat"]
+    assert report(tmp_path, flat, mock=True).health == ()
+    explodes, *_ = BROKEN["explodes at once"]
+    assert [problem.code for problem in report(tmp_path, explodes, mock=True).health] == ["loss-flat"]
+
+
+def test_thresholds_of_a_recipe_count(tmp_path: Path) -> None:
+    slow, *_ = BROKEN["slower"]
+    manifest = {"recipe": {"health": {"slowdown": 0.6, "loss_jump": "nonsense", "ignore": ["nan", 3]}}}
+    limits = HealthLimits.from_manifest(manifest)
+    assert limits == HealthLimits(slowdown=0.6, ignore=("nan",))
+    assert report(tmp_path, slow, limits).health == ()
+    assert report(tmp_path, BROKEN["one NaN step"][0], limits).health == ()
+    for damaged in ({}, {"recipe": None}, {"recipe": {"health": []}}, {"recipe": {"health": {"slowdown": math.nan}}}):
+        assert HealthLimits.from_manifest(damaged) == LIMITS
+
+
+def test_recipe_and_report_have_the_same_codes_and_defaults() -> None:
+    assert set(typing.get_args(HealthCode)) == set(CODES)
+    section = Health()
+    assert HealthLimits.from_manifest({"recipe": {"health": section.model_dump()}}) == LIMITS
+
+
+def test_parse_shows_it_and_exits_with_1_for_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.log"
+    for name, exit_code, status in (("jump at a resume", 1, "unhealthy"), ("slower", 0, "ok")):
+        log, code, severity, _ = BROKEN[name]
+        file.write_text(log)
+        assert run(["parse", str(file)]) == exit_code
+        assert f"{severity}: " in (shown := capsys.readouterr().out) and f"[{code}]" in shown
+        assert run(["parse", str(file), "--json"]) == exit_code
+        data = json.loads(capsys.readouterr().out)
+        assert data["status"] == status
+        [problem] = data["health"]
+        assert (problem["code"], problem["severity"]) == (code, severity)
+        first, last = problem["iterations"]
+        assert 1 <= first <= last <= 300
