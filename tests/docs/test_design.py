@@ -66,7 +66,7 @@ ONLY_LOOK = {
         "engines/megatron_lm/flag_conflicts.py", "megatron/flag_problems.py", "megatron/model_arithmetic.py",
         "megatron/schema.py", "job/reserved_env.py", "secrets.py",
     },
-    "step time": {"report/conclusion.py", "report/intervals.py", "report/run_status.py"},
+    "step time": {"report/conclusion.py", "report/health.py", "report/intervals.py", "report/run_status.py"},
 }  # fmt: skip
 # `render` prints the script; the first line of a format is read by its labels.
 AT_THE_ENDS = {"cli/output.py", "logs/lines.py", "injob/supervisor/log_lines.py"}

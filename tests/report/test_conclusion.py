@@ -18,14 +18,17 @@ def learning(root: Path, gap: float, repeats: int) -> str:
         for repeat in range(1, repeats + 1):
             noise = 0.01 * repeat + 0.001 * step
             loss = partial(lambda i, off: 2 + off + 8 / (1 + i / 10), off=gap * step + noise)
-            points.append(({"train.lr": lr}, 1, repeat, Made(iterations=60, loss=loss, arguments={"lr": lr})))
+            made = Made(iterations=60, loss=loss, arguments={"lr": lr, "seed": repeat})
+            points.append(({"train.lr": lr, "megatron.seed": repeat}, 1, 1, made))
     return conclusion(of(write_study(root, points), gpu=None))
 
 
 def test_of_learning_rates_it_is_about_the_loss(tmp_path: Path) -> None:
     assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001, below lr 0.0003 (")
     assert learning(tmp_path / "b", 0.0, 3).startswith("No difference in loss seen between lr ")
-    assert learning(tmp_path / "c", 0.1, 1).endswith("single runs, so the noise between runs is not known.")
+    assert learning(tmp_path / "c", 0.1, 1).endswith(
+        "one seed each, so the noise between seeds is not known (--seeds 1,2,3 measures it)."
+    )
 
 
 def test_of_two_programs_it_is_about_the_speed(tmp_path: Path) -> None:

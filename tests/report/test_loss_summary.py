@@ -17,13 +17,14 @@ from fp8launch.report.loss_summary import loss_summary
 HEADER = "loss at the end (perplexity)"
 
 
-def made(lr: float, offset: float = 0.0, precision: str = "bf16") -> Made:
-    return Made(loss=lambda i: 3.0 + offset - 0.01 * i, iterations=100, precision=precision, arguments={"lr": lr})
+def made(lr: float, offset: float = 0.0, precision: str = "bf16", seed: int = 1234) -> Made:
+    arguments = {"lr": lr, "seed": seed}
+    return Made(loss=lambda i: 3.0 + offset - 0.01 * i, iterations=100, precision=precision, arguments=arguments)
 
 
 def study(root: Path) -> Path:
     points = [
-        ({"train.lr": lr}, 1, repeat, made(lr, offset + 0.02 * repeat))
+        ({"train.lr": lr, "megatron.seed": repeat}, 1, 1, made(lr, offset + 0.02 * repeat, seed=repeat))
         for lr, offset in ((1e-4, 0.0), (1e-3, 0.5))
         for repeat in (1, 2)
     ]

@@ -41,6 +41,7 @@ def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[st
                 absent.append(run)
             if run.good and run.report.mfu_denominator:
                 peaks.add(run.report.mfu_denominator["peak_tflops"])
+    notes += filter(None, map(_merged, rows))
     if absent:
         notes.append(_note_of_absent(absent))
     if any(len(row.good) == 1 for row in rows):
@@ -53,11 +54,30 @@ def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[st
     return notes
 
 
+def _merged(row: ComparisonRow) -> str:
+    """Name the runs that one row stands for; empty for a single run."""
+    if len(row.runs) < 2:
+        return ""
+    seeds = {str(run.facts["seed"]) for run in row.runs if "seed" in run.facts}
+    what = counted(len(row.runs), "repeat")
+    if len(seeds) > 1:
+        numbers = sorted(seeds, key=lambda seed: (len(seed), seed))
+        what = f"{counted(len(seeds), 'seed')} ({_some(numbers)})"
+        if len(row.runs) > len(seeds):
+            what += f" in {counted(len(row.runs), 'run')}"
+    return f"{row.name}: {what}: {_some([run.name for run in row.runs])}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Join the first names, with the number of the others."""
+    shown = list(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        shown.append(f"and {len(names) - _MOST_NAMES} more")
+    return ", ".join(shown)
+
+
 def _note_of_absent(runs: Sequence[RunData]) -> str:
-    names = [run.name for run in runs[:_MOST_NAMES]]
-    if len(runs) > _MOST_NAMES:
-        names.append(f"and {len(runs) - _MOST_NAMES} more")
-    text = f"{counted(len(runs), 'run')} of the study missing: {', '.join(names)}"
+    text = f"{counted(len(runs), 'run')} of the study missing: {_some([run.name for run in runs])}"
     if any(run.absent == NOT_SUBMITTED for run in runs):
         text += "; repeat the same `submit` to submit the rest"
     return text

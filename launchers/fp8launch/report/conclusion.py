@@ -267,16 +267,18 @@ def _about_loss(good: Sequence[Entry]) -> str:
     if len(known) < 2:
         return "No two runs have a loss to compare"
     (first, lowest), (second, next_lowest) = known[:2]
-    if min(lowest.runs, next_lowest.runs) < 2:
-        last, highest = known[-1]
+    if min(lowest.seeds, next_lowest.seeds) < 2:
+        others = f"next {second} with {next_lowest.smoothed:.4f}"
+        if len(known) > 2:
+            last, highest = known[-1]
+            others += f", highest {last} with {highest.smoothed:.4f}"
         return (
-            f"Lowest loss at the end: {first} with {lowest.smoothed:.4f}, next {second} with "
-            f"{next_lowest.smoothed:.4f}, highest {last} with {highest.smoothed:.4f}; "
-            "single runs, so the noise between runs is not known"
+            f"Lowest loss at the end: {first} with {lowest.smoothed:.4f}, {others}; "
+            "one seed each, so the noise between seeds is not known (--seeds 1,2,3 measures it)"
         )
-    interval = difference_interval(next_lowest.values, lowest.values)
+    interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
     values = f"{lowest.text} against {next_lowest.text}"
-    shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over repeats"
+    shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
     if interval.low <= 0 <= interval.high:
         return f"No difference in loss seen between {first} and {second} ({values}; {shown})"
     return f"Lowest loss at the end: {first}, below {second} ({values}; {shown})"

@@ -78,6 +78,13 @@ _NEUTRAL = (
     - {"optimizer", "mock_data", "clip_grad"}
 )
 
+# Facts in which repeats of one run may differ: its seed, its output paths, and where and when it was started.
+_OF_ONE_RUN = _words("""
+    seed rank local_rank save load ckpt_step tensorboard_dir wandb_project wandb_exp_name wandb_save_dir wandb_entity
+    data_cache_path consumed_train_samples consumed_valid_samples skipped_train_samples iteration iter_per_epoch
+    exit_duration_in_mins exit_interval config_logger_dir dump_param_to_param_group_map
+    """)
+
 
 @dataclass(frozen=True)
 class Comparability:
@@ -121,6 +128,11 @@ def kind_of(name: str) -> Effect:
 
 def affects_speed(name: str) -> bool:
     return kind_of(name) != "neutral"
+
+
+def makes_variant(name: str) -> bool:
+    """Whether runs that differ in a fact are not repeats of each other."""
+    return name not in _DERIVED | _OF_ONE_RUN
 
 
 def affects_loss(name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fp8launch.report.differences import UNLIKE, Facts
+from fp8launch.report.intervals import Interval, interval_json, mean_interval
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_curves import finite_losses, values_of
 from fp8launch.report.run_data import RunData
@@ -25,7 +26,9 @@ _LARGEST = 50.0
 class LossSummary:
     """Losses in nats, each the median over a row's runs. `spread` is the range of the runs' smoothed losses.
 
-    `iterations` were smoothed in each run; `runs` have a loss; `values` are their smoothed losses.
+    `iterations` were smoothed in each run; `runs` have a loss; `values` are their smoothed losses, `seed_values` the
+    means of the runs of one seed, with `mean` and its 95 % `interval` over the seeds. Only different seeds show how
+    much a loss varies: repeats of one seed compute the same, up to the order of additions.
     """
 
     last: float
@@ -35,9 +38,16 @@ class LossSummary:
     iterations: int
     runs: int
     values: tuple[float, ...] = ()
+    seed_values: tuple[float, ...] = ()
+    mean: float | None = None
+    interval: Interval | None = None
+
+    @property
+    def seeds(self) -> int:
+        return len(self.seed_values)
 
     def as_json(self) -> dict[str, object]:
-        return json_mapping(vars(self))
+        return {**json_mapping(vars(self)), "seeds": self.seeds, "interval": interval_json(self.interval)}
 
     @property
     def text(self) -> str:
@@ -49,9 +59,9 @@ class LossSummary:
 
     @property
     def smoothed_text(self) -> str:
-        """The smoothed loss, with half the range of several runs."""
+        """The smoothed loss, with half the range over several seeds."""
         text = f"{self.smoothed:.4f}"
-        if self.runs > 1:
+        if self.seeds > 1:
             text += f" ± {self.spread / 2:.4f}"
         return text
 
@@ -59,15 +69,18 @@ class LossSummary:
 def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
     """Summarise the losses of runs of one kind; None where none has logged a finite one."""
     lasts, smoothed, counts = [], [], []
+    of_seed: dict[str, list[float]] = {}
     for run in runs:
         values = values_of(finite_losses(run))
         if values:
             count = min(len(values), max(LEAST, round(SHARE * len(values))))
             lasts.append(values[-1])
             smoothed.append(statistics.fmean(values[-count:]))
+            of_seed.setdefault(str(run.facts.get("seed")), []).append(smoothed[-1])
             counts.append(count)
     if not counts:
         return None
+    by_seed = [statistics.fmean(same) for same in of_seed.values()]
     middle = statistics.median(smoothed)
     perplexity = None
     if middle < _LARGEST:
@@ -80,6 +93,9 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
         iterations=min(counts),
         runs=len(counts),
         values=tuple(smoothed),
+        seed_values=tuple(by_seed),
+        mean=statistics.fmean(by_seed),
+        interval=mean_interval(by_seed),
     )
 
 

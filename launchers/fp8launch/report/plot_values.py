@@ -41,4 +41,5 @@ def memory(entry: Entry) -> Value | None:
 def loss(entry: Entry) -> Value | None:
     if entry.loss is None:
         return None
-    return Value(entry.loss.smoothed, entry.loss.spread / 2)
+    spread = entry.loss.spread / 2 if entry.loss.seeds > 1 else 0.0
+    return Value(entry.loss.smoothed, spread)

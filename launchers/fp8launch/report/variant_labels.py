@@ -8,7 +8,12 @@ from itertools import chain
 from pathlib import PurePath
 
 from fp8launch.engines.base import OWN_ENTRY_TITLE
-from fp8launch.report.differences import affects_speed, differing_facts, facts_of_axis
+from fp8launch.report.differences import (
+    differing_facts,
+    facts_of_axis,
+    makes_variant,
+    shortened,
+)
 from fp8launch.report.run_data import RunData, StudyPoint
 from fp8launch.report.run_facts import SETTINGS, UNSET
 
@@ -36,6 +41,7 @@ _SHORT = {
     "global_batch_size": "GBS",
     "recompute_granularity": "recompute",
 }
+_LOSS_NAMES = {"train_iters": "iterations", "lr_warmup_iters": "warm-up", "init_method_std": "init std"}
 _SILENT = ("1", "None", "False")
 # Labels have at most this many parts; the table of differences has them all.
 _MOST_PARTS = 4
@@ -53,13 +59,13 @@ def variant_labels(runs: Sequence[RunData]) -> list[str]:
 
 
 def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Key]:
-    """In a study, the axes that are no sizes and vary make a variant."""
+    """In a study, the axes that vary make a variant, except sizes and seeds."""
     points = []
     for study, run in zip(studies, runs, strict=True):
         points.append({**study.point, "recipe": run.facts.get("recipe")})
     varied = []
     for name in dict.fromkeys(chain.from_iterable(points)):
-        if name not in _SIZE_KEYS and _varies(name, points):
+        if name not in _SIZE_KEYS and facts_of_axis(name) != {"seed"} and _varies(name, points):
             varied.append(name)
     keys = []
     for point in points:
@@ -76,7 +82,7 @@ def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _by_facts(runs: Sequence[RunData]) -> list[Key]:
-    """Without a study, whatever may change the speed and differs between the runs makes a variant."""
+    """Without a study, whatever differs between the runs makes a variant, except seeds, paths and circumstances."""
     names = list(filter(_makes_variant, differing_facts(runs)))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
     per_gpu = set(map(_batch_per_gpu, runs))
@@ -99,7 +105,7 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
 def _makes_variant(name: str) -> bool:
     if name in _CIRCUMSTANCES:
         return False
-    return name == "precision" or affects_speed(name)
+    return name == "precision" or makes_variant(name)
 
 
 def _batch_per_gpu(run: RunData) -> float | None:
@@ -133,13 +139,18 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
 
 
 def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
-    """Settings of a variant's environment and Megatron configuration that others with the same name lack."""
+    """Further settings of a variant that others with the same name lack."""
     shared = set(key).intersection(*alike)
     settings = []
     for name, value in key:
-        if (name, value) not in shared and name.startswith(SETTINGS) and value != UNSET:
-            settings.append(f"{name.partition(' ')[2]}={value}")
-    return settings
+        if (name, value) in shared:
+            continue
+        if name.startswith(SETTINGS):
+            if value != UNSET:
+                settings.append(f"{name.partition(' ')[2]}={value}")
+        elif name not in _SHORT and name not in ("precision", "script", "recipe", "run"):
+            settings.append(f"{_LOSS_NAMES.get(name, name.replace('_', ' '))} {shortened(value)}")
+    return settings[:_MOST_PARTS]
 
 
 def _parts(key: Key, run: RunData) -> list[str]:
