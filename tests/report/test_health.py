@@ -209,3 +209,16 @@ def test_parse_shows_it_and_exits_with_1_for_errors(tmp_path: Path, capsys: pyte
         assert (problem["code"], problem["severity"]) == (code, severity)
         first, last = problem["iterations"]
         assert 1 <= first <= last <= 300
+
+
+def test_a_comparison_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.log").write_text(HEALTHY["usual"])
+    (tmp_path / "bad.log").write_text(BROKEN["jump"][0])
+    names = [str(tmp_path / name) for name in ("good.log", "bad.log")]
+    assert run(["compare", *names]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 unhealthy" in shown and "does not recover [loss-jump]" in shown
+    assert run(["compare", *names, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    codes = {one["name"]: [problem["code"] for problem in one["health"]] for row in rows for one in row["runs"]}
+    assert sorted(codes.values()) == [[], ["loss-jump"]]

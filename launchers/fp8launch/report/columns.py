@@ -23,6 +23,7 @@ from fp8launch.report.cells import (
 )
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.grouping import Measure
+from fp8launch.report.json_values import json_list
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def _runs(entry: Entry) -> list[dict[str, object]]:
         status: str = run.report.status
         if run.absent:
             status = "missing"
-        runs.append({"name": run.name, "status": status, "command": run.command})
+        runs.append(
+            {"name": run.name, "status": status, "command": run.command, "health": json_list(run.report.health)}
+        )
     return runs
 
 

@@ -15,7 +15,10 @@ from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.steady_state import RULE_NOTE, ranges
 from fp8launch.report.step_parts import StepPart, step_parts
 from fp8launch.report.tensor_stats import tensor_lines
+from fp8launch.wording import counted
 
+# More ranges of iterations than these are counted instead.
+_MOST_RANGES = 8
 _STYLE = {"ok": "green", "unhealthy": "bold red", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
@@ -127,8 +130,16 @@ def _facts(report: RunReport) -> list[str]:
     facts += tensor_lines(report.tensor_stats)
     facts += filter(None, (_sizes_and_versions(report), _machines(report)))
     for reason, numbers in report.dropped.items():
-        facts.append(f"excluded, {reason}: iteration {ranges(numbers)}")
+        facts.append(f"excluded, {reason}: {_iterations(numbers)}")
     return facts
+
+
+def _iterations(numbers: Sequence[int]) -> str:
+    """Name iterations by their ranges; many ranges by their count and ends."""
+    text = ranges(numbers)
+    if text.count(",") < _MOST_RANGES:
+        return f"iteration {text}"
+    return f"{counted(len(numbers), 'iteration')} from {min(numbers)} to {max(numbers)}"
 
 
 def _loss(report: RunReport) -> str:
