@@ -68,11 +68,27 @@ def test_without_a_number_it_says_so(tmp_path: Path) -> None:
     assert conclusion(of(write_log(tmp_path / "b.log", Made()))).endswith("with nothing to compare it to.")
 
 
-def test_logs_that_do_not_say_their_size_leave_its_words_whole(tmp_path: Path) -> None:
-    """Their size is an empty text, and every ", " went with it."""
+def test_logs_without_arguments_have_no_winner(tmp_path: Path) -> None:
+    """They may have done different work."""
     logs = []
     for name, ms in (("slow", 1000), ("fast", 750)):
         log = write_log(tmp_path / f"{name}.log", Made(ms=lambda i, ms=ms: ms + i % 3, iterations=40))
         log.write_text("".join(line for line in log.read_text().splitlines(True) if "iteration " in line))
         logs.append(log)
-    assert ", within these runs)" in conclusion(of(*logs))
+    said = "Which of these runs is faster cannot be said: the logs do not contain their arguments."
+    assert conclusion(of(*logs)) == said
+
+
+def test_single_runs_whose_steps_vary_more_than_they_differ_have_no_winner(tmp_path: Path) -> None:
+    """The interval of the median over 400 steps is narrow, but says nothing of another run."""
+    logs = [
+        write_log(tmp_path / f"{mbs}.log", Made(
+            ms=lambda i, ms=ms: ms * (0.8 + 0.4 * (7 * i % 11) / 10), iterations=400,
+            arguments={"micro_batch_size": mbs},
+        ))
+        for mbs, ms in ((1, 1000), (4, 890))
+    ]  # fmt: skip
+    found = of(*logs)
+    [ratio] = [entry.speedup for entry in found.entries if entry.speedup and entry.speedup.value != 1]
+    assert ratio.interval is not None and ratio.interval.low > 1
+    assert conclusion(found).startswith("No winner can be named among MBS 1 and MBS 4: single runs whose steps vary")

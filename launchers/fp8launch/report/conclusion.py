@@ -6,10 +6,11 @@ A difference is one only where its 95 % interval excludes none; rows that cannot
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.differences import arguments_unknown
 from fp8launch.report.entry import Entry
 from fp8launch.report.intervals import Interval, difference_interval
 from fp8launch.report.parity import Parity
@@ -66,16 +67,22 @@ def names(rows: Sequence[str]) -> str:
 
 
 def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
-    rated, bases = [], set()
+    rated, bases, unknown = [], set(), False
     for entry in good:
         speedup = entry.speedup
         if speedup and speedup.value is not None and speedup.against != entry.row.name:
+            if arguments_unknown(speedup.comparability):
+                unknown = True
+                continue
             rated.append((entry, speedup))
             bases.add(speedup.against)
+    noisy = _within_noise(rated, good)
     if len(bases) == 1:
-        return _fastest(rated, bases.pop())
+        return _fastest(rated, bases.pop(), noisy)
     if bases:
-        return _in_pairs(rated, comparison)
+        return _in_pairs(rated, comparison, noisy)
+    if unknown:
+        return "Which of these runs is faster cannot be said: the logs do not contain their arguments"
     scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
     if len(scaled) > 1:
         return _scaling(scaled)
@@ -111,26 +118,57 @@ def _sure(ratio: Ratio) -> bool:
     return ratio.interval is not None and not ratio.interval.low <= 1 <= ratio.interval.high
 
 
-def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str) -> str:
+def _within_noise(rated: Sequence[tuple[Entry, Ratio]], good: Sequence[Entry]) -> dict[str, float]:
+    """Return the rows whose ratio of two single runs is smaller than the spread of their steps, with that spread.
+
+    The interval of a median over many steps is narrow, but it does not cover what differs from run to run.
+    """
+    by_name = {entry.row.name: entry for entry in good}
+    found = {}
+    for entry, ratio in rated:
+        base = by_name.get(ratio.against)
+        if base is None or ratio.interval is None or ratio.interval.covers != "iterations":
+            continue
+        noise = _relative_spread(entry) + _relative_spread(base)
+        if abs((ratio.value or 1) - 1) <= noise:
+            found[entry.row.name] = noise
+    return found
+
+
+def _relative_spread(entry: Entry) -> float:
+    measure = entry.tokens or entry.step_time
+    if measure is None or not measure.median:
+        return 0.0
+    return measure.spread / measure.median
+
+
+def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str, noisy: Mapping[str, float]) -> str:
+    if noisy and not any(_sure(ratio) for entry, ratio in rated if entry.row.name not in noisy):
+        if all(not _sure(ratio) for _, ratio in rated):
+            return _alike(rated, base)
+        return (
+            f"No winner can be named among {names([base, *noisy])}: single runs whose steps vary by up to "
+            f"{max(noisy.values()):.0%}; --repeat 3 measures how much runs differ"
+        )
     rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
     for entry, ratio in rated:
-        if _sure(ratio) and (ratio.value or 0) > 1:
+        if entry.row.name not in noisy and _sure(ratio) and (ratio.value or 0) > 1:
             text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
             near = _near(ratio, rated)
             if near:
                 text += f", no difference seen to {names(near)}"
             return text
-    unsure: list[Ratio] = []
-    rows = [base]
-    for entry, ratio in rated:
-        if not _sure(ratio):
-            unsure.append(ratio)
-            rows.append(entry.row.name)
-    if not unsure:
+    if all(_sure(ratio) and entry.row.name not in noisy for entry, ratio in rated):
         entry, ratio = rated[0]
         value = ratio.value or 1.0
         return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(ratio.interval)})"
-    alike = names(rows)
+    return _alike([(entry, ratio) for entry, ratio in rated if not _sure(ratio) or entry.row.name in noisy], base)
+
+
+def _alike(unsure_rows: Sequence[tuple[Entry, Ratio]], base: str) -> str:
+    """Say that rows are not told apart from their baseline."""
+    unsure = [ratio for _, ratio in unsure_rows]
+    alike = names([base, *(entry.row.name for entry, _ in unsure_rows)])
     interval = unsure[0].interval
     if interval is None:
         return f"No difference in speed can be shown between {alike}: too few iterations"
@@ -153,15 +191,16 @@ def _overlap(one: Ratio, other: Ratio) -> bool:
     return one.interval.high >= other.interval.low and other.interval.high >= one.interval.low
 
 
-def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> str:
+def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison, noisy: Mapping[str, float]) -> str:
     """Sum up many pairs of a row and its own baseline."""
     faster: list[float] = []
     slower: list[float] = []
-    for _, one in rated:
+    for entry, one in rated:
         value = one.value or 1.0
-        if _sure(one) and value > 1:
+        sure = _sure(one) and entry.row.name not in noisy
+        if sure and value > 1:
             faster.append(value)
-        elif _sure(one) and value < 1:
+        elif sure and value < 1:
             slower.append(value)
     unsure = len(rated) - len(faster) - len(slower)
     base = comparison.baseline or "the baseline"
@@ -172,7 +211,7 @@ def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison) -> s
         parts.append(f"{len(slower)} slower ({_range(slower)})")
     if unsure:
         parts.append(f"no difference seen in {unsure}")
-    best, ratio = max(rated, key=lambda one: (_sure(one[1]), one[1].value or 0))
+    best, ratio = max(rated, key=lambda one: (_sure(one[1]) and one[0].row.name not in noisy, one[1].value or 0))
     text = f"Of {len(rated)} rows against {base} of the same work: {', '.join(parts)}"
     if not faster:
         return text

@@ -86,6 +86,9 @@ _OF_ONE_RUN = _words("""
     """)
 
 
+_UNKNOWN = "not known of both"
+
+
 @dataclass(frozen=True)
 class Comparability:
     """The differences between two runs: `unlike` forbids a ratio of their speeds, `noted` only marks it."""
@@ -196,8 +199,13 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
     # Without the arguments of either side nothing was compared at all.
     unknown = _not_in_both(("seq_length", "global_batch_size", "num_layers"), a, b)
     if unknown:
-        noted.append(f"not known of both: {', '.join(unknown)}")
+        noted.append(f"{_UNKNOWN}: {', '.join(unknown)}")
     return Comparability(tuple(unlike), tuple(noted))
+
+
+def arguments_unknown(comparability: Comparability) -> bool:
+    """Whether a side's arguments are unknown, so that the runs may have done different work."""
+    return any(note.startswith(_UNKNOWN) for note in comparability.noted)
 
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:

@@ -45,6 +45,8 @@ _LOSS_NAMES = {"train_iters": "iterations", "lr_warmup_iters": "warm-up", "init_
 _SILENT = ("1", "None", "False")
 # Labels have at most this many parts; the table of differences has them all.
 _MOST_PARTS = 4
+# Arguments without a short name that a label has at most.
+_MOST_OTHERS = 2
 # Sizes, which rows have beside their label.
 _SIZE_KEYS = ("nodes", "resources.nodes", "resources.gpus_per_node")
 Key = tuple[tuple[str, str], ...]
@@ -141,7 +143,7 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
 def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
     """Further settings of a variant that others with the same name lack."""
     shared = set(key).intersection(*alike)
-    settings = []
+    settings, others = [], []
     for name, value in key:
         if (name, value) in shared:
             continue
@@ -149,8 +151,10 @@ def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
             if value != UNSET:
                 settings.append(f"{name.partition(' ')[2]}={value}")
         elif name not in _SHORT and name not in ("precision", "script", "recipe", "run"):
-            settings.append(f"{_LOSS_NAMES.get(name, name.replace('_', ' '))} {shortened(value)}")
-    return settings[:_MOST_PARTS]
+            others.append(f"{_LOSS_NAMES.get(name, name.replace('_', ' '))} {shortened(value)}")
+    if len(others) > _MOST_OTHERS:
+        return settings  # the run's name is easier to read
+    return [*settings, *others]
 
 
 def _parts(key: Key, run: RunData) -> list[str]:
