@@ -111,6 +111,7 @@ BROKEN: dict[str, tuple[str, str, str, range]] = {
 HEALTHY: dict[str, str] = {
     "usual": text(),
     "noisy": text(loss=noisy),
+    "known by heart": text(loss=lambda i: 0.003 + 4 * math.exp(-i / 10) + 0.004 * (i // 7 % 3)),
     "one spike": text(loss=lambda i: falling(i) + 4 * (i == 150)),
     "resumed": text(before=load),
     "a later part": text(first=100_001, loss=lambda i: 2.0 + random.Random(i).gauss(0, 0.01)),
