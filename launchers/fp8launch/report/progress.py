@@ -109,11 +109,13 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     eta = None
     if running and step and total:
         eta = max(total - last.number, 0) * step / 1000
-    losses = [one.loss for one in every if one.loss is not None]
+    # The second line of a process may have the mean loss of two iterations.
+    separate = [one for row, one in enumerate(every) if row != 1]
+    losses = [one.loss for one in separate if one.loss is not None and math.isfinite(one.loss)]
     return Progress(
         iteration=last.number,
         planned=total,
-        loss=_last_loss(every[-RECENT:]),
+        loss=_last_loss(separate[-RECENT:]),
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=_median(tflops[-RECENT:]),
