@@ -161,7 +161,7 @@ class TestGuard:
         again = write_run(tmp_path / "again", Made(), environment={"N": "1"})
         found = of(a, b, c, d, again, gpu=None)
         labels = [entry.row.label for entry in found.entries]
-        assert labels == ["bf16", "bf16, NCCL_ALGO=Tree", "bf16, fused_rope=True", "peer"]
+        assert labels == ["bf16", "bf16, NCCL_ALGO=Tree", "bf16, fused_rope=True", "bf16, peer"]
         assert [len(entry.row.runs) for entry in found.entries] == [2, 1, 1, 1]
         noted = [entry.speedup.comparability.noted for entry in found.entries[1:]]
         assert noted[0] == ("env NCCL_ALGO Tree against unset",)

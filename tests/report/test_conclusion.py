@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
 
+from fp8launch.report.columns import main_table
 from fp8launch.report.conclusion import conclusion
 
 
@@ -24,10 +25,10 @@ def learning(root: Path, gap: float, repeats: int) -> str:
 
 
 def test_of_learning_rates_it_is_about_the_loss(tmp_path: Path) -> None:
-    assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001, below lr 0.0003 (")
+    assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001 with 3.2059 ± 0.0100, ")
     assert learning(tmp_path / "b", 0.0, 3).startswith("No difference in loss seen between lr ")
     assert learning(tmp_path / "c", 0.1, 1).endswith(
-        "one seed each, so the noise between seeds is not known (--seeds 1,2,3 measures it)."
+        "single seeds do not show the noise between seeds (--seeds 1,2,3 measures it)."
     )
 
 
@@ -59,7 +60,7 @@ def pair(root: Path, ms: float, spread: float) -> str:
 def test_of_precisions_it_is_about_the_speed(tmp_path: Path, ms: float, spread: float, begin: str) -> None:
     found = pair(tmp_path, ms, spread)
     assert found.startswith(begin)
-    assert found.endswith("within these runs); losses not judged: too few iterations.")
+    assert found.endswith("within these single runs); losses not judged: too few iterations.")
 
 
 def test_without_a_number_it_says_so(tmp_path: Path) -> None:
@@ -92,3 +93,67 @@ def test_single_runs_whose_steps_vary_more_than_they_differ_have_no_winner(tmp_p
     [ratio] = [entry.speedup for entry in found.entries if entry.speedup and entry.speedup.value != 1]
     assert ratio.interval is not None and ratio.interval.low > 1
     assert conclusion(found).startswith("No winner can be named among MBS 1 and MBS 4: single runs whose steps vary")
+
+
+def test_losses_of_different_models_are_not_ranked(tmp_path: Path) -> None:
+    """ "Lowest loss" was said of logs of models of different sizes."""
+    logs = []
+    for layers, lr in ((2, 1e-4), (4, 3e-4), (8, 1e-3)):
+        made = Made(iterations=60, loss=lambda i, off=layers: 9 - off / 2, arguments={"lr": lr, "num_layers": layers})
+        logs.append(write_log(tmp_path / f"{layers}.log", made))
+    assert "loss" not in conclusion(of(*logs, gpu=None)).split("losses not judged")[0]
+
+
+def test_each_task_has_its_own_best_rate(tmp_path: Path) -> None:
+    points = []
+    for layers in (2, 4):
+        for lr in (1e-4, 3e-4):
+            loss = partial(lambda i, off: 5 - off, off=layers + 1e3 * lr)
+            made = Made(iterations=60, loss=loss, arguments={"lr": lr, "num_layers": layers})
+            points.append(({"train.lr": lr, "model.num_layers": layers}, 1, 1, made))
+    found = conclusion(of(write_study(tmp_path, points), gpu=None))
+    assert found.count("Lowest loss at the end: lr 0.0003, ") == 2
+
+
+def test_the_global_batch_is_about_loss_and_speed(tmp_path: Path) -> None:
+    points = []
+    for batch, loss in ((4, 2.0), (8, 1.5)):
+        ms = 25.0 * batch
+        made = Made(iterations=60, batch=batch, ms=lambda i, ms=ms: ms + i % 3, loss=lambda i, loss=loss: loss)
+        points.append(({"batch.global": batch}, 1, 1, made))
+    found = of(write_study(tmp_path, points), gpu=None)
+    assert "GBS 8 with 1.5000, next GBS 4 with 2.0000" in conclusion(found)
+    assert "different numbers of tokens" in conclusion(found)
+
+
+def test_rows_are_ranked_by_the_mean_that_the_interval_is_of(tmp_path: Path) -> None:
+    """By the median the first rate is better, by the mean of its skewed seeds it is worse."""
+    points = []
+    for lr, losses in ((1e-4, (2.0, 2.0, 3.5)), (3e-4, (2.1, 2.1, 2.1))):
+        for seed, loss in enumerate(losses):
+            made = Made(iterations=60, loss=lambda i, loss=loss: loss, arguments={"lr": lr, "seed": seed})
+            points.append(({"train.lr": lr, "megatron.seed": seed}, 1, 1, made))
+    found = of(write_study(tmp_path, points), gpu=None)
+    assert [entry.loss.text.split(" ")[0] for entry in found.entries] == ["2.5000", "2.1000"]
+    assert conclusion(found).startswith("No difference in loss seen between lr 0.0003 and lr 0.0001 (")
+
+
+def test_of_seeds_alone_it_states_the_loss(tmp_path: Path) -> None:
+    points = []
+    for seed in (1, 2, 3):
+        made = Made(iterations=60, loss=lambda i, seed=seed: 2 + 0.1 * seed, arguments={"seed": seed})
+        points.append(({"megatron.seed": seed}, 1, 1, made))
+    found = of(write_study(tmp_path, points), gpu=None)
+    assert "loss 2.2000 ± 0.1000 at the end, mean ± standard deviation of 3 seeds" in conclusion(found)
+    assert "loss at the end (perplexity)" in main_table(found.entries).headers
+
+
+def test_a_sweep_that_changes_no_speed_has_no_speed_up(tmp_path: Path) -> None:
+    points = []
+    for decay in (0.0, 0.1):
+        made = Made(iterations=60, arguments={"weight_decay": decay, "end_weight_decay": decay})
+        points.append(({"megatron.weight_decay": decay}, 1, 1, made))
+    found = of(write_study(tmp_path, points), gpu=None)
+    assert not any(header.startswith("speed-up") for header in main_table(found.entries).headers)
+    assert "fastest" not in conclusion(found)
+    assert [one.name for one in found.differences] == ["weight_decay"]

@@ -62,7 +62,8 @@ def test_seeds_of_a_study_share_a_row_that_names_them(tmp_path: Path) -> None:
     found = of(learning_rates(tmp_path), gpu=None)
     assert [row.label for row in found.rows] == ["lr 0.0001", "lr 0.0003", "lr 0.001", "lr 0.003"]
     assert all(len(row.runs) == 2 for row in found.rows)
-    assert "lr 0.0001, 1 node: 2 seeds (1, 2): run00, run01" in found.notes
+    [note] = [note for note in found.notes if note.startswith("lr 0.0001, ")]
+    assert note.startswith("lr 0.0001, 1 node: 2 seeds (1, 2), mean loss ") and note.endswith(": run00, run01")
 
 
 def test_a_study_beside_another_run_keeps_its_rows(tmp_path: Path) -> None:
@@ -70,6 +71,28 @@ def test_a_study_beside_another_run_keeps_its_rows(tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", made(lr=0.01))
     found = rows(of(study, other, gpu=None))
     assert sorted(map(len, found.values())) == [1, 2, 2, 2, 2]
+
+
+def test_runs_of_different_studies_that_differ_in_the_seed_share_a_row(tmp_path: Path) -> None:
+    """One study swept the micro batch, the other the learning rate: the point in common was two rows."""
+    of_batch = [({"batch.micro": n}, 1, 1, made(lr=1e-3, micro_batch_size=n)) for n in (1, 2)]
+    of_rate = [({"train.lr": lr}, 1, 1, made(lr=lr, micro_batch_size=1, seed=7)) for lr in (1e-3, 1e-2)]
+    studies = [write_study(tmp_path / name, points) for name, points in (("batch", of_batch), ("rate", of_rate))]
+    found = rows(of(*studies, gpu=None))
+    assert {label: len(runs) for label, runs in found.items()} == {
+        "MBS 1, lr 0.001": 2,
+        "MBS 2, lr 0.001": 1,
+        "MBS 1, lr 0.01": 1,
+    }
+
+
+def test_a_study_beside_logs_of_another_model_keeps_short_names(tmp_path: Path) -> None:
+    """Labels listed some seventeen arguments, in lines of more than a thousand characters."""
+    study = write_study(tmp_path, [({"batch.micro": n}, 1, 1, made(micro_batch_size=n)) for n in (1, 2)])
+    other = {"num_layers": 80, "hidden_size": 64, "ffn_hidden_size": 128, "lr": 1e-5, "num_workers": 0, "min_lr": 1e-6}
+    log = write_log(tmp_path / "other.log", made(**other, attention_backend="auto", ddp_bucket_size=1, log_interval=1))
+    found = rows(of(study, log, gpu=None))
+    assert len(found) == 3 and max(map(len, found)) < 40
 
 
 def losses(offset: float, seed: int) -> Made:
@@ -83,7 +106,7 @@ def test_only_seeds_give_the_loss_a_spread(tmp_path: Path) -> None:
     assert (entry.loss.runs, entry.loss.seeds, entry.loss.interval) == (3, 1, None)
     seeds = [write_run(tmp_path / f"seed{i}", losses(0.02 * i, i)) for i in (1, 2, 3)]
     [entry] = of(*seeds, gpu=None).entries
-    assert entry.loss is not None and "± 0.0200" in entry.loss.text
+    assert entry.loss is not None and "± 0.0200 (" in entry.loss.text
     assert (entry.loss.runs, entry.loss.seeds) == (3, 3)
     assert entry.loss.mean == pytest.approx(entry.loss.smoothed) and entry.loss.interval is not None
     # By hand: mean ± t(2) * s / sqrt(3), with s = 0.02.

@@ -252,3 +252,23 @@ def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
     assert words(named(comparison, "loss")) == ["$$a_{$x", "_b"]
     legend = figure_of([named(comparison, "loss")]).legends[0]
     assert [text.get_text().strip().partition(":")[0] for text in legend.get_texts()] == ["$$a_{$x", "_b"]
+
+
+def test_a_swept_number_is_the_axis_of_its_loss(tmp_path: Path) -> None:
+    points = []
+    for lr, loss in ((1e-4, 3.0), (1e-3, 2.0), (1e-2, 4.0)):
+        for seed in (1, 2, 3):
+            made = Made(iterations=40, loss=lambda i, at=loss + seed / 10: at, arguments={"lr": lr, "seed": seed})
+            points.append(({"train.lr": lr, "megatron.seed": seed}, 1, 1, made))
+    [picture] = [p for p in pictures(of(write_study(tmp_path, points), gpu=None)) if p.name == "loss_end"]
+    assert picture.title == "Loss at the end over lr"
+    [ax] = panel_figure(picture.panels[0]).axes
+    assert ax.get_xscale() == "log"
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0.0001", "0.001", "0.01"]
+    line = ax.containers[0].lines[0]
+    assert list(line.get_xdata()) == [1e-4, 1e-3, 1e-2]
+    assert list(line.get_ydata()) == pytest.approx([3.2, 2.2, 4.2])
+    [bars] = ax.containers[0].lines[2]
+    low, high = bars.get_segments()[0][:, 1]
+    # By hand: t(2) * 0.1 / sqrt(3) on either side.
+    assert (high - low) / 2 == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-3)

@@ -17,6 +17,7 @@ from fp8launch.logs.open_log import log_name, logs_in
 from fp8launch.recipe.yaml_source import is_file
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.comparison import compare as side_by_side
+from fp8launch.report.conclusion import conclusion
 from fp8launch.report.parity import TOLERANCE
 from fp8launch.report.run_data import RunData, run_from_events, run_from_folder, run_from_logs, runs_from_study
 from fp8launch.report.tensorboard import event_files
@@ -70,7 +71,7 @@ def compare(
         read_runs(names, gpu), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force
     )
     if as_json:
-        show_json(comparison.as_json())
+        show_json({**comparison.as_json(), "conclusion": conclusion(comparison)})
     else:
         _show(comparison)
     _write_files(comparison, html, csv, md, plot)

@@ -8,7 +8,7 @@ from itertools import permutations, product, starmap
 
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.quantization import UNQUANTIZED
-from fp8launch.report.differences import speed_comparability
+from fp8launch.report.differences import parity_differences, speed_comparability
 from fp8launch.report.grouping import ComparisonRow, labels_of
 
 
@@ -96,12 +96,12 @@ def baseline_name(bases: Sequence[ComparisonRow], wanted: str | None) -> str | N
 
 
 def counterpart(row: ComparisonRow, bases: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return the baseline row that differs least: same GPUs, same sequence, same layout where there is one."""
+    """Return the most similar baseline row: same GPUs, sequence, layout and learning rate if there is one."""
     if row in bases:
         return row
 
-    def distance(base: ComparisonRow) -> tuple[int, int]:
+    def distance(base: ComparisonRow) -> tuple[int, int, int]:
         found = speed_comparability(row.facts, base.facts)
-        return len(found.unlike), len(found.noted)
+        return len(found.unlike), len(found.noted), len(parity_differences(row.facts, base.facts))
 
     return min(bases, key=distance)

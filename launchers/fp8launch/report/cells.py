@@ -26,7 +26,7 @@ def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) ->
         digits += 1
         if interval.low < 1 < interval.high:
             # JSON and CSV have a ratio that may be noise; the table does not show it.
-            text = f"no difference seen{ratio_mark(ratio)}"
+            text = f"not distinguishable{ratio_mark(ratio)}"
     bounds = f"{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}"
     if interval.covers == "iterations":
         bounds += " within"

@@ -21,6 +21,7 @@ from fp8launch.report.cells import (
     ratio_text,
     total_text,
 )
+from fp8launch.report.differences import settings_change_speed
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.grouping import Measure
 from fp8launch.report.json_values import json_list
@@ -163,6 +164,11 @@ _LOSS = Column(
         "loss_last": _of("loss.last"),
         "loss_smoothed": _of("loss.smoothed"),
         "perplexity": _of("loss.perplexity"),
+        "loss_mean": _of("loss.mean"),
+        "loss_std": _of("loss.std"),
+        "loss_mean_low": _of("loss.interval.low"),
+        "loss_mean_high": _of("loss.interval.high"),
+        "seeds": _of("loss.seeds"),
     },
 )
 _RUNS = Column(
@@ -172,6 +178,23 @@ _RUNS = Column(
     _runs_text,
     csv={"runs_ok": lambda e: len(e.row.good), "runs": lambda e: len(e.row.runs)},
     number=False,
+)
+_SPEEDUP = Column(
+    "speedup",
+    lambda e: e.speedup,
+    "speed-up [95 % interval]",
+    lambda e: ratio_text(e.speedup, "×", 2),
+    csv={
+        "speedup": _of("speedup.value"),
+        "speedup_unit": _of("speedup.unit"),
+        "speedup_low": _of("speedup.interval.low"),
+        "speedup_high": _of("speedup.interval.high"),
+        "speedup_covers": _of("speedup.interval.covers"),
+        "speedup_against": _of("speedup.against"),
+        "comparable": _of("speedup.comparability.comparable"),
+        "unlike": _unlike,
+        "noted": _noted,
+    },
 )
 COLUMNS: tuple[Column, ...] = (
     Column("variant", lambda e: e.row.label, "variant", lambda e: e.row.label, number=False),
@@ -210,23 +233,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("mfu", lambda e: e.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of("mfu.median")}),
     Column("mfu_denominator_tflops", lambda e: e.peak_tflops),
     Column("peak_memory_mib", lambda e: e.peak_memory_mib, "peak memory (GiB)", memory_text),
-    Column(
-        "speedup",
-        lambda e: e.speedup,
-        "speed-up [95 % interval]",
-        lambda e: ratio_text(e.speedup, "×", 2),
-        csv={
-            "speedup": _of("speedup.value"),
-            "speedup_unit": _of("speedup.unit"),
-            "speedup_low": _of("speedup.interval.low"),
-            "speedup_high": _of("speedup.interval.high"),
-            "speedup_covers": _of("speedup.interval.covers"),
-            "speedup_against": _of("speedup.against"),
-            "comparable": _of("speedup.comparability.comparable"),
-            "unlike": _unlike,
-            "noted": _noted,
-        },
-    ),
+    _SPEEDUP,
     Column(
         "scaling_efficiency",
         lambda e: e.efficiency,
@@ -267,12 +274,19 @@ class Table:
     numbers: tuple[bool, ...]
 
 
+def shows_speedup(entries: Sequence[Entry]) -> bool:
+    """Whether the speed-up is a result: between rows that only learn differently it is noise."""
+    return not about_loss(entries) or settings_change_speed([entry.row for entry in entries])
+
+
 def _table_columns(entries: Sequence[Entry]) -> list[Column]:
-    """The columns in the order of the table: the loss comes first where the rows differ in how they learn, else not."""
+    """Return the columns in the table's order. The loss comes first if the rows are about it, else it is left out."""
     ordered = list(COLUMNS)
     ordered.remove(_LOSS)
     if about_loss(entries):
         ordered.insert(ordered.index(_RUNS) + 1, _LOSS)
+    if not shows_speedup(entries):
+        ordered.remove(_SPEEDUP)
     return ordered
 
 

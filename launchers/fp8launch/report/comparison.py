@@ -144,7 +144,7 @@ def compare(
         tuple(_differences(rows, axes)),
         tuple(parities),
         baseline_name(bases, baseline),
-        tuple(comparison_notes(rows, recomputed)),
+        tuple(comparison_notes(entries, recomputed)),
         price_per_gpu_hour,
     )
 

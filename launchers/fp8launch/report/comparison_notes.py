@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from fp8launch.report.differences import affects_speed, differing_facts
+from fp8launch.report.entry import Entry
 from fp8launch.report.grouping import ComparisonRow
 from fp8launch.report.run_data import NOT_SUBMITTED, RunData
 from fp8launch.wording import counted
@@ -28,8 +29,9 @@ def row_notes(row: ComparisonRow, recomputed: bool) -> list[str]:
     return notes
 
 
-def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[str]:
+def comparison_notes(entries: Sequence[Entry], recomputed: bool) -> list[str]:
     """Return the notes on all rows together."""
+    rows = [entry.row for entry in entries]
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
@@ -41,7 +43,7 @@ def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[st
                 absent.append(run)
             if run.good and run.report.mfu_denominator:
                 peaks.add(run.report.mfu_denominator["peak_tflops"])
-    notes += filter(None, map(_merged, rows))
+    notes += filter(None, map(_merged, entries))
     if absent:
         notes.append(_note_of_absent(absent))
     if any(len(row.good) == 1 for row in rows):
@@ -54,18 +56,22 @@ def comparison_notes(rows: Sequence[ComparisonRow], recomputed: bool) -> list[st
     return notes
 
 
-def _merged(row: ComparisonRow) -> str:
-    """Name the runs that one row stands for; empty for a single run."""
-    if len(row.runs) < 2:
+def _merged(entry: Entry) -> str:
+    """Name the runs that one row stands for, with the mean loss of several seeds; empty for a single run."""
+    runs = entry.row.runs
+    if len(runs) < 2:
         return ""
-    seeds = {str(run.facts["seed"]) for run in row.runs if "seed" in run.facts}
-    what = counted(len(row.runs), "repeat")
+    what = counted(len(runs), "repeat")
+    seeds = {str(run.facts["seed"]) for run in runs if "seed" in run.facts}
     if len(seeds) > 1:
         numbers = sorted(seeds, key=lambda seed: (len(seed), seed))
         what = f"{counted(len(seeds), 'seed')} ({_some(numbers)})"
-        if len(row.runs) > len(seeds):
-            what += f" in {counted(len(row.runs), 'run')}"
-    return f"{row.name}: {what}: {_some([run.name for run in row.runs])}"
+        if len(runs) > len(seeds):
+            what += f" in {counted(len(runs), 'run')}"
+    loss = entry.loss
+    if loss and loss.interval:
+        what += f", mean loss {loss.end:.4f}, 95 % interval {loss.interval.low:.4f} to {loss.interval.high:.4f}"
+    return f"{entry.row.name}: {what}: {_some([run.name for run in runs])}"
 
 
 def _some(names: Sequence[str]) -> str:

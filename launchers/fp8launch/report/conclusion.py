@@ -1,20 +1,21 @@
 """The result of a comparison in one sentence: what was fastest and by how much, or which loss was lowest.
 
-A difference is one only where its 95 % interval excludes none; rows that cannot be compared are left out and named.
+A difference is stated only if its 95 % interval excludes zero. Rows that cannot be compared are left out and named.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.differences import arguments_unknown
+from fp8launch.report.differences import arguments_unknown, settings_change_speed
 from fp8launch.report.entry import Entry
 from fp8launch.report.intervals import Interval, difference_interval
+from fp8launch.report.loss_summary import LossSummary, by_task
 from fp8launch.report.parity import Parity
-from fp8launch.report.scaling import Ratio
 
 _MOST_NAMES = 3
 # Longer lists of names, in letters, are counted as well.
@@ -34,14 +35,14 @@ def conclusion(comparison: Comparison) -> str:
 def _sentence(comparison: Comparison, good: Sequence[Entry]) -> str:
     if not good:
         return "No run has a number to compare."
-    if comparison.about_loss:
-        found = _about_loss(good)
-    else:
-        found = "; ".join(filter(None, (_about_speed(comparison, good), _about_parity(comparison))))
+    losses = _about_loss(good) if comparison.about_loss else []
+    if losses and len(good) > 1 and not settings_change_speed([entry.row for entry in good]):
+        return f"{'. '.join(losses)}."
+    speed = [_about_speed(comparison, good), _about_parity(comparison)]
     out = unlike_rows(comparison)
     if out:
-        found += f"; {names(list(out))} cannot be compared with the rest"
-    return f"{found}."
+        speed.append(f"{names(list(out))} cannot be compared with the rest")
+    return f"{'. '.join([*losses, '; '.join(filter(None, speed))])}."
 
 
 def unlike_rows(comparison: Comparison) -> dict[str, str]:
@@ -66,21 +67,55 @@ def names(rows: Sequence[str]) -> str:
 # --- Speed ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Rated:
+    """A row with its speed relative to another row, `base`.
+
+    `noise` is the relative spread of the steps of both where each is a single run, else 0: the interval of a median
+    over many steps is narrow, but it does not cover the differences between runs.
+    """
+
+    name: str
+    base: str
+    value: float
+    interval: Interval | None
+    noise: float
+
+    @property
+    def excludes_one(self) -> bool:
+        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference is more than noise."""
+        return self.excludes_one and abs(self.value - 1) > self.noise
+
+    def may_equal(self, other: _Rated) -> bool:
+        """Whether two ratios relative to the same row may be the same."""
+        if self.interval is None or other.interval is None:
+            return True
+        return self.interval.high >= other.interval.low and other.interval.high >= self.interval.low
+
+
 def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
-    rated, bases, unknown = [], set(), False
+    by_name = {entry.row.name: entry for entry in good}
+    rated, unknown = [], False
     for entry in good:
         speedup = entry.speedup
-        if speedup and speedup.value is not None and speedup.against != entry.row.name:
-            if arguments_unknown(speedup.comparability):
-                unknown = True
-                continue
-            rated.append((entry, speedup))
-            bases.add(speedup.against)
-    noisy = _within_noise(rated, good)
+        if speedup is None or speedup.value is None or speedup.against == entry.row.name:
+            continue
+        if arguments_unknown(speedup.comparability):
+            unknown = True
+            continue
+        noise, base = 0.0, by_name.get(speedup.against)
+        if base and speedup.interval and speedup.interval.covers == "iterations":
+            noise = 2 * (_relative_spread(entry) + _relative_spread(base))
+        rated.append(_Rated(entry.row.name, speedup.against, speedup.value, speedup.interval, noise))
+    bases = {one.base for one in rated}
     if len(bases) == 1:
-        return _fastest(rated, bases.pop(), noisy)
+        return _fastest(rated, bases.pop())
     if bases:
-        return _in_pairs(rated, comparison, noisy)
+        return _in_pairs(rated, comparison)
     if unknown:
         return "Which of these runs is faster cannot be said: the logs do not contain their arguments"
     scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
@@ -109,30 +144,8 @@ def _interval(interval: Interval | None) -> str:
 
 def _within(interval: Interval) -> str:
     if interval.covers == "iterations":
-        return ", within these runs"
+        return " within these single runs"
     return ""
-
-
-def _sure(ratio: Ratio) -> bool:
-    """Whether the interval excludes a ratio of 1."""
-    return ratio.interval is not None and not ratio.interval.low <= 1 <= ratio.interval.high
-
-
-def _within_noise(rated: Sequence[tuple[Entry, Ratio]], good: Sequence[Entry]) -> dict[str, float]:
-    """Return the rows whose ratio of two single runs is smaller than the spread of their steps, with that spread.
-
-    The interval of a median over many steps is narrow, but it does not cover what differs from run to run.
-    """
-    by_name = {entry.row.name: entry for entry in good}
-    found = {}
-    for entry, ratio in rated:
-        base = by_name.get(ratio.against)
-        if base is None or ratio.interval is None or ratio.interval.covers != "iterations":
-            continue
-        noise = _relative_spread(entry) + _relative_spread(base)
-        if abs((ratio.value or 1) - 1) <= noise:
-            found[entry.row.name] = noise
-    return found
 
 
 def _relative_spread(entry: Entry) -> float:
@@ -142,66 +155,38 @@ def _relative_spread(entry: Entry) -> float:
     return measure.spread / measure.median
 
 
-def _fastest(rated: Sequence[tuple[Entry, Ratio]], base: str, noisy: Mapping[str, float]) -> str:
-    if noisy and not any(_sure(ratio) for entry, ratio in rated if entry.row.name not in noisy):
-        if all(not _sure(ratio) for _, ratio in rated):
-            return _alike(rated, base)
+def _fastest(rated: Sequence[_Rated], base: str) -> str:
+    """Name the fastest row, `base` included, if the intervals support it."""
+    rated = sorted(rated, key=lambda one: one.value, reverse=True)
+    faster = [one for one in rated if one.sure and one.value > 1]
+    if faster:
+        best = faster[0]
+        text = f"{best.name} was fastest: {best.value:.2f}× {base} ({_interval(best.interval)})"
+        near = [one.name for one in rated if one is not best and one.may_equal(best)]
+        if near:
+            text += f", not distinguishable from {names(near)}"
+        return text
+    unsure = [one for one in rated if not one.sure]
+    if not unsure:
+        next_best = rated[0]
+        text = f"{base} was fastest: {next_best.name} reached {next_best.value:.2f}× of it"
+        return f"{text} ({_interval(next_best.interval)})"
+    if any(one.excludes_one for one in unsure):
         return (
-            f"No winner can be named among {names([base, *noisy])}: single runs whose steps vary by up to "
-            f"{max(noisy.values()):.0%}; --repeat 3 measures how much runs differ"
+            f"No winner can be named among {names([base, *(one.name for one in unsure)])}: single runs whose steps "
+            f"vary by up to {max(one.noise for one in unsure) / 2:.0%}; --repeat 3 measures how much runs differ"
         )
-    rated = sorted(rated, key=lambda one: one[1].value or 0, reverse=True)
-    for entry, ratio in rated:
-        if entry.row.name not in noisy and _sure(ratio) and (ratio.value or 0) > 1:
-            text = f"{entry.row.name} was fastest: {ratio.value:.2f}× {base} ({_interval(ratio.interval)})"
-            near = _near(ratio, rated)
-            if near:
-                text += f", no difference seen to {names(near)}"
-            return text
-    if all(_sure(ratio) and entry.row.name not in noisy for entry, ratio in rated):
-        entry, ratio = rated[0]
-        value = ratio.value or 1.0
-        return f"{base} was fastest: {entry.row.name} reached {value:.2f}× of it ({_interval(ratio.interval)})"
-    return _alike([(entry, ratio) for entry, ratio in rated if not _sure(ratio) or entry.row.name in noisy], base)
-
-
-def _alike(unsure_rows: Sequence[tuple[Entry, Ratio]], base: str) -> str:
-    """Say that rows are not told apart from their baseline."""
-    unsure = [ratio for _, ratio in unsure_rows]
-    alike = names([base, *(entry.row.name for entry, _ in unsure_rows)])
+    alike = names([base, *(one.name for one in unsure)])
     interval = unsure[0].interval
     if interval is None:
         return f"No difference in speed can be shown between {alike}: too few iterations"
     return f"No difference in speed seen between {alike} ({_interval(interval)})"
 
 
-def _near(ratio: Ratio, rated: Sequence[tuple[Entry, Ratio]]) -> list[str]:
-    """The other rows whose ratios may be the same."""
-    near = []
-    for entry, one in rated:
-        if one is not ratio and _overlap(one, ratio):
-            near.append(entry.row.name)
-    return near
-
-
-def _overlap(one: Ratio, other: Ratio) -> bool:
-    """Whether two ratios over the same baseline may be the same."""
-    if one.interval is None or other.interval is None:
-        return True
-    return one.interval.high >= other.interval.low and other.interval.high >= one.interval.low
-
-
-def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison, noisy: Mapping[str, float]) -> str:
+def _in_pairs(rated: Sequence[_Rated], comparison: Comparison) -> str:
     """Sum up many pairs of a row and its own baseline."""
-    faster: list[float] = []
-    slower: list[float] = []
-    for entry, one in rated:
-        value = one.value or 1.0
-        sure = _sure(one) and entry.row.name not in noisy
-        if sure and value > 1:
-            faster.append(value)
-        elif sure and value < 1:
-            slower.append(value)
+    faster = [one.value for one in rated if one.sure and one.value > 1]
+    slower = [one.value for one in rated if one.sure and one.value < 1]
     unsure = len(rated) - len(faster) - len(slower)
     base = comparison.baseline or "the baseline"
     parts = []
@@ -210,12 +195,12 @@ def _in_pairs(rated: Sequence[tuple[Entry, Ratio]], comparison: Comparison, nois
     if slower:
         parts.append(f"{len(slower)} slower ({_range(slower)})")
     if unsure:
-        parts.append(f"no difference seen in {unsure}")
-    best, ratio = max(rated, key=lambda one: (_sure(one[1]) and one[0].row.name not in noisy, one[1].value or 0))
+        parts.append(f"{unsure} not distinguishable")
     text = f"Of {len(rated)} rows against {base} of the same work: {', '.join(parts)}"
     if not faster:
         return text
-    return f"{text}; the largest gain is {best.row.name} with {ratio.value:.2f}× ({_interval(ratio.interval)})"
+    best = max((one for one in rated if one.sure), key=lambda one: one.value)
+    return f"{text}; the largest gain is {best.name} with {best.value:.2f}× ({_interval(best.interval)})"
 
 
 def _range(ratios: Sequence[float]) -> str:
@@ -296,28 +281,43 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
     return f"{rows}: {word} than the baseline ({shown})"
 
 
-def _about_loss(good: Sequence[Entry]) -> str:
-    """Which row had the lowest loss at the end, and whether the next one's differs."""
-    known = []
-    for entry in good:
-        if entry.loss:
-            known.append((entry.row.name, entry.loss))
-    known.sort(key=lambda named: named[1].smoothed)
-    if len(known) < 2:
-        return "No two runs have a loss to compare"
-    (first, lowest), (second, next_lowest) = known[:2]
+def _about_loss(good: Sequence[Entry]) -> list[str]:
+    """Rank the losses at the end, separately for each task."""
+    losses = {entry.row.name: entry.loss for entry in good if entry.loss}
+    sentences = []
+    for group in by_task([entry.row for entry in good if entry.loss]):
+        ranked = sorted(((row.name, losses[row.name]) for row in group), key=lambda named: named[1].end)
+        sentence = _alone_in_loss(*ranked[0]) if len(ranked) == 1 else _lowest_loss(ranked)
+        if len({row.trained_tokens for row in group} - {None}) > 1:
+            sentence += "; the rows were trained on different numbers of tokens"
+        sentences.append(sentence)
+    return sentences
+
+
+def _alone_in_loss(name: str, loss: LossSummary) -> str:
+    text = f"{name}: loss {loss.end_text} at the end"
+    if loss.interval is None:
+        return text
+    bounds = f"{loss.interval.low:.4f} to {loss.interval.high:.4f}"
+    return f"{text}, mean ± standard deviation of {loss.seeds} seeds (95 % interval of the mean {bounds})"
+
+
+def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
+    (first, lowest), (second, next_lowest) = ranked[:2]
+    text = f"Lowest loss at the end: {first} with {lowest.end_text}"
+    others = f"next {second} with {next_lowest.end_text}"
     if min(lowest.seeds, next_lowest.seeds) < 2:
-        others = f"next {second} with {next_lowest.smoothed:.4f}"
-        if len(known) > 2:
-            last, highest = known[-1]
-            others += f", highest {last} with {highest.smoothed:.4f}"
-        return (
-            f"Lowest loss at the end: {first} with {lowest.smoothed:.4f}, {others}; "
-            "one seed each, so the noise between seeds is not known (--seeds 1,2,3 measures it)"
-        )
+        if len(ranked) > 2:
+            last, highest = ranked[-1]
+            others += f", highest {last} with {highest.end_text}"
+        return f"{text}, {others}; single seeds do not show the noise between seeds (--seeds 1,2,3 measures it)"
+    alike = []
+    for name, loss in ranked[1:]:
+        if loss.seeds > 1 and difference_interval(loss.seed_values, lowest.seed_values).low <= 0:
+            alike.append(name)
     interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
-    values = f"{lowest.text} against {next_lowest.text}"
     shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
-    if interval.low <= 0 <= interval.high:
-        return f"No difference in loss seen between {first} and {second} ({values}; {shown})"
-    return f"Lowest loss at the end: {first}, below {second} ({values}; {shown})"
+    if alike:
+        values = f"{lowest.end_text} and {next_lowest.end_text}"
+        return f"No difference in loss seen between {names([first, *alike])} ({values}; {shown})"
+    return f"{text}, {others} ({shown})"

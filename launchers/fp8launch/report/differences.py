@@ -46,6 +46,20 @@ PARITY = _words("""
     clip_grad reset_position_ids reset_attention_mask eod_mask_loss finetune pretrained_checkpoint
     """) | (MODEL_FLAGS | {"add_bias_linear", "layernorm_epsilon"})
 
+# Arguments that decide how well a model learns. Rows that differ in them are judged by their loss.
+LEARNING = (
+    "lr", "min_lr", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_decay_style", "lr_decay_iters",
+    "lr_decay_samples", "lr_wsd_decay_style", "lr_wsd_decay_iters", "optimizer", "weight_decay", "clip_grad",
+    "adam_beta1", "adam_beta2", "adam_eps", "init_method_std", "embedding_init_method_std", "attention_dropout",
+    "hidden_dropout", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_bias_update_rate",
+    "mtp_loss_scaling_factor", "rotary_base", "global_batch_size",
+)  # fmt: skip
+# Facts that must be equal for losses to be ranked: the program, the model and its data.
+TASK = (MODEL - {"padded_vocab_size"} - set(LEARNING)) | _words("""
+    script seq_length data_path train_data_path data_args_path per_split_data_args_path split mock_data tokenizer_type
+    tokenizer_model
+    """)
+
 _INITIALISATION = _words(
     "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size use_cpu_initialization "
     "use_megatron_fsdp"
@@ -86,6 +100,10 @@ _OF_ONE_RUN = _words("""
     """)
 
 
+# When and where a run was made. Repeats may differ in these.
+CIRCUMSTANCES = frozenset(
+    ("commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "node set", "driver", "nodes", "world_size")
+)
 _UNKNOWN = "not known of both"
 
 
@@ -135,7 +153,7 @@ def affects_speed(name: str) -> bool:
 
 def makes_variant(name: str) -> bool:
     """Whether runs that differ in a fact are not repeats of each other."""
-    return name not in _DERIVED | _OF_ONE_RUN
+    return name == "precision" or name not in _DERIVED | _OF_ONE_RUN | CIRCUMSTANCES
 
 
 def affects_loss(name: str) -> bool:
@@ -166,6 +184,13 @@ class HasFacts(Protocol):
 def differing_facts(runs: Iterable[HasFacts]) -> list[str]:
     """Name the facts that two of these runs state differently."""
     return differing([run.facts for run in runs])
+
+
+def settings_change_speed(runs: Iterable[HasFacts]) -> bool:
+    """Whether these runs were set up with different speeds in mind, not only on different nodes or days."""
+    return any(
+        affects_speed(name) and (name == "world_size" or name not in CIRCUMSTANCES) for name in differing_facts(runs)
+    )
 
 
 def _same(a: object, b: object) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fp8launch.report.grouping import ComparisonRow, Measure
 from fp8launch.report.json_values import json_mapping
-from fp8launch.report.loss_summary import LossSummary, compares_learning
+from fp8launch.report.loss_summary import LossSummary, by_task, swept_learning
 from fp8launch.report.scaling import Ratio, ScalingEfficiency
 
 
@@ -47,9 +47,11 @@ class Entry:
     loss: LossSummary | None = None
 
 
-def about_loss(entries: Iterable[Entry]) -> bool:
-    """Return whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
-    return compares_learning([entry.row.runs for entry in entries])
+def about_loss(entries: Sequence[Entry]) -> bool:
+    """Return whether the loss is a result of these rows: several seeds, or different ways to learn the same task."""
+    if any(entry.loss and entry.loss.seeds > 1 for entry in entries):
+        return True
+    return all(swept_learning(group) for group in by_task([entry.row for entry in entries]))
 
 
 def scaling_modes(entries: Iterable[Entry]) -> list[str]:

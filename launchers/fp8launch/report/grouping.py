@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import TypeVar
 
 from fp8launch.report.differences import Facts
@@ -83,6 +84,15 @@ class ComparisonRow:
     @property
     def world(self) -> int | None:
         return as_int(self.facts.get("world_size"))
+
+    @property
+    def trained_tokens(self) -> float | None:
+        """The number of tokens that the first good run was trained on; None if its log does not say."""
+        for run in self.good:
+            report, batch = run.report, self.facts.get("global_batch_size")
+            if report.iteration_last and report.seq_length and isinstance(batch, int | float):
+                return report.iteration_last * batch * report.seq_length
+        return None
 
     @property
     def nodes(self) -> int | None:
@@ -180,7 +190,8 @@ def _newest(runs: Sequence[RunData]) -> tuple[list[RunData], dict[str, list[str]
         key: object = i
         if study:
             place = (run.facts.get("nodes"), run.facts.get("recipe"))
-            key = (study.name, repr(sorted(study.point.items())), study.repeat, place)
+            folder = PurePath(run.sources[0]).parent if run.sources else None
+            key = (study.name, folder, repr(sorted(study.point.items())), study.repeat, place)
         other = chosen.get(key)
         if other is None:
             chosen[key] = run

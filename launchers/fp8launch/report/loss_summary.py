@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from fp8launch.report.differences import UNLIKE, Facts
+from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts
 from fp8launch.report.intervals import Interval, interval_json, mean_interval
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_curves import finite_losses, values_of
 from fp8launch.report.run_data import RunData
 
+Row = TypeVar("Row", bound=HasFacts)
+
 # The end of a training that is smoothed: this share of its iterations, and at least so many.
 SHARE, LEAST = 0.1, 5
-# Arguments whose variants are compared by their loss.
-LEARNING = ("lr", "min_lr", "lr_warmup_iters", "lr_decay_style", "weight_decay", "adam_beta1", "adam_beta2", "seed",
-            "init_method_std", "optimizer")  # fmt: skip
 # Above this loss (in nats) the perplexity is too large to be read.
 _LARGEST = 50.0
 
 
 @dataclass(frozen=True)
 class LossSummary:
-    """Losses in nats, each the median over a row's runs. `spread` is the range of the runs' smoothed losses.
+    """The loss at the end of a row's runs, in nats.
 
-    `iterations` were smoothed in each run; `runs` have a loss; `values` are their smoothed losses, `seed_values` the
-    means of the runs of one seed, with `mean` and its 95 % `interval` over the seeds. Only different seeds show how
-    much a loss varies: repeats of one seed compute the same, up to the order of additions.
+    `last` and `smoothed` are medians over the runs, `spread` is the range of the runs' smoothed losses, `values`. The
+    end of a run is smoothed over `iterations`. `seed_values` has the mean of the runs of each seed; `mean`, `std` (of
+    the sample) and the 95 % `interval` of the mean are over these seeds. Only different seeds show how much a loss
+    varies: repeats of one seed compute the same, up to the order of additions.
     """
 
     last: float
@@ -40,34 +41,42 @@ class LossSummary:
     values: tuple[float, ...] = ()
     seed_values: tuple[float, ...] = ()
     mean: float | None = None
+    std: float | None = None
     interval: Interval | None = None
 
     @property
     def seeds(self) -> int:
         return len(self.seed_values)
 
+    @property
+    def end(self) -> float:
+        """The number that rows are ranked by: the mean over several seeds, else the smoothed loss."""
+        if self.seeds > 1 and self.mean is not None:
+            return self.mean
+        return self.smoothed
+
     def as_json(self) -> dict[str, object]:
         return {**json_mapping(vars(self)), "seeds": self.seeds, "interval": interval_json(self.interval)}
 
     @property
     def text(self) -> str:
-        """The smoothed loss, with half the range of several runs, and the perplexity."""
-        text = self.smoothed_text
+        """The loss at the end with the standard deviation over several seeds, and the perplexity."""
+        text = self.end_text
         if self.perplexity is not None:
             text += f" ({self.perplexity:,.2f})"
         return text
 
     @property
-    def smoothed_text(self) -> str:
-        """The smoothed loss, with half the range over several seeds."""
-        text = f"{self.smoothed:.4f}"
-        if self.seeds > 1:
-            text += f" ± {self.spread / 2:.4f}"
+    def end_text(self) -> str:
+        """The loss at the end with the standard deviation over several seeds."""
+        text = f"{self.end:.4f}"
+        if self.std is not None:
+            text += f" ± {self.std:.4f}"
         return text
 
 
 def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
-    """Summarise the losses of runs of one kind; None where none has logged a finite one."""
+    """Summarize the losses of a row's runs. Return None if none of them logged a finite loss."""
     lasts, smoothed, counts = [], [], []
     of_seed: dict[str, list[float]] = {}
     for run in runs:
@@ -81,34 +90,37 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
     if not counts:
         return None
     by_seed = [statistics.fmean(same) for same in of_seed.values()]
-    middle = statistics.median(smoothed)
-    perplexity = None
-    if middle < _LARGEST:
-        perplexity = math.exp(middle)
-    return LossSummary(
+    found = LossSummary(
         last=statistics.median(lasts),
-        smoothed=middle,
-        perplexity=perplexity,
+        smoothed=statistics.median(smoothed),
+        perplexity=None,
         spread=max(smoothed) - min(smoothed),
         iterations=min(counts),
         runs=len(counts),
         values=tuple(smoothed),
         seed_values=tuple(by_seed),
         mean=statistics.fmean(by_seed),
+        std=statistics.stdev(by_seed) if len(by_seed) > 1 else None,
         interval=mean_interval(by_seed),
     )
+    if found.end < _LARGEST:
+        found = replace(found, perplexity=math.exp(found.end))
+    return found
 
 
-def compares_learning(rows: Sequence[Sequence[RunData]]) -> bool:
-    """Return whether rows of one program, precision and amount of work differ in how they learn (learning rate, seed,
-    optimizer): then the loss is the result."""
-    alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for runs in filter(None, rows):
-        facts = runs[0].facts
-        work = _texts(facts, ("precision", "script", *sorted(UNLIKE)))
-        alike.setdefault(work, set()).add(_texts(facts, LEARNING))
-    return max(map(len, alike.values()), default=0) > 1
+def by_task(rows: Sequence[Row]) -> list[list[Row]]:
+    """Group rows that train the same model on the same data: only their losses can be ranked."""
+    names = sorted(TASK.intersection(differing_facts(rows)))
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.facts.get(name)) for name in names), []).append(row)
+    return list(groups.values())
 
 
-def _texts(facts: Facts, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(map(str, map(facts.get, names)))
+def swept_learning(rows: Sequence[HasFacts]) -> list[str]:
+    """Return the arguments by which rows of one task learn differently."""
+    differ = differing_facts(rows)
+    found = [name for name in LEARNING if name in differ]
+    if "world_size" in differ and "global_batch_size" in found:
+        found.remove("global_batch_size")  # weak scaling
+    return found

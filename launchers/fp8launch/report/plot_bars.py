@@ -43,7 +43,7 @@ class Bars:
 def _number(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
-    return f"{value:,.4g}"
+    return f"{value:.4g}"
 
 
 def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
@@ -53,14 +53,14 @@ def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
     if speedup is None or speedup.value is None or speedup.against == entry.row.name or speedup.unit not in units:
         return text
     if speedup.interval and speedup.interval.low < 1 < speedup.interval.high:
-        return f"{text}  no difference seen"
+        return f"{text}  not distinguishable"
     return f"{text}  {speedup.value:.2f}×{ratio_mark(speedup)}"
 
 
 def _flops(entry: Entry) -> str:
     if not entry.tflops:
         return ""
-    text = f"{entry.tflops.median:.0f} TFLOP/s"
+    text = f"{_number(entry.tflops.median)} TFLOP/s"
     if entry.mfu:
         text += f", {100 * entry.mfu.median:.0f} % of {entry.peak_tflops:g}"
     return text

@@ -37,7 +37,7 @@ def _final(entry: Entry, curve: Sequence[Point]) -> str:
     """The loss at the end as the table has it; of a run that did not end, its last one."""
     if entry.loss is None:
         return f"{curve[-1][1]:.4g} at iteration {curve[-1][0]}, {entry.row.status}"
-    return entry.loss.smoothed_text
+    return entry.loss.end_text
 
 
 def loss_pictures(entries: Sequence[Entry], encoding: Encoding) -> list[Picture]:

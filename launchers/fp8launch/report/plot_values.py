@@ -41,5 +41,4 @@ def memory(entry: Entry) -> Value | None:
 def loss(entry: Entry) -> Value | None:
     if entry.loss is None:
         return None
-    spread = entry.loss.spread / 2 if entry.loss.seeds > 1 else 0.0
-    return Value(entry.loss.smoothed, spread)
+    return Value(entry.loss.end, entry.loss.std or 0.0)

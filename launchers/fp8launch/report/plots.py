@@ -9,12 +9,15 @@ import importlib.util
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
+from fp8launch.report.columns import shows_speedup
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.entry import Entry
 from fp8launch.report.pieces import pieces
 from fp8launch.report.plot_bars import LOSS, MEMORY, MOST_BARS, STEP_TIME, THROUGHPUT, bar_picture
 from fp8launch.report.plot_curves import step_time_pictures
@@ -22,6 +25,7 @@ from fp8launch.report.plot_encoding import encode
 from fp8launch.report.plot_lines import scaling_pictures, sequence_pictures
 from fp8launch.report.plot_losses import loss_pictures, parity_pictures
 from fp8launch.report.plot_style import HEIGHT, INK, WIDTH, Key, Panel, Picture
+from fp8launch.report.plot_sweep import swept_loss_pictures
 
 # Inches.
 _LEGEND_LINE = 0.19
@@ -45,8 +49,10 @@ def pictures(comparison: Comparison) -> list[Picture]:
 
     Where rows differ in how they learn, the losses come first.
     """
-    every = comparison.entries
+    every: Sequence[Entry] = comparison.entries
     entries = comparison.good
+    if not shows_speedup(every):
+        entries = [replace(entry, speedup=None) for entry in entries]
     encoding = encode(every)
     learning = loss_pictures(every, encoding) + parity_pictures(every, comparison.parities, encoding)
     lines = sequence_pictures(entries, encoding, memory=len(entries) > MOST_BARS)
@@ -60,7 +66,8 @@ def pictures(comparison: Comparison) -> list[Picture]:
     if not any(picture.name == "sequence_memory" for picture in lines):
         memory = bar_picture(entries, encoding, MEMORY)
     if comparison.about_loss:
-        return [*bar_picture(entries, encoding, LOSS), *learning, *speed, *memory]
+        ends = swept_loss_pictures(entries) or bar_picture(entries, encoding, LOSS)
+        return [*ends, *learning, *speed, *memory]
     return [*speed, *learning, *memory]
 
 

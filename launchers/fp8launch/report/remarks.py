@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8launch.report.columns import Table
+from fp8launch.report.columns import Table, shows_speedup
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import shortened
 from fp8launch.report.entry import Entry
@@ -102,13 +102,15 @@ def difference_lines(comparison: Comparison) -> list[str]:
 def remarks(comparison: Comparison) -> list[str]:
     """Explain in sentences how the numbers were made; `problems` has what makes the comparison invalid."""
     lines = []
-    if comparison.baseline:
+    if comparison.baseline and shows_speedup(comparison.entries):
         lines.append(
-            f"speed-up: tokens/s/GPU over {comparison.baseline}, of the row that differs least; intervals marked "
-            "'within' cover the iterations of two single runs, the others cover repeats"
+            f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); 'within' intervals "
+            "cover the iterations of two single runs, others cover repeats"
         )
     if comparison.good:
         lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
+    if any(entry.loss and entry.loss.seeds > 1 for entry in comparison.entries):
+        lines.append("± of a loss: standard deviation over the seeds, around their mean")
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
     lines += _ratio_remarks(comparison)
@@ -155,5 +157,5 @@ def _ratio_remarks(comparison: Comparison) -> list[str]:
             which = own
             if name != "speed-up":
                 which = f"scaling of {own}"
-            lines.append(f"* {which} over {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
+            lines.append(f"* {which} relative to {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
     return lines

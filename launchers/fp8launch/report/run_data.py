@@ -256,11 +256,18 @@ def _run_data(
 
 
 def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
-    """The facts in effect: fields of `launch.config` replace arguments; settings of experts need experts."""
+    """Return the facts in effect.
+
+    Fields of `launch.config` replace arguments, and settings of experts need experts. Megatron fills in the ends of a
+    constant weight decay.
+    """
     found = {}
+    decay = facts.get("weight_decay")
     overlay = {}
     for name, value in facts.items():
         if name.startswith("moe_") and not facts.get("num_experts"):
+            continue
+        if name in ("start_weight_decay", "end_weight_decay") and value == decay:
             continue
         kind, _, field = name.partition(" ")
         if kind == "config" and field in facts:

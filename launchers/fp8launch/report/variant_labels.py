@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from fp8launch.engines.base import OWN_ENTRY_TITLE
 from fp8launch.report.differences import (
+    LEARNING,
     differing_facts,
     facts_of_axis,
     makes_variant,
@@ -17,10 +18,6 @@ from fp8launch.report.differences import (
 from fp8launch.report.run_data import RunData, StudyPoint
 from fp8launch.report.run_facts import SETTINGS, UNSET
 
-# Facts that do not make a variant: repeats may be of another day, place or state of the checkout.
-_CIRCUMSTANCES = frozenset(
-    {"commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "nodes", "world_size", "node set", "driver"}
-)
 # Names of facts in labels, in this order. Labels omit a size of 1 and a flag that is off.
 _SHORT = {
     "gpu": "",
@@ -40,24 +37,43 @@ _SHORT = {
     "micro_batch_size": "MBS",
     "global_batch_size": "GBS",
     "recompute_granularity": "recompute",
+    "optimizer": "",
+    "lr": "lr",
+    "min_lr": "min lr",
+    "lr_decay_style": "decay",
+    "lr_warmup_iters": "warm-up",
+    "weight_decay": "weight decay",
+    "init_method_std": "init std",
+    "train_iters": "iterations",
 }
-_LOSS_NAMES = {"train_iters": "iterations", "lr_warmup_iters": "warm-up", "init_method_std": "init std"}
 _SILENT = ("1", "None", "False")
-# Labels have at most this many parts; the table of differences has them all.
+# Longer labels lose the parts that tell nothing apart; the table of differences has them all.
 _MOST_PARTS = 4
-# Arguments without a short name that a label has at most.
-_MOST_OTHERS = 2
+# The largest number of other facts in labels.
+_MOST_OTHERS = 3
 # Sizes, which rows have beside their label.
 _SIZE_KEYS = ("nodes", "resources.nodes", "resources.gpus_per_node")
+# Facts that labels by facts have even if others tell the runs apart.
+_ALWAYS = {"precision", "script", "run", *_SHORT} - {*LEARNING, "train_iters"} | {"global_batch_size"}
 Key = tuple[tuple[str, str], ...]
 
 
 def variant_labels(runs: Sequence[RunData]) -> list[str]:
-    """Return the label of each run; runs of the same label are of one variant."""
+    """Return the label of each run. Runs with the same label are repeats of one variant.
+
+    The axes of a study name its variants. Between studies only the facts of the runs tell whether they are repeats.
+    """
     studies = [run.study for run in runs if run.study]
-    if len(studies) == len(runs):
-        return _labels(_by_point(runs, studies), runs)
-    return _labels(_by_facts(runs), runs)
+    if len(studies) == len(runs) and _same_study(runs):
+        return _labels(_by_point(runs, studies), runs, by_point=True)
+    return _labels(_by_facts(runs), runs, by_point=False)
+
+
+def _same_study(runs: Sequence[RunData]) -> bool:
+    """Whether all runs are points of one study; studies in different folders may share a name."""
+    axes = {(run.study.name, tuple(sorted(run.study.point))) for run in runs if run.study}
+    folders = {PurePath(run.sources[0]).parent for run in runs if run.sources}
+    return len(axes) == 1 and len(folders) <= 1
 
 
 def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Key]:
@@ -85,7 +101,7 @@ def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
 
 def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     """Without a study, whatever differs between the runs makes a variant, except seeds, paths and circumstances."""
-    names = list(filter(_makes_variant, differing_facts(runs)))
+    names = list(filter(makes_variant, differing_facts(runs)))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
     per_gpu = set(map(_batch_per_gpu, runs))
     if len(per_gpu) == 1 and None not in per_gpu and "global_batch_size" in names:
@@ -104,12 +120,6 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     return keys
 
 
-def _makes_variant(name: str) -> bool:
-    if name in _CIRCUMSTANCES:
-        return False
-    return name == "precision" or makes_variant(name)
-
-
 def _batch_per_gpu(run: RunData) -> float | None:
     batch, world = run.facts.get("global_batch_size"), run.world
     if isinstance(batch, int | float) and world:
@@ -117,22 +127,32 @@ def _batch_per_gpu(run: RunData) -> float | None:
     return None
 
 
-def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
-    """A short name for each variant, with environment and such only where they distinguish it; else its first run's."""
+def _labels(keys: Sequence[Key], runs: Sequence[RunData], by_point: bool) -> list[str]:
+    """Name each variant by as few of its facts as tell it apart; by its first run if too many would be needed."""
     first: dict[Key, RunData] = {}
     for key, run in zip(keys, runs, strict=True):
         first.setdefault(key, run)
-    parts: dict[Key, list[str]] = {}
-    by_label: dict[str, list[Key]] = {}
-    for key, run in first.items():
-        parts[key] = _parts(key, run)
-        by_label.setdefault(", ".join(parts[key][:_MOST_PARTS]), []).append(key)
-    labels: dict[Key, str] = {}
-    for label, alike in by_label.items():
-        for key in alike:
-            labels[key] = label
-            if len(alike) > 1:
-                labels[key] = ", ".join([*parts[key], *_own_settings(key, alike)])
+    variants = [dict(key) for key in first]
+    names: dict[str, None] = {}
+    for variant in variants:
+        names |= dict.fromkeys(variant)
+    words: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
+    for name in names:
+        texts = [_word(name, variant[name], by_point) if name in variant else "" for variant in variants]
+        if not by_point and name not in _ALWAYS:
+            others[name] = texts
+        elif any(texts):
+            words[name] = texts
+    _add_needed(words, others, len(variants))
+    _drop_needless(words, len(variants))
+    labels = dict.fromkeys(first, "")
+    for i, key in enumerate(first):
+        labels[key] = ", ".join(texts[i] for texts in words.values() if texts[i])
+    if "" in labels.values():
+        for key, run in first.items():
+            known = str(run.facts.get("precision") or run.name)
+            labels[key] = ", ".join(filter(None, (known if known not in labels[key] else "", labels[key])))
     count = Counter(labels.values())
     for key, label in labels.items():
         if count[label] > 1:
@@ -140,37 +160,48 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData]) -> list[str]:
     return [labels[key] for key in keys]
 
 
-def _own_settings(key: Key, alike: Sequence[Key]) -> list[str]:
-    """Further settings of a variant that others with the same name lack."""
-    shared = set(key).intersection(*alike)
-    settings, others = [], []
-    for name, value in key:
-        if (name, value) in shared:
-            continue
-        if name.startswith(SETTINGS):
-            if value != UNSET:
-                settings.append(f"{name.partition(' ')[2]}={value}")
-        elif name not in _SHORT and name not in ("precision", "script", "recipe", "run"):
-            others.append(f"{_LOSS_NAMES.get(name, name.replace('_', ' '))} {shortened(value)}")
-    if len(others) > _MOST_OTHERS:
-        return settings  # the run's name is easier to read
-    return [*settings, *others]
+def _distinct(words: Mapping[str, Sequence[str]], variants: int) -> int:
+    """Count the variants that these words tell apart."""
+    return len({tuple(texts[i] for texts in words.values()) for i in range(variants)})
 
 
-def _parts(key: Key, run: RunData) -> list[str]:
-    words = []
-    for name, value in key:
-        word = _part(name, value, in_study=run.study is not None)
-        if word:
-            words.append(word)
-    return words or [str(run.facts.get("precision") or run.name)]
+def _add_needed(words: dict[str, list[str]], others: Mapping[str, list[str]], variants: int) -> None:
+    """Add facts that tell further variants apart, if few suffice: a run's name is easier to read than many facts."""
+    added: dict[str, list[str]] = {}
+    for name, texts in others.items():
+        more = {**words, **added, name: texts}
+        if _distinct(more, variants) > _distinct({**words, **added}, variants):
+            added[name] = texts
+    if len(added) <= _MOST_OTHERS:
+        words |= added
 
 
-def _part(name: str, value: str, in_study: bool) -> str:
-    """The words for one fact or axis; empty where it is not worth a word."""
-    field = name.rpartition(".")[2]
-    if in_study:
-        # `parallel.tp` is called as the argument that it sets.
+def _drop_needless(words: dict[str, list[str]], variants: int) -> None:
+    """Drop facts that tell nothing apart from long labels, the least important first."""
+    distinct = _distinct(words, variants)
+    for name in reversed(list(words)):
+        longest = max(sum(map(bool, parts)) for parts in zip(*words.values(), strict=True))
+        if longest <= _MOST_PARTS:
+            return
+        fewer = {other: texts for other, texts in words.items() if other != name}
+        if _distinct(fewer, variants) == distinct:
+            del words[name]
+
+
+def short_name(fact: str) -> str:
+    """Return the name of a fact in labels and pictures."""
+    return _SHORT.get(fact) or fact.replace("_", " ")
+
+
+def words_of(fact: str, value: object) -> str:
+    """Return the words for a fact in labels."""
+    return _word(fact, str(value), by_point=False)
+
+
+def _word(name: str, value: str, by_point: bool) -> str:
+    """Return the words for one fact or axis; empty for a size of 1 and a flag that is off."""
+    if by_point:
+        # `parallel.tp` has the short name of the argument that it sets.
         for fact in facts_of_axis(name) & _SHORT.keys():
             name = fact
     if name in _SHORT:
@@ -181,8 +212,10 @@ def _part(name: str, value: str, in_study: bool) -> str:
         return f"{_SHORT[name]} {value}".strip()
     if name in ("precision", "precision.recipe", "recipe", "run"):
         return value
-    if name == "script" and value != OWN_ENTRY_TITLE:
-        return PurePath(value).stem
-    if in_study:
-        return f"{field} {value}"
-    return ""
+    if name == "script":
+        return "" if value == OWN_ENTRY_TITLE else PurePath(value).stem
+    if by_point:
+        return f"{name.rpartition('.')[2]} {value}"
+    if name.startswith(SETTINGS):
+        return "" if value == UNSET else f"{name.partition(' ')[2]}={value}"
+    return f"{name.replace('_', ' ')} {shortened(value)}"
