@@ -33,16 +33,12 @@ from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes
+from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes, parse_seeds, seeds_from, with_seeds
 from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
-from fp8launch.untyped import as_int
 from fp8launch.wording import counted
 
-SEED = "megatron.seed"
-# Megatron's default (megatron/training/arguments.py).
-MEGATRON_SEED = 1234
 # Of a longer table only the first and the last rows are shown.
 TABLE_ROWS = 40
 
@@ -62,7 +58,11 @@ TABLE_ROWS = 40
 @click.option("--over", "axes_over", multiple=True, hidden=True)
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Number of runs per point (default: 1).")
 @click.option("--seeds", metavar="N[,N...]", help="Run each point once per seed; `compare` aggregates over the seeds.")
-@click.option("--vary-seed", is_flag=True, help="With --repeat N: give each repeat a seed of its own.")
+@click.option(
+    "--vary-seed",
+    is_flag=True,
+    help="With --repeat N: give each repeat its own seed, counting from the (first) recipe's.",
+)
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from the recipe and the points).")
 @click.option(
     "--attempts",
@@ -118,10 +118,10 @@ def submit(
     sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     varied = dict(map(parse_axis, (*axes, *axes_over)))
-    if vary_seed:
-        seeds, repeat = _seeds_of_repeats(bases.values(), repeat, seeds), 1
-    if seeds is not None:
-        varied = _with_seeds(varied, seeds)
+    numbers = _seed_axis(bases.values(), repeat, seeds, vary_seed)
+    if numbers is not None:
+        varied = with_seeds(varied, numbers)
+        repeat = 1 if vary_seed else repeat
     points = _points(bases, counts, varied, repeat)
     profile, scheduler = destination("submit", cluster, backend_name, slurm)
     place = run_root(profile, root)
@@ -224,27 +224,15 @@ def _report_study(outcome: Outcome) -> None:
     eprint(f"{submitted}, {len(outcome.present)} already existed: {outcome.study.path}")
 
 
-def _seeds_of_repeats(bases: Iterable[LoadedRecipe], repeat: int, seeds: str | None) -> str:
-    """Return one seed for each repeat, from the recipe's own seed on."""
+def _seed_axis(bases: Iterable[LoadedRecipe], repeat: int, seeds: str | None, vary_seed: bool) -> list[int] | None:
+    """Return the seeds that `--seeds` or `--vary-seed` request, None without either."""
+    if not vary_seed:
+        return None if seeds is None else parse_seeds(seeds)
     if seeds is not None:
         raise error("two-options", "--seeds states what --vary-seed would choose", "--vary-seed", "pass one of them")
     if repeat < 2:
         raise error("no-repeats", "there is one run per point", "--vary-seed", "add --repeat with at least 2")
-    stated = [as_int(base.recipe.megatron.get("seed")) for base in bases]
-    first = stated[0] if stated[0] is not None else MEGATRON_SEED
-    return ",".join(str(first + number) for number in range(repeat))
-
-
-def _with_seeds(axes: Mapping[str, list[Any]], seeds: str) -> dict[str, list[Any]]:
-    """Add the seeds as an axis. Raises UserError for seeds that are not whole numbers, or are swept already."""
-    if SEED in axes:
-        raise error("two-options", f"--sweep {SEED} and --seeds both state the seeds", "--seeds", "pass one of them")
-    words = [word.strip() for word in seeds.split(",")]
-    numbers = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10]
-    if len(numbers) != len(words) or len(set(numbers)) != len(numbers):
-        message = f"must be different whole numbers separated by commas, not {seeds!r}"
-        raise error("bad-seeds", message, "--seeds", "for example --seeds 1,2,3")
-    return {SEED: numbers, **axes}  # outermost: a study that is cut short has one seed of every point
+    return seeds_from(next(iter(bases)).recipe, repeat)
 
 
 def _points(

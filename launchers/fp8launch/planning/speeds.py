@@ -87,11 +87,11 @@ class Software:
     of their traffic: they are many, small, and wait for one another.
 
     Times of the host are seconds of a layer's forward and backward pass; `launch_forward` is the forward pass's part of
-    them. `launch` is that of a dense layer, `launch_quantized` comes on top in FP8 or FP4, and `launch_gathered` where
-    parameters are gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
-    `launch_routing` up to the routing and `launch_dispatch` behind it, and `launch_expert` for each local expert by its
-    precision, because every expert's inputs are quantized by kernels of their own; of that `launch_alone` where all
-    experts are local, and no host waits for another's tokens.
+    them. A dense layer takes `launch`, plus `launch_quantized` in FP8 or FP4, plus `launch_gathered` if parameters are
+    gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
+    `launch_routing` before the routing and `launch_dispatch` after it, and `launch_expert` for each local expert by its
+    precision, because every expert's inputs are quantized by separate kernels. If all experts are local, no host waits
+    for another's tokens, and they take `launch_alone` of that time.
     """
 
     permutation: float = 5.0

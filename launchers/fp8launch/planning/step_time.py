@@ -53,7 +53,7 @@ class TimeTerm:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step on a host like those of the published runs.
+    """A predicted step on a host as fast as in the published runs.
 
     `terms` add up to `ms`; nine in ten runs are off by at most the fraction `uncertainty`. `slow_host_ms` is the same
     step on the slowest host measured; None in a search, which ranks by `ms` alone.

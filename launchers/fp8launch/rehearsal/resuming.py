@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,11 +30,11 @@ ALLOWS_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def install(transformer_engine: str, place: Path) -> None:
-    """Save, load and continue at the end of Megatron's training, with this release of Transformer Engine ("" for none).
+    """Make Megatron's training save, load and continue at its end.
 
-    The checkpoint is written below `place`, which is deleted with all rehearsals if this process is killed.
-
-    The loading process is forked before the first step, as a resumed run also starts from a model that has not trained.
+    `transformer_engine` is its release, "" for none. The checkpoint is written below `place`, which is deleted with all
+    rehearsals if this process is killed. A resumed run starts from a model that has not trained, so the loading process
+    is forked before the first step.
     """
     as_images(transformer_engine)
     training: Any = importlib.import_module("megatron.training.training")
@@ -44,7 +43,7 @@ def install(transformer_engine: str, place: Path) -> None:
     def train_save_and_continue(step: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **named: Any) -> Any:
         args = training.get_args()
         if args.use_torch_fsdp2 or args.ckpt_format not in ("torch_dist", "torch"):
-            # A rank of FSDP may hold no part of a tensor, so it cannot load a checkpoint of its own parts.
+            # A rank of FSDP may hold no part of a tensor, so it cannot load a checkpoint that has only this rank's parts.
             result = train(step, model, optimizer, scheduler, *rest, **named)
             plan(args, model, optimizer, scheduler)
             return result
@@ -73,7 +72,7 @@ def install(transformer_engine: str, place: Path) -> None:
             args.save = None
             # Of the ranks that hold the same weights one writes them in the format `torch`.
             file = importlib.import_module("megatron.training.checkpointing").get_checkpoint_name(folder, ITERATIONS)
-            resumed(args.ckpt_format != "torch" or pathlib.Path(file).exists())
+            resumed(args.ckpt_format != "torch" or Path(file).exists())
         return result
 
     training.train = train_save_and_continue

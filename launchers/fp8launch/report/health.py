@@ -170,7 +170,7 @@ def _main_loss(names: Sequence[str]) -> str:
 def health_of(
     steady: SteadyState, arguments: Mapping[str, object], limits: HealthLimits = LIMITS
 ) -> tuple[HealthProblem, ...]:
-    """Return what is wrong with a run's training; `arguments` are Megatron's, as far as they are known."""
+    """Return the health problems of a run. `arguments` are Megatron's, empty if unknown."""
     return _problems(Series.of(steady.lines), Series.of(steady.kept), arguments, limits)
 
 
@@ -284,40 +284,51 @@ def _resume_jump(
         yield HealthProblem("resume-jump", "error", message, number[at], number[min(at + len(after), len(number)) - 1])
 
 
+@dataclass(frozen=True)
+class _Rise:
+    """Consecutive medians above the lowest one before them. `begin` and `end` count the lines up to them."""
+
+    begin: int
+    end: int
+    low: float
+    high: float
+
+
+def _rises(loss: Sequence[float], noise: float, limits: HealthLimits) -> Iterator[_Rise]:
+    """Find where the rolling median is above its lowest earlier value."""
+    medians = [statistics.median(loss[i : i + _LOSS_WINDOW]) for i in range(len(loss) - _LOSS_WINDOW + 1)]
+    lowest = medians[0] if medians else math.nan
+    lows: list[float | None] = []
+    for middle in medians:
+        if middle - lowest > _rise(lowest, noise, limits):
+            lows.append(lowest)
+        else:
+            lowest = min(lowest, middle)
+            lows.append(None)
+    for low, group in groupby(range(len(medians)), key=lows.__getitem__):
+        if low is not None:
+            risen = list(group)
+            high = max(medians[i] for i in risen)
+            yield _Rise(risen[0] + _LOSS_WINDOW, risen[-1] + _LOSS_WINDOW, low, high)
+
+
 def _jump(
     loss: Sequence[float], number: Sequence[int], noise: float, resumes: set[int], limits: HealthLimits
 ) -> HealthProblem | None:
-    """Find the largest rise of the rolling median above its lowest earlier value, apart from rises at a resume."""
-    best = math.inf
-    worst: tuple[float, int, int, float, float] | None = None
-    begin: int | None = None
-    low = high = 0.0
-    ends = [*range(_LOSS_WINDOW, len(loss) + 1), None]
-    for end in ends:
-        middle = -math.inf if end is None else statistics.median(loss[end - _LOSS_WINDOW : end])
-        risen = middle - best > _rise(best, noise, limits) if math.isfinite(best) else False
-        if risen and begin is None:
-            begin, low, high = end, best, middle
-        elif risen:
-            high = max(high, middle)
-        elif begin is not None:
-            last = len(loss) if end is None else end - 1
-            at_resume = any(begin - _LOSS_WINDOW <= resume <= begin for resume in resumes)
-            if not at_resume and (worst is None or high - low > worst[0]):
-                worst = (high - low, begin, last, low, high)
-            begin = None
-        if not risen:
-            best = min(best, middle) if end is not None else best
-    if worst is None:
+    """Report the largest rise that is not at a resume."""
+    rises = []
+    for rise in _rises(loss, noise, limits):
+        if not any(rise.begin - _LOSS_WINDOW <= resume <= rise.begin for resume in resumes):
+            rises.append(rise)
+    if not rises:
         return None
-    _, begin, last, low, high = worst
+    worst = max(rises, key=lambda rise: rise.high - rise.low)
     # The median follows a rise after half of its window.
-    first = begin - 1 - _LOSS_WINDOW // 2
-    if last == len(loss):
-        message = f"the loss rises from {low:.4f} to {high:.4f} and does not recover"
-        return HealthProblem("loss-jump", "error", message, number[first], number[-1])
-    message = f"the loss rises from {low:.4f} to {high:.4f} and recovers"
-    return HealthProblem("loss-jump", "warning", message, number[first], number[last - 1])
+    first = number[worst.begin - 1 - _LOSS_WINDOW // 2]
+    message = f"the loss rises from {worst.low:.4f} to {worst.high:.4f}"
+    if worst.end == len(loss):
+        return HealthProblem("loss-jump", "error", f"{message} and does not recover", first, number[-1])
+    return HealthProblem("loss-jump", "warning", f"{message} and recovers", first, number[worst.end - 1])
 
 
 def _flat(

@@ -15,9 +15,13 @@ from fp8launch.engines.base import Entry
 from fp8launch.job.prepared import Prepared
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.untyped import as_int
 from fp8launch.wording import counted
 
 MAX_POINTS = 10_000
+SEED = "megatron.seed"
+# The default of Megatron's --seed.
+MEGATRON_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,30 @@ def parse_nodes(text: str) -> list[int]:
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
         raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
     return list(map(int, parts))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`1,2,3` to seeds. Raises UserError for anything but different whole numbers."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10]
+    if len(numbers) != len(words) or len(set(numbers)) != len(numbers):
+        message = f"must be different whole numbers separated by commas, not {text!r}"
+        raise error("bad-seeds", message, "--seeds", "for example --seeds 1,2,3")
+    return numbers
+
+
+def seeds_from(recipe: Recipe, count: int) -> list[int]:
+    """Return consecutive seeds from the recipe's seed on."""
+    stated = as_int(recipe.megatron.get("seed"))
+    first = MEGATRON_SEED if stated is None else stated
+    return list(range(first, first + count))
+
+
+def with_seeds(axes: Mapping[str, list[Any]], seeds: list[int]) -> dict[str, list[Any]]:
+    """Add the seeds as the outermost axis: a study that is cut short has one seed of every point."""
+    if SEED in axes:
+        raise error("two-options", f"--sweep {SEED} and --seeds both state the seeds", "--seeds", "pass one of them")
+    return {SEED: seeds, **axes}
 
 
 def point_key(point: Point, prepared: Prepared) -> str:
