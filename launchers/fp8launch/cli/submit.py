@@ -61,7 +61,7 @@ TABLE_ROWS = 40
 @click.option(
     "--vary-seed",
     is_flag=True,
-    help="With --repeat N: give each repeat its own seed, counting from the (first) recipe's.",
+    help="With --repeat N: give each repeat its own seed.",
 )
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from the recipe and the points).")
 @click.option(

@@ -43,7 +43,7 @@ def install(transformer_engine: str, place: Path) -> None:
     def train_save_and_continue(step: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **named: Any) -> Any:
         args = training.get_args()
         if args.use_torch_fsdp2 or args.ckpt_format not in ("torch_dist", "torch"):
-            # A rank of FSDP may hold no part of a tensor, so it cannot load a checkpoint that has only this rank's parts.
+            # A rank of FSDP may hold no part of a tensor, so a checkpoint of its parts alone cannot be loaded.
             result = train(step, model, optimizer, scheduler, *rest, **named)
             plan(args, model, optimizer, scheduler)
             return result
