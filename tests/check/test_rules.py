@@ -43,6 +43,30 @@ def test_an_image_with_an_old_torch_is_told(tmp_path: Path, monkeypatch: pytest.
     assert not said(Set(BLOCKWISE, more={"container": {"image": "site"}}), "blockwise-needs-cuda", tmp_path)
 
 
+MUON = {"optimizer": "dist_muon"}
+FLEX = {**MOE, "moe_token_dispatcher_type": "flex", "expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (MUON, "emerging_optimizers"),
+        ({**FLEX, "moe_flex_dispatcher_backend": "deepep"}, "deep_ep"),
+        ({**FLEX, "moe_flex_dispatcher_backend": "hybridep"}, "deep_ep"),
+    ],
+)
+def test_an_optional_package_that_the_image_may_lack_is_reported(
+    arguments: dict[str, Any], module: str, tmp_path: Path
+) -> None:
+    """Five of 62 random recipes that passed the check died on a GPU for want of a package."""
+    [problem] = said(Set(arguments, more={"container": {"image": "/site/own.sqsh"}}), "optional-package", tmp_path)
+    assert f"imports {module}, " in problem.message and problem.severity == "warning"
+    assert "https://github.com/" in str(problem.fix)
+    assert not said(Set(arguments, more={"container": {"image": "nemo-26.06"}}), "optional-package", tmp_path)
+    plain = {name: value for name, value in arguments.items() if name not in (*MUON, "moe_token_dispatcher_type")}
+    assert not said(Set(plain, more={"container": {"image": "/site/own.sqsh"}}), "optional-package", tmp_path)
+
+
 def test_unknown_software_raises_no_alarm(tmp_path: Path) -> None:
     nothing = {"transformer_engine": None, "cuda": None}
     for code in ("te-too-old", "blockwise-needs-cuda", "cuda-too-old"):

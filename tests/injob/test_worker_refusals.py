@@ -69,6 +69,10 @@ def test_flags_that_a_cpu_needs_are_all_named(megatron: None) -> None:
     refused(worker(argv), 2, "--distributed-backend gloo", "--no-rope-fusion")
 
 
+def test_an_optional_package_is_missed_before_training(megatron: None) -> None:
+    refused(worker([*MOCK, "--optimizer", "dist_muon"]), 3, "dist_muon needs emerging_optimizers", "pip install git+")
+
+
 def test_what_the_entry_does_not_do(megatron: None) -> None:
     refused(worker([*MOCK, "--sft"]), 2, "--sft", "pretrain_gpt.py")
 

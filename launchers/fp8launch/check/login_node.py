@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from fp8launch import schedulers
 from fp8launch.check import checkpoint_space, checkpoints, data, pickled_state, run_root
 from fp8launch.check.job_paths import kind_of
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.images import image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.injob.ownership import foreign_owner
+from fp8launch.injob.rank.optional_packages import needs
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
 from fp8launch.job.reserved_env import missing_secrets
@@ -210,20 +212,27 @@ print(*[name for name in sys.argv[1:] if not there(name)])
 def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mapping[str, str]) -> Iterator[Problem]:
     """Whether the Python of a job on this machine has what the engine's processes import."""
     packages = prepared.engine.packages
+    run = resolve_run(prepared)
+    optional = {need.module: need for need in needs(run.value)}
     variables = {**clean_environment(environment), **dict(job.environment)}
     _, where = _stated_python(prepared.loaded, cluster)
     python = shutil.which(job.python, path=variables.get("PATH"))
     # Commands of the profile, such as `module load`, may bring the packages, or another Python.
     if job.setup or python is None or not _may_be_asked(python):
         return
-    command = [python, "-c", _NOT_INSTALLED, *packages]
+    command = [python, "-c", _NOT_INSTALLED, *packages, *optional]
     try:
         done = subprocess.run(
             command, env=variables, cwd="/", capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return
-    missing = [packages[name] for name in done.stdout.split() if name in packages]
+    absent = done.stdout.split()
+    for name, need in optional.items():
+        if name in absent:
+            message = f"{need.reason} imports {name}, which the job's Python {job.python} does not have"
+            yield Problem("error", "python-packages", message, run.where(need.setting), f"install it: {need.install}")
+    missing = [packages[name] for name in absent if name in packages]
     if missing:
         message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
         by_pip = f"install them there ({job.python} -m pip install {_requirements(missing)})"

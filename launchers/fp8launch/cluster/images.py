@@ -33,6 +33,14 @@ def software_in(image: str | None) -> dict[str, str]:
     return {}
 
 
+def packages_in(image: str) -> frozenset[str]:
+    """Return the optional modules that the catalogue has for an image; empty for an unknown image."""
+    for name, entry in catalogue().items():
+        if image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
+            return frozenset(entry.get("packages", "").split())
+    return frozenset()
+
+
 def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
     """What `runtime` must be given for the image that a recipe calls `name`. Raises UserError when it is not there."""
     known = catalogue()

@@ -37,6 +37,7 @@ if __name__ == "__main__":
 
 from fp8launch.injob.rank import leaving, node_info, rank_watch, ranks, signals
 from fp8launch.injob.rank.compat import before_import, cache_folders, cpu_process, python311
+from fp8launch.injob.rank.optional_packages import needs
 
 WRONG_REQUEST = 2
 MACHINE_LACKS = 3
@@ -99,6 +100,14 @@ def megatron_version() -> tuple[str, tuple[int, ...]]:
 
 def tested_versions() -> str:
     return ", ".join(".".join(map(str, minor)) for minor in TESTED_MEGATRON)
+
+
+def check_packages(argv: list[str]) -> None:
+    """Stop before anything heavy is imported if a setting needs a package that is not installed."""
+    for need in needs(lambda name: option(argv, "--" + name.replace("_", "-"))):
+        if importlib.util.find_spec(need.module) is None:
+            message = f"{need.reason} needs {need.module}, which is not installed for {sys.executable}"
+            stop(MACHINE_LACKS, f"{message}: {need.install}")
 
 
 def check_software(script: Path | None) -> None:
@@ -314,6 +323,7 @@ def main() -> None:
         sys.path.insert(0, str(script.resolve().parent))
 
     check_software(script)
+    check_packages(argv)
     if device == "cuda":
         check_gpu()
     problem_found = low_precision_problem(argv, device)
