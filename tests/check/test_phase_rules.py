@@ -128,6 +128,20 @@ def test_a_start_in_the_middle_of_another_training_is_refused(tmp_path: Path) ->
 FP8 = ("train.iterations=50", "phases={first: {iterations: 3, precision: {recipe: bf16}}, then: {}}")
 
 
+def test_fully_reshardable_states_are_advised_only_where_they_are_right() -> None:
+    """Megatron 0.17 to 0.19 shifts them behind padded gradient buckets: with 12 ranks, not with 8."""
+
+    def advice(*changes: str) -> str:
+        result = found(*FP8, "precision.param_gather=true", *changes, recipe="llama8b_fp8")
+        [fix] = [problem.fix for problem in result.problems if problem.code == "phase-resharding"]
+        return str(fix)
+
+    assert advice().startswith("set megatron.dist_ckpt_optim_fully_reshardable: true")
+    padded = ("resources.gpus_per_node=6", "resources.nodes=2", "batch.global=120")
+    assert "only without overlap_grad_reduce" in advice(*padded)
+    assert advice(*padded, "megatron.overlap_grad_reduce=null", "megatron.overlap_param_gather=null").startswith("set ")
+
+
 def test_fp8_weights_need_states_that_fit_other_buckets() -> None:
     """Weights in FP8 have a buffer of their own, so the states of bf16 ones lie otherwise."""
     one = [*FP8, "precision.param_gather=true"]

@@ -70,6 +70,11 @@ def _padded_buckets(run: Setup) -> bool:
     return not even or run.on("ddp_pad_buckets_for_high_nccl_busbw")
 
 
+def fully_reshardable_shifts(run: Setup) -> bool:
+    """Whether fully reshardable checkpoints of this run hold shifted states (Megatron-LM pull request 5077)."""
+    return run.on("use_distributed_optimizer") and run.on("overlap_grad_reduce") and _padded_buckets(run)
+
+
 def _gathers_in_gradient_buffer(run: Setup) -> bool:
     return run.fp8("mxfp8") and run.on("fp8_param_gather") and run.on("reuse_grad_buf_for_mxfp8_param_ag")
 
@@ -508,12 +513,10 @@ ADVISORIES: tuple[Advisory, ...] = (
             "of two or above 128, sizes that are no multiple of 128, or ddp_pad_buckets_for_high_nccl_busbw"
         ),
         applies=lambda run: (
-            run.on("use_distributed_optimizer")
-            and run.on("dist_ckpt_optim_fully_reshardable")
-            and run.on("overlap_grad_reduce")
+            run.on("dist_ckpt_optim_fully_reshardable")
             and run.on("save")
             and run.value("ckpt_format") == "torch_dist"
-            and _padded_buckets(run)
+            and fully_reshardable_shifts(run)
         ),
         affected=TO_0_19,
         effect="checkpoints hold shifted master weights and moments behind the first padded bucket",

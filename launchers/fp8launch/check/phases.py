@@ -220,6 +220,12 @@ def states_fit_the_split(border: Border) -> Iterator[Finding]:
     if changed and in_buckets and border.before.value("ckpt_format") == "torch_dist":
         message = f"{border.there}: {border.words(changed)}, but the checkpoint stores the optimizer states by bucket"
         fix = "set megatron.dist_ckpt_optim_fully_reshardable: true for all phases, or use the same split"
+        if advisories.fully_reshardable_shifts(advisories.setup_of_run(border.before)):
+            # Megatron would write shifted states, so the setting alone is no way out.
+            fix = (
+                "use the same split. Here megatron.dist_ckpt_optim_fully_reshardable: true saves correct states only "
+                "without overlap_grad_reduce, because gradient buckets are padded (Megatron-LM pull request 5077)"
+            )
         yield Finding(message, border.where(*changed), fix)
 
 
