@@ -49,6 +49,8 @@ LAYOUT = {
     "etp": "expert_tensor_parallel_size",
 }
 SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
+# Switches of the dataset that need caches.
+DATASET = ("fast_cache_load", "defer_npy_index_mmap")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +205,9 @@ def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
     }
     for section in SECTIONS:
         entry[section] = changed(getattr(config, section, None))
+    dataset = {name: True for name in DATASET if getattr(config.dataset, name, False)}
+    if dataset:
+        entry["dataset"] = dataset
     return entry
 
 

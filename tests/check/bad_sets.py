@@ -593,6 +593,18 @@ BUILDING = {
         },
         "moe-flex-dispatcher",
     ),
+    "two numbers of SMs": Set(
+        {
+            **MOE,
+            "moe_token_dispatcher_type": "flex",
+            "moe_flex_dispatcher_backend": "deepep",
+            "expert_model_parallel_size": 4,
+            "moe_deepep_num_sms": 20,
+            "moe_hybridep_num_sms": 16,
+        },
+        "moe-dispatcher-sms",
+    ),
+    "caches without a folder": Set({"dataloader_fast_cache_load": True}, "data-cache"),
     "averaged per-token loss": Set({"calculate_per_token_loss": True}, "per-token-loss-average"),
 }
 BUILDING |= {

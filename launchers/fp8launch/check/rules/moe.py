@@ -101,6 +101,25 @@ def grouped_experts_have_no_fused_bias(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("moe_grouped_gemm"), "add disable_bias_linear or no_bias_dropout_fusion")
 
 
+@rule(
+    "moe-dispatcher-sms",
+    "error",
+    source="megatron/core/transformer/transformer_config.py __post_init__ (0.19); run with Bridge 0.6.0 on a CPU",
+    says="Conflicting deprecated SM-count knobs",
+)
+def dispatchers_agree_on_sms(run: ResolvedRun) -> Iterator[Finding]:
+    names = ("moe_deepep_num_sms", "moe_hybridep_num_sms")
+    counts = [run.value(name) for name in names]
+    if run.megatron < (0, 19) or None in counts or run.value("moe_flex_dispatcher_num_sms") is not None:
+        return
+    if counts[0] != counts[1]:
+        message = f"moe_deepep_num_sms {counts[0]} and moe_hybridep_num_sms {counts[1]} differ, which Megatron refuses"
+        fix = "set moe_flex_dispatcher_num_sms, which replaces both"
+        if run.software.megatron_bridge is not None:
+            fix = "set bridge.overrides: {model: {moe_flex_dispatcher_num_sms: N}}, which replaces both"
+        yield Finding(message, run.where(*names), fix)
+
+
 @rule("moe-flex-dispatcher", "error", source=f"{_MOE}/token_dispatcher.py:1770 and 1788, building the model")
 def dispatchers_have_someone_to_send_to(run: ResolvedRun) -> Iterator[Finding]:
     backend = run.value("moe_flex_dispatcher_backend")

@@ -151,9 +151,16 @@ def pipeline_layout_has_every_layer(run: ResolvedRun) -> Iterator[Finding]:
     if len(pieces) % run.layout.pp:
         message = f"the layout has {len(pieces)} stages, which are not a multiple of PP {run.layout.pp}"
         yield Finding(message, where, "write as many stages for each pipeline rank")
-    elif layers.count("t") != wanted or not (layers[0] == "E" and layers.count("L") == 1):
+        return
+    if layers.count("t") != wanted or not (layers[0] == "E" and layers.count("L") == 1):
         message = f"the layout has {layers.count('t')} layers t, and the model {wanted}"
         yield Finding(message, where, "write one E first, a t for each layer, and one L")
+        return
+    virtual, stages = run.integer("num_virtual_stages_per_pipeline_rank"), len(pieces) // run.layout.pp
+    if virtual and virtual != stages:
+        message = f"the layout has {stages} stages for each of {run.layout.pp} pipeline ranks, but VP is {virtual}"
+        place = run.where("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout")
+        yield Finding(message, place, f"set parallel.vp: {stages}")
 
 
 @rule("virtual-pipeline-batches", "error", source="megatron/core/pipeline_parallel/schedules.py:1133-1156; run")

@@ -25,6 +25,26 @@ def evaluation_has_an_interval(run: ResolvedRun) -> Iterator[Finding]:
         )
 
 
+@rule(
+    "data-cache",
+    "error",
+    source="megatron/core/datasets/blended_megatron_dataset_config.py __post_init__; run with Bridge 0.6.0 on a CPU",
+    says="must be provided when using --dataloader-",
+)
+def caches_have_a_folder(run: ResolvedRun) -> Iterator[Finding]:
+    for name in ("dataloader_fast_cache_load", "dataloader_defer_npy_index_mmap"):
+        if run.on(name) and not run.on("data_cache_path"):
+            message = f"{name} reads dataset caches that were built before, but no folder for caches is set"
+            fix = "set megatron.data_cache_path to the folder with the caches, or turn the flag off"
+            if run.software.megatron_bridge is not None:
+                fix = (
+                    "set bridge.overrides: {dataset: {path_to_cache: DIR}}, or turn both flags off: "
+                    "{dataset: {fast_cache_load: false, defer_npy_index_mmap: false}}"
+                )
+            yield Finding(message, run.where(name), fix)
+            return
+
+
 @rule("no-learning-rate", "error", source=f"{_SCHEDULER}:60: float(None)", scope="megatron_lm")
 def there_is_a_learning_rate(run: ResolvedRun) -> Iterator[Finding]:
     if run.value("lr") is None and not run.on("skip_train"):

@@ -131,7 +131,7 @@ def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
     for name, value in recipe.settings.items():
         yield f"model.{name}", value
     # Communication and precision win over the model's own values when Bridge sets a run up.
-    for section in ("optimizer", "ddp", "mixed_precision", "comm_overlap"):
+    for section in ("optimizer", "ddp", "mixed_precision", "comm_overlap", "dataset"):
         for name, value in as_mapping(recipe.sections.get(section)).items():
             yield f"{section}.{name}", value
     yield "train.micro_batch_size", recipe.micro_batch

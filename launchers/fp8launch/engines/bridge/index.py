@@ -18,6 +18,7 @@ from typing import Any
 
 from fp8launch.diagnostics import error, nearest
 
+SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap", "dataset")
 _DATA = Path(__file__).with_name("recipes.json.xz")
 
 
@@ -27,8 +28,7 @@ class BridgeRecipe:
 
     `hub` are the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp
     as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
-    `sections` are the fields of `mixed_precision`, `ddp`, `optimizer` and `comm_overlap` that differ from Bridge's
-    defaults.
+    `sections` are the fields of SECTIONS that differ from Bridge's defaults.
     """
 
     release: str
@@ -133,7 +133,7 @@ def _read() -> dict[str, Any]:
 
 
 def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
-    sections = {key: entry[key] for key in ("mixed_precision", "ddp", "optimizer", "comm_overlap") if entry.get(key)}
+    sections = {key: entry[key] for key in SECTIONS if entry.get(key)}
     return BridgeRecipe(
         release=release,
         name=name,
