@@ -107,8 +107,8 @@ def test_a_recipe_of_bridge_is_tuned_by_its_own_fields(home: Path, capsys: pytes
     text = said(
         capsys, "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config", "--numerics", "allow", "--dry-run", expect=0
     )
-    assert "model.recompute_granularity=None" in text and "mixed_precision.fp8_param=False" in text
-    assert "batch.micro=2" in text and "megatron." not in text
+    assert "model.recompute_num_layers=2" in text and "mixed_precision.fp8_param=False" in text
+    assert "megatron." not in text
 
 
 @pytest.mark.parametrize("name", ["llama8b_fp8_h200x2", "qwen3_30b_a3b_tensorwise_h100", "llama70b_tensorwise_h100"])
@@ -305,3 +305,11 @@ def test_what_is_not_predicted_has_no_prediction(capsys: pytest.CaptureFixture[s
     assert run(["tune", "peers/zero_torchao", "--dry-run", "--backend", "local"]) == 0
     shown = capsys.readouterr().out
     assert "micro-batch" in shown and "%" not in shown and "norms" not in shown and "sm-margin" not in shown
+
+
+def test_changes_that_cannot_fit_alone_are_named_as_such(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Micro batches that the check refuses stood among the changes to try."""
+    text = said(capsys, "llama8b_fp8", "--knobs", "micro-batch,attention", "--dry-run", expect=0)
+    assert "tried only with changes that save memory: micro batch 4: predicted to need 173.9 GiB, of 79.6" in text
+    assert not any(line.startswith("micro batch 4") for line in text.splitlines())
+    assert "1 change to try" in text

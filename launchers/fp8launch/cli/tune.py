@@ -36,9 +36,10 @@ from fp8launch.tuning.candidates import Base, bases_of, begin, seconds_at_most, 
 from fp8launch.tuning.identity import study_name
 from fp8launch.tuning.knobs import Knob
 from fp8launch.tuning.knobs import knobs as all_knobs
+from fp8launch.tuning.memory_fit import fits
 from fp8launch.tuning.record import Record, folder_of, read_record, write_record
 from fp8launch.tuning.session import Session, search
-from fp8launch.tuning.state import Limits, State, seconds_spent, trials_run
+from fp8launch.tuning.state import Limits, State, Variant, seconds_spent, trials_run
 from fp8launch.tuning.trials import Site
 from fp8launch.wording import counted
 
@@ -270,7 +271,9 @@ def _bound(record: Record, bases: Sequence[Base], gpus: int, minutes: float | No
 
 
 def _cost(record: Record, bases: Sequence[Base], gpus: int, minutes: float | None) -> str:
-    changes = sum(len(start.candidates) for start in record.state.starts)
+    changes = 0
+    for number, start in enumerate(record.state.starts):
+        changes += sum(fits(record.state, Variant(number, (change.name,))) for change in start.candidates)
     shape = bases[0].prepared
     need = shape.loaded.recipe.resources
     devices = f"{gpus} {need.gpu}"
@@ -281,7 +284,7 @@ def _cost(record: Record, bases: Sequence[Base], gpus: int, minutes: float | Non
         done = f"; {len(record.state.results)} trials are done"
     bound = _bound(record, bases, gpus, minutes)
     return (
-        f"{changes} changes to try on {devices}: runs of {bases[0].iterations} iterations with global "
+        f"{counted(changes, 'change')} to try on {devices}: runs of {bases[0].iterations} iterations with global "
         f"batch {shape.layout.global_batch}, about {record.state.expected_seconds:,.0f} s each{done}; "
         f"at most {bound:,.2f} GPU-hours"
     )

@@ -19,6 +19,7 @@ from fp8launch.tuning.candidates import Base
 from fp8launch.tuning.judgement import standing
 from fp8launch.tuning.knobs import Knob
 from fp8launch.tuning.knobs import knobs as all_knobs
+from fp8launch.tuning.memory_fit import misfit
 from fp8launch.tuning.picture import draw
 from fp8launch.tuning.recipe_text import recipe_text
 from fp8launch.tuning.record import Record, folder_of
@@ -34,7 +35,8 @@ def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> No
     """Print what a search would try, the best prediction first, and what the check refuses."""
     touches = {knob.name: sorted(knob.touches - {"speed"}) for knob in chosen}
     starts: list[dict[str, Any]] = []
-    for start, overrides, refused in zip(record.state.starts, record.overrides, record.refused, strict=True):
+    for number, start in enumerate(record.state.starts):
+        overrides, refused = record.overrides[number], record.refused[number]
         changes = []
         for change in sorted(start.candidates, key=lambda candidate: -candidate.gain):
             entry = {
@@ -42,6 +44,7 @@ def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> No
                 "knob": change.knob,
                 "predicted": known_gain(change.gain),
                 "memory_gib": change.memory_gib,
+                "misfit": misfit(record.state, Variant(number, (change.name,))),
                 "touches": touches.get(change.knob, []),
                 "overrides": dict(overrides[change.name]),
             }
@@ -58,6 +61,8 @@ def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> No
 def _show_changes(start: Mapping[str, Any], titled: bool) -> None:
     table = []
     for one in start["changes"]:
+        if one["misfit"] is not None:
+            continue
         gain = ""
         if one["predicted"] is not None:
             gain = percent(one["predicted"])
@@ -66,6 +71,9 @@ def _show_changes(start: Mapping[str, Any], titled: bool) -> None:
         table.append((one["change"], one["knob"], gain, memory, ", ".join(one["touches"]), keys))
     columns = ("change", "knob", "predicted", "memory (GiB)", "also touches", "keys")
     show_table(columns, table, title=start["recipe"] if titled else None)
+    for one in start["changes"]:
+        if one["misfit"] is not None:
+            eprint(f"tried only with changes that save memory: {one['change']}: {one['misfit']}")
     for refused in start["refused"]:
         eprint(f"refused by the check: {refused['change']}: {refused['why']}")
 

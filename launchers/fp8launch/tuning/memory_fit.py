@@ -35,9 +35,14 @@ def memory_shift(state: State) -> float:
     return shift
 
 
+def misfit(state: State, variant: Variant) -> str | None:
+    """Return why a variant cannot fit; None if it can."""
+    return why_not_fits(state, variant, needs_gib(state, variant))
+
+
 def fits(state: State, variant: Variant) -> bool:
     """Whether a variant is predicted to fit, by the corrected model and by what ran out of memory before."""
-    return why_not_fits(state, variant, needs_gib(state, variant)) is None
+    return misfit(state, variant) is None
 
 
 def why_not_fits(state: State, variant: Variant, need: float | None) -> str | None:

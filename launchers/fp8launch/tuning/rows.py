@@ -10,7 +10,7 @@ from typing import Any
 
 from fp8launch.tuning.judgement import MOST_RUNS, Judgement, Standing, standing
 from fp8launch.tuning.knobs import Knob
-from fp8launch.tuning.memory_fit import needs_gib, why_not_fits
+from fp8launch.tuning.memory_fit import misfit
 from fp8launch.tuning.record import Record
 from fp8launch.tuning.search import LEAST_PREDICTED
 from fp8launch.tuning.state import Outcome, Variant, describe, gain_over
@@ -113,7 +113,7 @@ def _tried(
         touches.update(touched[variant.start, name])
     speed = None
     if speeds:
-        speed = statistics.median_high(speeds)
+        speed = statistics.median(speeds)
     row = Row(
         change=" + ".join(new) or start,
         predicted=predicted,
@@ -156,9 +156,9 @@ def _untried(record: Record, now: Standing, touched: Touched, why_ended: str) ->
         variant = Variant(start, (candidate.name,))
         gain = candidate.gain
         why = f"not tried: {why_ended}"
-        misfit = why_not_fits(state, variant, needs_gib(state, variant))
-        if misfit is not None:
-            why = f"not tried: {misfit}"
+        too_large = misfit(state, variant)
+        if too_large is not None:
+            why = f"not tried: {too_large}"
         elif gain < LEAST_PREDICTED:
             why = "not tried: predicted to be slower"
         found.append(_left_out(candidate.name, gain, why, touched[start, candidate.name]))
