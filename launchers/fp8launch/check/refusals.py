@@ -140,8 +140,12 @@ def fix_for(run: ResolvedRun, message: str, involved: Sequence[str] = ()) -> str
     if not stated:
         return NAMELESS
     if len(stated) == 1:
-        return f"change {stated[0]}"
+        verb = "set" if stated[0].endswith(_NOT_SET) else "change"
+        return f"{verb} {stated[0].removesuffix(_NOT_SET)}"
     return f"change {', '.join(stated[:-1])} or {stated[-1]}, so that they agree"
+
+
+_NOT_SET = " (not set)"
 
 
 def _shown(run: ResolvedRun, name: str) -> str:
@@ -153,7 +157,7 @@ def _shown(run: ResolvedRun, name: str) -> str:
     elif field.startswith("launch.config."):
         value = run.loaded.recipe.launch.config[name]
     if value is None:
-        return f"{field} (not set)"
+        return f"{field}{_NOT_SET}"
     if isinstance(value, bool):
         value = str(value).lower()
     return f"{field} ({value})"
