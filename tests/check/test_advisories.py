@@ -380,3 +380,14 @@ def test_megatron_fsdp_with_another_pipeline(tmp_path: Path) -> None:
 
 def test_codes_are_known_to_silence() -> None:
     assert set(CODES) == set(ROWS)
+
+
+def test_experts_that_become_parallel_lose_their_states(tmp_path: Path) -> None:
+    """EP 2 as EP 1 ended as `Could not find parameter group` in the job."""
+    load = written_by(tmp_path, num_experts=4, expert_model_parallel_size=2, moe_router_topk=2)
+    experts = ("megatron.num_experts=4", "megatron.moe_router_topk=2", "resources.gpus_per_node=2")
+    found = continued(load, *experts)
+    assert found["checkpoint-expert-groups"].severity == "error"
+    assert "EP is 1, but 2 in the run" in found["checkpoint-expert-groups"].message
+    assert "checkpoint-expert-groups" not in continued(load, *experts, "parallel.ep=2")
+    assert "checkpoint-expert-groups" not in continued(load, *experts, "megatron.finetune=true")

@@ -26,7 +26,9 @@ TWO_PHASES = (
     "phases={first: {iterations: 3}, then: {}}",
 )
 TWO, SHARDED = "resources.gpus_per_node=2", "megatron.use_distributed_optimizer=true"
+RESHARDABLE = "megatron.dist_ckpt_optim_fully_reshardable=true"
 OVERLAP = "megatron.overlap_grad_reduce=true"
+EXPERTS = ("megatron.num_experts=4", "megatron.moe_token_dispatcher_type=alltoall", "megatron.moe_router_topk=2")
 NEVER = "no such message"
 
 
@@ -51,6 +53,13 @@ CASES = [
         "phase-learning-rate",
         ["phases.then.train.lr=0.02", "megatron.override_opt_param_scheduler=true"],
         "Could not find parameter group",
+    ),
+    ("phase-expert-groups", [TWO, *EXPERTS, "parallel.ep=2", "phases.then.parallel.ep=1"], "Could not find parameter"),
+    ("phase-expert-groups", [TWO, *EXPERTS, "phases.then.parallel.ep=2"], "Expected 2 entries in state dict"),
+    (
+        "phase-expert-groups",
+        [TWO, SHARDED, RESHARDABLE, *EXPERTS, "parallel.ep=2", "phases.then.parallel.ep=1"],
+        "KeyError: 'optimizer'",
     ),
     ("phase-global-batch", ["phases.then.batch.global=16"], "for warmup iterations do not match"),
     ("phase-optimizer", [TWO, SHARDED, "phases.then.megatron.use_distributed_optimizer=null"], "not in state dict"),

@@ -76,7 +76,7 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
         elif (here := paths.here(text)) is not None:
             yield from _converted(flag, text, here, args, defaults)
             if flag == "load" and not resumes:
-                yield from _learning_rates(text, args, paths)
+                yield from _parameter_groups(text, args, paths)
             if flag == "load":
                 yield from _schedule(text, args, paths, defaults, resumes)
 
@@ -116,18 +116,33 @@ def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_mapping(last.get("arguments"))
 
 
-def _learning_rates(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
-    """Yield what stops a run that loads the optimizer states of a run with another learning rate.
+def _parameter_groups(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
+    """Yield what stops a run from finding its parameter groups in the checkpoint of another run.
 
-    Megatron 0.19 identifies parameter groups by these values (megatron/core/optimizer/optimizer.py,
-    `param_group_identifier_keys`) and ends with `KeyError: Could not find parameter group`, also with
-    `override_opt_param_scheduler`. Older versions keep the checkpoint's values: the advisory `override-sched-ignored`.
+    Megatron identifies them by whether they are expert parallel, since 0.19 also by learning rates
+    (megatron/core/optimizer/optimizer.py, `param_group_identifier_keys`), and ends with `KeyError: Could not find
+    parameter group`, also with `override_opt_param_scheduler`. Before 0.19 the checkpoint's learning rates are kept:
+    the advisory `override-sched-ignored`.
     """
-    fresh = args.values.get("finetune") or args.values.get("no_load_optim")
-    manifest = None if fresh or release(args.version) < (0, 19) else writing_run(text, paths)
+    if args.values.get("finetune") or args.values.get("no_load_optim"):
+        return
+    manifest = writing_run(text, paths)
     if manifest is None:
         return
     before = last_arguments(manifest)
+    experts = before.get("num_experts")
+    name = "expert_model_parallel_size"
+    ep, before_ep = int(args.attributes.get(name) or 1), as_int(before.get(name)) or 1
+    if experts and min(ep, before_ep) == 1 < max(ep, before_ep):
+        message = (
+            f"EP is {ep}, but {before_ep} in the run that wrote {text}; Megatron matches the experts' optimizer states "
+            "by whether they are expert parallel, so the load fails"
+        )
+        place = args.attribute_places.get(name)
+        fix = f"set parallel.ep to {before_ep}, or megatron.finetune: true to load only the weights"
+        yield Problem("error", "checkpoint-expert-groups", message, place, fix)
+    if release(args.version) < (0, 19):
+        return
     for name in ("lr", "min_lr"):
         mine, theirs = args.attributes.get(name), before.get(name)
         if isinstance(mine, int | float) and isinstance(theirs, int | float) and mine != theirs:
@@ -145,7 +160,7 @@ def _schedule(
     """Yield what stops a run that continues the learning rate schedule of a run with another one.
 
     Megatron compares the schedules in samples, and ends with an assertion where they differ. Learning rates are not
-    compared here: see `_learning_rates`, and the advisory `override-sched-ignored`.
+    compared here: see `_parameter_groups`, and the advisory `override-sched-ignored`.
     """
     mine = {**defaults, **args.attributes}
     if any(mine.get(name) for name in ("finetune", "no_load_optim", *_SCHEDULE_CHOICES)):

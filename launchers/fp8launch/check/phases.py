@@ -248,6 +248,22 @@ def groups_are_found(border: Border) -> Iterator[Finding]:
         )
 
 
+@_rule(
+    "phase-expert-groups",
+    "error",
+    "megatron/core/optimizer/optimizer.py param_group_identifier_keys (is_expert_parallel); run on CPU",
+)
+def expert_groups_are_found(border: Border) -> Iterator[Finding]:
+    sizes = border.before.layout.ep, border.after.layout.ep
+    if border.before.on("num_experts") and min(sizes) == 1 < max(sizes):
+        message = (
+            f"{border.there}: EP goes from {sizes[0]} to {sizes[1]}, but Megatron matches the experts' optimizer "
+            "states by whether they are expert parallel"
+        )
+        fix = f"keep parallel.ep above 1 in both phases, or {sizes[0]} in both"
+        yield Finding(message, border.where("expert_model_parallel_size"), fix)
+
+
 @_rule("phase-schedule", "error", f"{_SCHEDULER}: assertions; run on CPU")
 def schedule_is_the_same(border: Border) -> Iterator[Finding]:
     changed = border.changed(_SCHEDULE)

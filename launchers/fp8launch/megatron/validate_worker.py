@@ -22,6 +22,7 @@ import importlib
 import inspect
 import io
 import json
+import linecache
 import logging
 import os
 import sys
@@ -313,11 +314,22 @@ def verdict(megatron: Megatron, request: dict[str, Json]) -> dict[str, Json]:
     return answer
 
 
+_RAISED_BY_MEGATRON = (AssertionError, ValueError, RuntimeError, ImportError, SystemExit)
+
+
 def _refusal(exception: BaseException, complained: str) -> dict[str, Json]:
-    """The message: the parser's, the exception's, or for a bare assert the line that asserts."""
+    """Return the message: the parser's, the exception's, or for a bare assert the line that asserts.
+
+    Exceptions that Megatron does not raise itself, such as a TypeError, speak of Python's types alone; the failing
+    statement names the arguments.
+    """
     frame = traceback.extract_tb(exception.__traceback__)[-1]
     at = f"{frame.filename[frame.filename.rfind('megatron/') :]}:{frame.lineno}"
     message = str(exception) or frame.line or ""
+    if not isinstance(exception, _RAISED_BY_MEGATRON) and frame.lineno is not None:
+        end = getattr(frame, "end_lineno", None) or frame.lineno
+        lines = [linecache.getline(frame.filename, number).strip() for number in range(frame.lineno, end + 1)]
+        message = f"{type(exception).__name__}: {message}, in `{' '.join(lines)}`"
     if isinstance(exception, SystemExit):
         last = (complained.strip().splitlines() or [f"exit {exception.code}"])[-1]
         message, at = last.partition("error: ")[2] or last, ""
