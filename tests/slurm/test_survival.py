@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -152,3 +154,32 @@ def test_a_torn_checkpoint_is_not_the_one_to_go_on_from(chain: Callable[..., Cha
     assert 0 < start < newest
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
     row("newest checkpoint torn, then `resume`", one, f"continues from iteration {start}, not {newest}")
+
+
+def test_the_job_that_waits_is_cancelled(chain: Callable[..., Chain], undisturbed: dict[int, float]) -> None:
+    """The run counted as completed in the middle, and neither `resume` nor `cancel` did anything about it."""
+    one = chain("--attempts", "4", profile="continue_by: dependency\n")
+    one.trained(40)
+    waiting = one.record["waiting"]
+    one.site.slurm.run("scancel", waiting)
+    [rank] = one.ranks(int(one.record["attempts"][0]["nodes"][-1]))
+    os.kill(rank.pid, signal.SIGKILL)
+    one.reaches(lambda: "ended" in one.record["attempts"][0], 60)
+    one.reaches(lambda: one.site.state(one.run)["state"] not in ("running", "pending"), 60)
+    state = one.site.state(one.run)
+    assert state["state"] == "interrupted" and f"job {waiting}" in state["detail"], state
+    assert state["resumes_from"] >= 40
+    # A resumed job that is cancelled before it begins is not the one that the next `resume` continues with.
+    nodes = one.site.slurm.run("scontrol", "update", "nodename=node[1-4]", "state=drain", "reason=test")
+    assert nodes.returncode == 0, nodes.stderr
+    assert one.site.run("resume", one.run).returncode == 0
+    cancelled = one.site.state(one.run)["jobs"][-1]
+    one.site.slurm.run("scancel", cancelled)
+    one.site.slurm.run("scontrol", "update", "nodename=node[1-4]", "state=resume")
+    one.reaches(lambda: one.site.state(one.run)["state"] == "cancelled", 60)
+    resumed = one.site.run("resume", one.run, "--wait")
+    assert resumed.returncode == 0, resumed.stderr
+    state = one.site.state(one.run)
+    assert state["state"] == "completed" and state["jobs"][-1] != cancelled
+    same_curve(one, undisturbed)
+    row("the job that waits is cancelled, then `resume`", one, "interrupted")

@@ -23,7 +23,7 @@ from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, JobTimes
 
 COLOURS = {"running": "green", "completed": "cyan", "pending": "yellow", "failed": "red", "timeout": "red",
-           "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta"}  # fmt: skip
+           "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta", "interrupted": "magenta"}  # fmt: skip
 LIST_HELP = "up/down select   enter open   q quit (runs continue)"
 LOG_HELP = "arrows scroll   f follow   / search   r rank   escape back   q quit"
 # Lines of an opened run above its log, and of the list around its table.

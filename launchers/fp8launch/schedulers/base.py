@@ -21,9 +21,21 @@ from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.site_offers import SiteOffers
 
 Status = Literal[
-    "pending", "running", "completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "unknown"
+    "pending",
+    "running",
+    "completed",
+    "failed",
+    "cancelled",
+    "timeout",
+    "node_fail",
+    "out_of_memory",
+    "interrupted",
+    "unknown",
 ]
-FINAL: frozenset[Status] = frozenset(("completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"))
+# `interrupted`: nothing of the run is left in the scheduler, and its training is not done.
+FINAL: frozenset[Status] = frozenset(
+    ("completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted")
+)
 
 # How the supervisor inside a job starts another attempt: `requeue` has the scheduler start the same job again,
 # `dependency` submits a job that waits for this one, `rerun` runs the job's script again in the same job.

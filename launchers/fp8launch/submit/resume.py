@@ -21,6 +21,7 @@ from fp8launch.rundir.attempts import (
     read_attempt_log,
     write_attempt_log,
 )
+from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder, write_atomically
 from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.submit.submission import record_job
@@ -48,15 +49,15 @@ def resume(
             fix="to train further, submit a new recipe with checkpoint.load",
         )  # fmt: skip
     before, was_cancelled = read_attempt_log(run), (run.path / CANCELLED).exists()
-    # A key of its own, so that an answer that is lost finds this job and not the run's first.
-    key = f"{run.run_id}.r{len(before.get('attempts', []))}"
+    # Its own key, so that a repeated command finds a job whose submission was cut off.
+    key, lost = _key_and_job(run, scheduler, f"{run.run_id}.r{len(before.get('attempts', []))}")
     # Written first: the job may begin before its submission has returned.
     write_attempt_log(run, _reopened(before, state, start))
     write_atomically(run.path / SURVIVE, json.dumps({**plan, "attempts": attempts}, indent=1) + "\n")
     allow_more(run)
     try:
         with uninterrupted():
-            job = scheduler.find([key]).get(key) or _submit(run, scheduler, key, report)
+            job = lost or _submit(run, scheduler, key, report)
             record_job(run, job)
     except UserError as problem:
         if not _is_refusal(problem):
@@ -68,6 +69,19 @@ def resume(
             forbid_more(run)
         raise
     return job, start
+
+
+def _key_and_job(run: RunFolder, scheduler: Scheduler, first: str) -> tuple[str, str | None]:
+    """Return a key for the next submission, and the job that a command submitted under it without recording it.
+
+    A recorded job under the key is one that ended before it began: the run is over, or it could not be resumed.
+    """
+    known = job_ids(run)
+    key, number = first, 0
+    while (job := scheduler.find([key]).get(key)) in known:
+        number += 1
+        key = f"{first}-{number:x}"
+    return key, job
 
 
 def _is_refusal(problem: UserError) -> bool:
@@ -161,7 +175,7 @@ def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
             "state-unknown", f"cannot determine whether {run.run_id} still runs: {state.detail}",
             fix="retry when the scheduler answers", exit_code=3,
         )  # fmt: skip
-    if not state.final or known.waiting:
+    if not state.final or (known.waiting and state.status != "interrupted"):
         raise error(
             "still-running", f"{run.run_id} is {state.status}", exit_code=ANSWER_IS_NO,
             fix="it continues automatically; `fp8launch cancel` ends it",

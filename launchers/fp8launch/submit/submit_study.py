@@ -40,7 +40,7 @@ from fp8launch.submit.submission import (
 from fp8launch.submit.submit import make_run, origin, plan_run
 
 # Of a run that ended like this another attempt is worth its cost when the user asks for it.
-RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory"))
+RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted"))
 
 
 @dataclass(frozen=True)

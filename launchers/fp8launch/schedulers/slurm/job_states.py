@@ -59,8 +59,23 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
         # While another attempt waits for its turn the run is not over, however the newest one ended.
         if state.final and waiting in live and not live[waiting].final:
             state = live[waiting]
+        elif state.final and waiting[0] and not (queue.trouble or accounts.trouble):
+            state = _without_follow_up(state, waiting, live, ended)
         found.append(state)
     return found
+
+
+def _without_follow_up(
+    state: JobState, waiting: OwnJob, live: Mapping[OwnJob, JobState], ended: Mapping[OwnJob, JobState]
+) -> JobState:
+    """Return the state of a run whose next attempt will not come about, because its job ended before it began."""
+    job, run = waiting
+    known = attempts_of(run)
+    if known.finished or known.stopped or job == newest_job(run):
+        return state
+    end = ended.get(waiting) or live.get(waiting)
+    words = "is no longer known to Slurm" if end is None else f"is {end}"
+    return JobState("interrupted", f"job {job}, which was to continue the run, {words}", state.exit_code, state.source)
 
 
 def _state(
@@ -94,7 +109,7 @@ def _unknown(queue: Answer, accounts: Answer, began: bool) -> JobState:
         detail = f"the job is no longer in the queue, and its end cannot be determined: {accounts.trouble}"
         return JobState("unknown", detail, source="sacct")
     if began:
-        return JobState("unknown", "Slurm no longer knows the job, and it left no exit status", source="squeue")
+        return JobState("interrupted", "Slurm no longer knows the job, and it left no exit status", source="squeue")
     detail = (
         "Slurm no longer knows the job, and it never started: it was cancelled while it waited, or dropped; repeat "
         "the submit with --retry-failed to submit it again"
