@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -113,12 +114,41 @@ def test_without_accounting_the_end_comes_from_squeue_and_the_run_folder(
     assert state(left(a_run("13", name="r-2"), "13-0", 0)).status == "completed"
 
 
-def test_what_nobody_knows_is_unknown(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
+def test_a_job_that_began_and_is_forgotten_is_over(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
+    """Without accounting it stayed unknown for good, and could not be resumed."""
     fake_slurm.program("squeue", "")
     fake_slurm.program("sacct", status=1, complaint=DISABLED)
     found = state(left(a_run("12"), "12-0", None))
-    assert (found.status, found.final) == ("unknown", False)
+    assert (found.status, found.final) == ("interrupted", True)
     assert "no longer knows" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("accounted", "record", "status"),
+    [
+        ("12|COMPLETED|0:0|None", {}, "interrupted"),
+        ("12|COMPLETED|0:0|None\n13|CANCELLED by 1000|0:0|None", {}, "interrupted"),
+        ("12|FAILED|1:0|None", {}, "interrupted"),
+        ("12|COMPLETED|0:0|None\n13|CANCELLED by 1000|0:0|None", {"finished": True}, "completed"),
+        ("12|FAILED|1:0|None", {"stopped": "nan: another attempt would fail again"}, "failed"),
+    ],
+)
+def test_a_run_whose_follow_up_is_gone_is_interrupted(
+    fake_slurm: Any, a_run: Callable[..., RunFolder], accounted: str, record: dict[str, Any], status: str
+) -> None:
+    """It counted as completed in the middle of its training."""
+    fake_slurm.program("squeue", "12|COMPLETED|None")
+    fake_slurm.program("sacct", accounted)
+    run = left(a_run("12"), "12-0", 0)
+    attempts = {"attempts": [{"job": "12"}], "waiting": "13", "excluded": [], **record}
+    (run.path / "attempts.json").write_text(json.dumps(attempts))
+    found = state(run)
+    assert found.status == status, found
+    if status == "interrupted":
+        assert "job 13, which was to continue the run, is " in found.detail
+    # Nobody can say while a source is silent.
+    fake_slurm.program("squeue", status=1, complaint=SILENT)
+    assert state(run).status != "interrupted"
 
 
 def test_a_silent_controller_is_told_and_changes_nothing(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:

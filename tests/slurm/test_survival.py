@@ -183,3 +183,25 @@ def test_the_job_that_waits_is_cancelled(chain: Callable[..., Chain], undisturbe
     assert state["state"] == "completed" and state["jobs"][-1] != cancelled
     same_curve(one, undisturbed)
     row("the job that waits is cancelled, then `resume`", one, "interrupted")
+
+
+def test_a_damaged_checkpoint_of_the_right_size_is_set_aside(chain: Callable[..., Chain]) -> None:
+    """Bytes that rotted on the disk: only loading shows it. The run ended, and `resume` tried the same one again."""
+    one = chain("--attempts", "3")
+    one.trained(60)
+    one.site.slurm.run("scancel", one.job)
+    one.site.slurm.wait_state(one.job, "CANCELLED")
+    one.reaches(lambda: one.site.slurm.run("squeue", "-h").stdout == "", 30)
+    newest = one.checkpoint
+    damaged = checkpoints.place(one.folder / "ckpt", newest)
+    for part in damaged.glob("*.distcp"):
+        part.write_bytes(bytes(len(part.read_bytes())))
+    done = one.site.run("resume", one.run, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert damaged.with_name(f"{damaged.name}.damaged").is_dir(), "nothing is deleted"
+    causes = [attempt["cause"] for attempt in one.record["attempts"]]
+    assert causes[1:] == ["damaged-checkpoint", "finished"], causes
+    assert one.record["attempts"][2]["before"] < newest
+    assert "is set aside as" in one.said
+    assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
+    row("newest checkpoint damaged at its full size, then `resume`", one, one.record["attempts"][1]["then"])

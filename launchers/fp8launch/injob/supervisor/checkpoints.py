@@ -194,6 +194,25 @@ def repair(folder: Path) -> list[str]:
     return [problem, f"continuing from {newest} instead"]
 
 
+def set_aside(folder: Path, iteration: int) -> list[str]:
+    """Rename a checkpoint that cannot be loaded, and make the tracker name the newest older whole one.
+
+    Return what was done, in words; nothing, and change nothing, if there is no older one. Nothing is deleted: damage
+    may be repairable, and a file system that failed for a moment leaves a checkpoint that is fine.
+    """
+    older = _newest_whole(folder, [i for i in iterations(folder) if i < iteration])
+    if older is None or not place(folder, iteration).is_dir():
+        return []
+    name = f"{place(folder, iteration).name}.damaged"
+    number = 1
+    while os.path.lexists(str(folder / name)):
+        number += 1
+        name = f"{place(folder, iteration).name}.damaged{number}"
+    point_at(folder, older)
+    place(folder, iteration).rename(folder / name)
+    return [f"checkpoint {iteration} cannot be loaded and is set aside as {name}", f"continuing from {older} instead"]
+
+
 def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
     """The newest of these iterations whose checkpoint is whole."""
     for iteration in reversed(candidates):

@@ -14,7 +14,8 @@ ACTIONS = ("go-on", "free", "exclude", "stop")
 
 # Cause to action. Causes are those of `fp8launch parse` (failure_patterns.py), and these of the attempt's own:
 # `time-limit` (Megatron saved and left, or Slurm ended it), `interrupted` (Slurm started the job again by itself:
-# `scontrol requeue` or a restarted controller), `preempted` and `node-lost` (Slurm says that this is why), `signal`
+# `scontrol requeue` or a restarted controller), `damaged-checkpoint` (it could not be loaded, and was set aside),
+# `preempted` and `node-lost` (Slurm says that this is why), `signal`
 # (the processes were asked to leave, and saved), `phase-end` (a phase is done and another follows), `unknown`.
 RULES: Mapping[str, str] = {
     "phase-end": "free",
@@ -46,6 +47,7 @@ RULES: Mapping[str, str] = {
     "bad-arguments": "stop",
     "missing-data": "stop",
     "missing-checkpoint": "stop",
+    "damaged-checkpoint": "free",
     "checkpoint-mismatch": "stop",
     "pickled-state": "stop",
     "fp8-state-missing": "stop",
@@ -87,6 +89,7 @@ NEEDS_NEW_JOB = ("container-left",)
 MEANS = {
     "killed": " (most often by the kernel, for the node's memory)",
     "host-out-of-memory": " (the memory of the node, or of the job on it, ran out)",
+    "damaged-checkpoint": " (it is set aside, and an older one is next)",
     "container-left": " (an earlier attempt left its container on the node)",
     "container-disk-full": " (the node's disk for containers is full)",
 }

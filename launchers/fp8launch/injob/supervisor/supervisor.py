@@ -168,6 +168,8 @@ def end(run: Run, status: int) -> int:
         return finish(run, status)
     if line:
         run.attempts[-1]["line"] = line.strip()[:300]
+    if cause == "missing-checkpoint" and set_aside_checkpoint(run):
+        cause = "damaged-checkpoint"
     decision = run.close_attempt(cause, node)
     run.save()
     checkpoint = f"Checkpoint: iteration {run.attempts[-1]['after']}"
@@ -181,6 +183,25 @@ def end(run: Run, status: int) -> int:
     run.state["stopped"] = f"{cause}: no further attempt could be submitted"
     run.save()
     return status or GIVEN_UP
+
+
+def set_aside_checkpoint(run: Run) -> bool:
+    """Set the checkpoint aside that this attempt could not load, if it is the run's own and an older one is whole."""
+    newest = checkpoints.latest(run.checkpoint)
+    if not newest or newest != run.attempts[-1]["before"]:
+        return False  # it loaded one, and trained on
+    try:
+        record = checkpoint_owner.read_owner(run.checkpoint) or {}
+    except (OSError, ValueError):
+        return False
+    inherited = record.get("inherited")
+    is_own = checkpoint_owner.is_owner(record, run.plan.get("owner") or {})
+    if not is_own or not isinstance(inherited, int) or newest <= inherited:
+        return False
+    done = checkpoints.set_aside(run.checkpoint, newest)
+    for words in done:
+        say(words)
+    return bool(done)
 
 
 def finish(run: Run, status: int) -> int:
