@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from test_supervisor import Job, job  # noqa: F401
 
+from fp8launch.check.checker import check
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import RECORD, UNPICKLE, claim, read_owner, why_not_trusted
+from fp8launch.job.prepared import prepare
+from fp8launch.submit.grid import Point, expand, own_checkpoint_folder
 
 RUN = {"run": "llama-1", "recipe": "ab" * 32, "created": "2026-11-24T04:00:00.000+00:00"}
 OTHER = {**RUN, "run": "llama-2"}
@@ -140,3 +143,47 @@ def test_the_folder_of_another_run_stays_its_own(job: Callable[..., Job]) -> Non
     one.begin()
     refused = one.supervisor("unpickle")
     assert refused.stdout == "" and "belongs to the run llama-2" in refused.stderr
+
+
+def test_two_runs_never_train_into_one_folder(job: Callable[..., Job]) -> None:  # noqa: F811
+    """The second run began from the first one's weights, and removed its checkpoints."""
+    one = owned(job, OTHER)
+    claim(one.run / "ckpt", RUN, inherited=0)
+    begun = one.begin()
+    assert begun.returncode == 75 and begun.stdout == ""
+    assert "belongs to the run llama-1" in begun.stderr and "another checkpoint.dir" in begun.stderr
+    assert "belongs to the run llama-1" in json.loads((one.run / "attempts.json").read_text())["stopped"]
+
+
+def test_another_run_is_continued_on_purpose(job: Callable[..., Job]) -> None:  # noqa: F811
+    one = owned(job, OTHER, continues_another=True)
+    claim(one.run / "ckpt", RUN, inherited=0)
+    assert one.begin().returncode == 0
+    assert "belongs to the run llama-1" in str(why_not_trusted(one.run / "ckpt", OTHER, 4)), (
+        "its state is not unpickled"
+    )
+
+
+def test_the_check_names_the_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    claim(folder, RUN, inherited=0)
+    settings = [f"checkpoint={{dir: {folder}, interval: 10}}"]
+
+    def found(*more: str) -> list[str]:
+        result = check(prepare("tiny_cpu", [*settings, *more]), layers=("schema", "machine"))
+        return [problem.code for problem in result.problems]
+
+    assert "checkpoint-owner" in found()
+    assert "checkpoint-owner" not in found(f"checkpoint.load={folder}")
+    assert "checkpoint-owner" not in found(f"checkpoint.dir={tmp_path}/own")
+
+
+def test_the_points_of_a_sweep_have_folders_of_their_own() -> None:
+    def own(folder: str, *points: Point) -> set[str]:
+        recipe = prepare("tiny_cpu", [f"checkpoint={{dir: {folder}, interval: 10}}"]).loaded.recipe
+        return {word for point in points for word in own_checkpoint_folder(point, recipe)}
+
+    grid = expand(["tiny_cpu"], [], {"train.lr": [0.01, 0.02]}, 2)
+    assert len(own("/ck", *grid)) == 4 and 'checkpoint.dir="/ck/tiny_cpu-0.01-r1"' in own("/ck", *grid)
+    assert own("ck", *grid) == set(), "it is in the run folder"
+    assert own("/ck", Point("tiny_cpu", None, {"checkpoint.dir": "/a"})) == set(), "the user's choice"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
-from fp8launch.diagnostics import Problem, Severity
+from fp8launch.diagnostics import Problem, Severity, printable
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
@@ -56,6 +56,28 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         message = f"{names} {verb} no effect: a run without checkpoints is not watched and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
+
+
+def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
+    """Yield an error for a checkpoint folder that belongs to another run: the two would train into each other."""
+    stated = loaded.recipe.checkpoint.dir
+    here = paths.here(stated) if stated and stated.startswith("/") else None
+    if here is None or loaded.recipe.continues_its_folder:
+        return
+    try:
+        record = read_owner(here)
+    except (OSError, ValueError):
+        return
+    # A run in its own folder is checked again, or submitted again after it was cut off.
+    if record is None or record.get("run") in (here.name, loaded.files[-1].parent.name):
+        return
+    owner = printable(str(record.get("run"))[:100])
+    message = (
+        f"checkpoint.dir {stated} belongs to the run {owner}: this run would continue its training and remove its "
+        "checkpoints"
+    )
+    fix = "choose another folder; to continue that run on purpose, set checkpoint.load to this folder as well"
+    yield Problem("error", "checkpoint-owner", message, loaded.where("checkpoint", "dir"), fix)
 
 
 def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any]) -> Iterator[Problem]:

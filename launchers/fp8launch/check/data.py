@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fp8launch.check.checkpoints import load_problems
+from fp8launch.check.checkpoints import load_problems, owner_problems
 from fp8launch.check.data_blend import blend_problems
 from fp8launch.check.job_paths import (
     JobPaths,
@@ -61,6 +61,7 @@ def problems(
     """
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
+    yield from owner_problems(prepared.loaded, paths)
     yield from pickled_state_problems(prepared, paths, cluster.trust_run_root)
     if not prepared.engine.description.covers("megatron_lm"):
         if prepared.engine.description.covers("megatron_core"):

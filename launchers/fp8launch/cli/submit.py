@@ -33,7 +33,16 @@ from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.grid import Point, expand, parse_axis, parse_nodes, parse_seeds, seeds_from, with_seeds
+from fp8launch.submit.grid import (
+    Point,
+    expand,
+    own_checkpoint_folder,
+    parse_axis,
+    parse_nodes,
+    parse_seeds,
+    seeds_from,
+    with_seeds,
+)
 from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
@@ -128,9 +137,10 @@ def submit(
     is_study = len(points) > 1 or study is not None
 
     def prepare_point(point: Point) -> Prepared:
-        if not point.values and point.nodes is None:
+        if not point.values and point.nodes is None and len(points) == 1:
             return prepare_loaded(bases[point.recipe], profile)
-        return prepare(sources[point.recipe], [*overrides, *point.overrides], point.nodes, profile)
+        own = own_checkpoint_folder(point, bases[point.recipe].recipe) if len(points) > 1 else []
+        return prepare(sources[point.recipe], [*overrides, *point.overrides, *own], point.nodes, profile)
 
     checked_with = profile.model_copy(update={"run_root": str(place)})
     ready, left_out = _ready(points, prepare_point, checked_with, scheduler, skip_bad, rehearse)
@@ -198,7 +208,8 @@ def _followed(
             ended[run] = wait_for(run, scheduler, brief=is_study)
     if is_study:
         failed = list(ended.values()).count(False)
-        eprint(f"{len(ended)} runs, {failed} not completed; `fp8launch compare {name}` puts them side by side")
+        count = f"{failed} of {len(ended)} runs failed" if failed else f"{counted(len(ended), 'run')} completed"
+        eprint(f"{count}; `fp8launch compare {name}` puts them side by side")
     return exit_code(all(ended.values()))
 
 

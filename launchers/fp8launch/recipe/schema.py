@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -119,6 +120,12 @@ class Recipe(Section):
     def goes_on(self) -> bool:
         """Return whether the run writes checkpoints from which another attempt can continue."""
         return self.checkpoint.dir is not None and self.checkpoint.interval is not None
+
+    @property
+    def continues_its_folder(self) -> bool:
+        """Return whether `checkpoint.load` names the folder that the run saves to, to continue what is there."""
+        folder, load = self.checkpoint.dir, self.checkpoint.load
+        return folder is not None and load is not None and posixpath.normpath(folder) == posixpath.normpath(load)
 
     @property
     def is_study(self) -> bool:

@@ -108,6 +108,17 @@ def with_seeds(axes: Mapping[str, list[Any]], seeds: list[int]) -> dict[str, lis
     return {SEED: seeds, **axes}
 
 
+def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:
+    """Return the overrides that give a point of a grid its own folder below an absolute `checkpoint.dir`.
+
+    A relative one is in the run folder, and one that the grid varies is the user's choice.
+    """
+    stated = recipe.checkpoint.dir
+    if stated is None or not stated.startswith("/") or "checkpoint.dir" in point.values:
+        return []
+    return [f"checkpoint.dir={json.dumps(f'{stated}/{_slug(point, recipe.name)}')}"]
+
+
 def point_key(point: Point, prepared: Prepared) -> str:
     """The identity of a point as 12 hex digits: two points with one key are the same run."""
     recipe = prepared.loaded.recipe
@@ -151,12 +162,16 @@ def study_id(name: str, keys: Sequence[str]) -> str:
 
 def run_name(point: Point, name: str, key: str) -> str:
     """The id of a point's run: readable, unique by its key, safe as a folder."""
+    return f"{_slug(point, name)}-{key[:6]}"
+
+
+def _slug(point: Point, name: str) -> str:
     parts = [name]
     if point.nodes:
         parts.append(f"n{point.nodes}")
     parts += map(str, point.values.values())
     slug = "-".join([*parts, f"r{point.repeat}"])
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', slug)[:90]}-{key[:6]}"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", slug)[:90]
 
 
 def _digest(content: Any, digits: int) -> str:

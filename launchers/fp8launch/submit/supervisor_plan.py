@@ -55,6 +55,7 @@ def survival_text(
         "continue_by": _way(cluster, capabilities),
         "rules": _rules(cluster, recipe, capabilities),
         "owner": owner,
+        "continues_another": recipe.continues_its_folder,
         "trust_run_root": cluster.trust_run_root,
     }
     if capabilities.time_limits:

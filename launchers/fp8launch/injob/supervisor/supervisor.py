@@ -53,7 +53,13 @@ def begin(run: Run) -> int:
         state["waiting"] = None
     state["owner"] = run.job
     repair_checkpoints(run)
-    claim_checkpoints(run)
+    refused = claim_checkpoints(run)
+    if refused is not None:
+        say(refused)
+        state["stopped"] = refused
+        run.save()
+        continuation.cancel_next(run)
+        return GIVEN_UP
     if run.trained:
         state["finished"] = True
         say(f"all {run.plan['iterations']} iterations are done")
@@ -116,18 +122,27 @@ def repair_checkpoints(run: Run) -> None:
         say(words)
 
 
-def claim_checkpoints(run: Run) -> None:
-    """Record this run as the owner of its checkpoint folder, unless the folder has an owner."""
+def claim_checkpoints(run: Run) -> str | None:
+    """Record this run as the owner of its checkpoint folder. Return why it may not train there; None if it may."""
     identity = run.plan.get("owner")
     if identity is None:
-        return  # submitted by an earlier version
+        return None  # submitted by an earlier version
     try:
-        if checkpoint_owner.read_owner(run.checkpoint) is None:
+        record = checkpoint_owner.read_owner(run.checkpoint)
+        if record is None:
             # Checkpoints that precede the first attempt are not this run's work.
             inherited = 0 if run.attempts else checkpoints.latest(run.checkpoint)
-            checkpoint_owner.claim(run.checkpoint, identity, inherited)
+            record = checkpoint_owner.claim(run.checkpoint, identity, inherited)
     except ValueError as problem:
         say(f"the owner of the checkpoints is unknown: {problem}")
+        return None
+    if checkpoint_owner.is_owner(record, identity) or run.plan.get("continues_another"):
+        return None
+    return (
+        f"{run.checkpoint} belongs to the run {record.get('run')}: this run would continue its training and remove its "
+        "checkpoints; submit it with another checkpoint.dir, or with checkpoint.load set to this folder to continue "
+        "that run on purpose"
+    )
 
 
 def unpickle(run: Run) -> int:
