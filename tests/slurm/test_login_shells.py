@@ -23,9 +23,13 @@ NASTY = [
 PACKAGES = {"tcsh": "tcsh", "csh": "tcsh", "fish": "fish", "dash": "dash", "zsh": "zsh"}
 
 
-@pytest.fixture(params=["tcsh", "fish", "dash"])
+# What users have in their start-up files, with and without an end of the line.
+NOISY = {".cshrc": "echo Good morning", ".bashrc": "printf 'no {newline'", ".config/fish/config.fish": "echo '[1]'"}
+
+
+@pytest.fixture(params=["tcsh", "fish", "dash", "bash"])
 def node(request: pytest.FixtureRequest) -> Iterator[LoginNode]:
-    """A login node with a user of this shell."""
+    """A login node with a user of this shell, whose start-up files print something."""
     shell = shutil.which(request.param)
     if shell is None:
         pytest.skip(f"needs {request.param}: apt-get install {PACKAGES[request.param]}")
@@ -42,7 +46,10 @@ def node(request: pytest.FixtureRequest) -> Iterator[LoginNode]:
     )
     try:
         made = LoginNode(folder / "sshd", folder / "home", "echo Welcome\n")
-        for path in (folder / "home", *(folder / "home").iterdir()):
+        for file, text in NOISY.items():
+            (folder / "home" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "home" / file).write_text(f"{text}\n")
+        for path in (folder / "home", *(folder / "home").rglob("*")):
             shutil.chown(path, name)
         (folder / "sshd").chmod(0o755)
         config = folder / "sshd" / "ssh_config"

@@ -51,6 +51,8 @@ tar -xf - -C "$folder" && printf '%s\n' "$folder"
 """
 # What a login prints (greetings, module systems) goes to stderr: stdout is for the command's data.
 _LOGIN = 'exec 3>&1 >&2; exec bash -lc "$0" "$@"'
+# An empty line first, because what was printed before may not end its line.
+_SAY_MARK = "printf '\\n%s\\n' \"$0\""
 # Variables come as NAME=value, each ended by a NUL byte; `export` takes them as they are.
 _WITH_SECRETS = 'while IFS= read -r -d "" pair; do export "$pair"; done; exec -- "$@" < /dev/null'
 _PLAIN = 'exec -- "$@"'
@@ -63,12 +65,51 @@ def run_there(login: Login, command: Sequence[str], secrets: Mapping[str, str] |
     """
     if secrets:
         text = "".join(f"{name}={value}\0" for name, value in secrets.items()).encode()
-        return subprocess.run([*_ssh(login), _words(_WITH_SECRETS, *command)], input=text, check=False).returncode
+        return _relayed(login, _WITH_SECRETS, command, text)
     # With a terminal of its own the command there ends by Ctrl-C here, and draws bars.
-    words = _words(_PLAIN, *command)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return subprocess.run([*_ssh(login, "-t"), words], check=False).returncode
-    return subprocess.run([*_ssh(login), words], stdin=subprocess.DEVNULL, check=False).returncode
+        return subprocess.run([*_ssh(login, "-t"), _words(_PLAIN, *command)], check=False).returncode
+    return _relayed(login, _PLAIN, command, b"")
+
+
+def _relayed(login: Login, script: str, command: Sequence[str], text: bytes) -> int:
+    """Run a command with `text` as its stdin, and pass its stdout on without what the login shell printed before it.
+
+    A .bashrc, .cshrc or config.fish that prints something does so before any command, and JSON must stay JSON.
+    """
+    mark = _mark()
+    with tempfile.TemporaryFile() as given:
+        given.write(text)
+        given.seek(0)
+        with (
+            subprocess.Popen(
+                [*_ssh(login), _words(f"{_SAY_MARK}\n{script}", *command, mark=mark)],
+                stdin=given,
+                stdout=subprocess.PIPE,
+            ) as process,
+            open(1, "wb", closefd=False) as out,
+        ):
+            stream = process.stdout
+            assert stream is not None
+            try:
+                before = []
+                for line in stream:
+                    if line == mark.encode() + b"\n":
+                        break
+                    before.append(line)
+                sys.stderr.write(b"".join(before).decode(errors="replace").removesuffix("\n"))
+                while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                    out.write(chunk)
+                    out.flush()
+            except BaseException:
+                process.kill()
+                raise
+    return process.returncode
+
+
+def _mark() -> str:
+    """Return a line that no login prints."""
+    return f"fp8launch-{os.urandom(8).hex()}"
 
 
 def put(login: Login, files: Mapping[str, str]) -> Path:
@@ -82,7 +123,8 @@ def put(login: Login, files: Mapping[str, str]) -> Path:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o600
             tar.addfile(entry, io.BytesIO(content))
-    words = _words(_RECEIVE, digest.hexdigest()[:16])
+    mark = _mark()
+    words = _words(f"{_SAY_MARK}\n{_RECEIVE}", digest.hexdigest()[:16], mark=mark)
     # A file, not a pipe: the connection that stays open for the next command would keep a pipe open too.
     with tempfile.TemporaryFile() as complaints:
         done = subprocess.run(
@@ -90,7 +132,7 @@ def put(login: Login, files: Mapping[str, str]) -> Path:
         )
         complaints.seek(0)
         complaint = complaints.read().decode(errors="replace")
-    folder = done.stdout.decode(errors="replace").rstrip("\n")
+    folder = done.stdout.decode(errors="replace").rpartition(f"{mark}\n")[2].rstrip("\n")
     if done.returncode or not folder.startswith("/"):
         raise failed(login, complaint)
     return Path(folder)
@@ -150,13 +192,15 @@ def _sockets() -> Path | None:
     return folder
 
 
-def _words(script: str, *arguments: str) -> str:
+def _words(script: str, *arguments: str, mark: str = "") -> str:
     """A bash script with arguments as any login shell reads it; `-l` sets PATH as at a login.
+
+    The script's own name, $0, is `mark`.
 
     Every shell has quotes of its own (csh ends them at a line end, fish reads backslashes in them), and none has
     anything to read in base64.
     """
-    line = shlex.join(["bash", "-c", _LOGIN, f"exec >&3 3>&-\n{script}", "fp8launch", *arguments])
+    line = shlex.join(["bash", "-c", _LOGIN, f"exec >&3 3>&-\n{script}", mark or "fp8launch", *arguments])
     return (
         f"exec bash -c 'eval \"$(base64 -d <<< {base64.b64encode(line.encode(errors='surrogateescape')).decode()})\"'"
     )
