@@ -571,3 +571,15 @@ def test_a_way_to_continue_that_nobody_knows_starts_nothing(job: Callable[..., J
     ended = one.end(0, LEFT)
     assert ended.returncode == 75 and "carrier-pigeon" in ended.stderr
     assert "sbatch" not in one.calls and "requeue" not in one.calls
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_damaged_records_end_in_a_sentence(job: Callable[..., Job], content: str) -> None:
+    """A power cut leaves empty files; the job ended with a traceback."""
+    one = job("survive.attempts=3")
+    (one.run / "attempts.json").write_text(content)
+    begun = one.begin()
+    assert begun.returncode == 0 and "attempts.json is damaged" in begun.stderr
+    (one.run / "survive.json").write_text(content)
+    for done in (one.begin(), one.supervisor("unpickle", "5-0"), one.end(1)):
+        assert done.returncode and "survive.json is damaged" in done.stderr and "Traceback" not in done.stderr

@@ -19,6 +19,22 @@ PLAN = "survive.json"
 ATTEMPTS = "attempts.json"
 
 
+def _new() -> dict[str, Any]:
+    return {"attempts": [], "waiting": None, "excluded": [], "stopped": None, "finished": False}
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """Return the JSON mapping in a file. Raises OSError, and ValueError for anything else in it."""
+    text = file.read_text()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} is damaged")
+    return found
+
+
 class Run:
     """The run folder as this job sees it.
 
@@ -28,11 +44,16 @@ class Run:
 
     def __init__(self, folder: Path, attempt: Path, env: Mapping[str, str]) -> None:
         self.folder, self.attempt, self.env = folder, attempt, env
-        self.plan: dict[str, Any] = json.loads((folder / PLAN).read_text())
+        self.plan = _mapping(folder / PLAN)
+        self.damage = ""
         try:
-            self.state: dict[str, Any] = json.loads((folder / ATTEMPTS).read_text())
-        except OSError:
-            self.state = {"attempts": [], "waiting": None, "excluded": [], "stopped": None, "finished": False}
+            self.state = {**_new(), **_mapping(folder / ATTEMPTS)}
+        except FileNotFoundError:
+            self.state = _new()
+        except ValueError as problem:
+            # A power cut can leave an empty file. The checkpoints show how far the run is.
+            self.state = _new()
+            self.damage = f"{problem}: the count of attempts starts again"
         self.checkpoint = folder / self.plan["checkpoint"]
         self.job = attempt.name.rpartition("-")[0]  # as Slurm's commands take it, a task of an array too
 

@@ -240,7 +240,13 @@ def watch(run: Run) -> int:
 
 def main(words: list[str]) -> int:
     what, folder, attempt = words[0], Path(words[1]), Path(words[2])
-    run = Run(folder, attempt, os.environ)
+    try:
+        run = Run(folder, attempt, os.environ)
+    except (OSError, ValueError) as problem:
+        say(f"nobody knows how this run continues: {problem}")
+        return int(words[3]) if what == "end" and words[3] != "0" else GIVEN_UP
+    if what == "begin" and run.damage:
+        say(run.damage)
     if what == "watch":
         return watch(run)
     status = 0
