@@ -234,6 +234,11 @@ def test_words_that_are_not_utf8_do_no_harm(fake_slurm: Any, a_run: Callable[...
         ("invalid partition specified: x", "partition:"),
         ("Batch job submission failed: Invalid account or account/partition combination specified", "account:"),
         ("Batch job submission failed: Invalid qos specification", "qos:"),
+        (
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or "
+            "time limits)",
+            "as many jobs as",
+        ),
         ("Requested time limit is invalid (missing or exceeds some limit)", "resources.time"),
         ("Requested node configuration is not available", "resources.nodes"),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "repeat the command"),

@@ -245,6 +245,10 @@ def test_runs_finds_the_job_of_a_run_that_was_cut_off(launchers: Launchers) -> N
         assert until(lambda: launchers.known()[0]["jobs"], 60, every=0.1)
         run = launchers.known()[0]
     assert run["jobs"] == launchers.jobs("tiny_cpu")
+    # Whoever was cut off repeats the command, and means this run.
+    again = launchers.run(*launchers.command())
+    assert again.returncode == 0 and again.stdout.split()[-1] == run["run"], again.stderr
+    assert run["jobs"] == launchers.jobs("tiny_cpu")
     assert launchers.run("cancel", run["run"]).returncode == 0
     assert launchers.jobs("tiny_cpu") == []
 

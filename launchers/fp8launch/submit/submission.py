@@ -37,6 +37,8 @@ ELSEWHERE_SECONDS = 300.0
 HELD_SECONDS = 30.0
 # How far back submissions that were cut off are completed.
 REMEMBERED_SECONDS = 14 * 86400.0
+# A command that is repeated later than this after it was cut off means another run.
+REPEATED_SECONDS = 3600.0
 # Words of a refusal that leave open whether there is a job, or whether the same is accepted a little later.
 _UNCLEAR = re.compile(
     r"timed out|did not answer|contact|communication|connection|interrupt|gave no reason|temporarily", re.I
@@ -140,13 +142,22 @@ def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> R
     for file in sorted(root.glob(f"{name}-*/{MANIFEST}"), reverse=True):
         run = RunFolder(file.parent)
         with contextlib.suppress(OSError, UserError):
-            if file.stat().st_mtime < oldest or not run.is_mine or not is_open(run):
+            if file.stat().st_mtime < oldest or not run.is_mine or not (is_open(run) or _was_recovered(run)):
                 continue
             manifest = run.manifest()
             same = manifest.get("content") == content and manifest.get("backend") == scheduler.name
             if same and not under_way(run):
                 return run
     return None
+
+
+def _was_recovered(run: RunFolder) -> bool:
+    """Return whether another command recorded the job of a submission that was cut off just now.
+
+    Whoever submitted it was never told, and repeats the command.
+    """
+    submission = run.manifest().get("submission") or {}
+    return bool(submission.get("recovered")) and _age(run) < REPEATED_SECONDS
 
 
 def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = False) -> None:
@@ -158,7 +169,8 @@ def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: boo
         with contextlib.suppress(OSError, UserError, Busy):
             if is_open(run) and run.is_mine and not under_way(run):
                 with held(run.path):
-                    recover_jobs([run], scheduler, settle)
+                    for found in recover_jobs([run], scheduler, settle):
+                        found.update(submission={**found.manifest()["submission"], "recovered": True})
 
 
 def describe_without_job(run: RunFolder) -> str:

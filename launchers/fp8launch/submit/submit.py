@@ -22,7 +22,7 @@ from fp8launch.job.reserved_env import missing_secrets
 from fp8launch.job.resolved import engine_record, phase_entry, recipe_digest, resolved_recipe, resolved_yaml
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.attempts import SURVIVE
-from fp8launch.rundir.registry import remember_root
+from fp8launch.rundir.registry import job_ids, remember_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder, create_run_folder
 from fp8launch.rundir.trust import need_safe_root
 from fp8launch.schedulers.base import Scheduler
@@ -96,7 +96,8 @@ def submit(
     folder = cut_off.path if cut_off else root / new_run_id(name)
     try:
         with held(folder, HELD_SECONDS) if cut_off else nullcontext():
-            if cut_off and recover_jobs([cut_off], scheduler):
+            if cut_off and (recover_jobs([cut_off], scheduler) or job_ids(cut_off)):
+                cut_off.update(submission={**cut_off.manifest()["submission"], "recovered": False})
                 return cut_off
             job = plan_run(prepared, cluster, folder, scheduler, job)
             entries = {"check": checked, "content": content, "submission": new_submission(folder.name)}

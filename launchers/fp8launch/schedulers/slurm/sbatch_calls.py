@@ -24,6 +24,10 @@ NODE_SECONDS = 5.0
 
 # A word of sbatch's message, and what to change.
 _ADVICE = {
+    # Slurm's words for all limits of an account or QOS: "Job violates accounting/QOS policy (job submit limit, ...)".
+    "submit limit": "you have as many jobs as the account or QOS allows, or this one is too large or too long: wait, "
+    "submit fewer points, or lower resources; `sacctmgr show assoc user=$USER format=account,qos,maxsubmit,maxjobs,"
+    "maxwall` shows the limits",
     "account": "set `account:` in the cluster profile; `sacctmgr show assoc user=$USER` lists yours",
     "partition": "set `partition:` in the cluster profile; `sinfo -s` lists those that exist",
     "qos": "set `qos:` in the cluster profile",
