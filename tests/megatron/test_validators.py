@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 import zipfile
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from megatron_sites import megatron_site
 
 from fp8launch.diagnostics import MACHINE_LACKS, UserError
-from fp8launch.megatron import validators
+from fp8launch.megatron import validate_worker, validators
 from fp8launch.megatron.argv import emit_argv, parse_argv
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema
@@ -297,3 +299,17 @@ def test_real_torch_gives_the_same_verdicts(minor: str, site: Path) -> None:
         theirs = real[name]
         # Python's own and torch's warnings differ; what the run would have been given does not.
         assert replace(ours, warnings=(), seconds=0.0) == replace(theirs, warnings=(), seconds=0.0), name
+
+
+def test_an_exception_of_python_quotes_the_statement_that_names_the_arguments(tmp_path: Path) -> None:
+    """Python's words alone, such as `unsupported operand`, name no argument."""
+    file = tmp_path / "arguments.py"
+    file.write_text("def check(args):\n    return (\n        args.hidden_size //\n        args.num_layers\n    )\n")
+    with pytest.raises(TypeError) as raised:
+        runpy.run_path(str(file))["check"](SimpleNamespace(hidden_size=None, num_layers=2))
+    message = str(validate_worker._refusal(raised.value, "")["message"])
+    assert message.startswith("TypeError: unsupported operand")
+    assert "args.hidden_size // args.num_layers" in message
+    with pytest.raises(AssertionError) as asserted:
+        raise AssertionError("TP must divide heads")
+    assert validate_worker._refusal(asserted.value, "")["message"] == "TP must divide heads"

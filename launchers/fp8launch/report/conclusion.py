@@ -71,8 +71,8 @@ def names(rows: Sequence[str]) -> str:
 class _Rated:
     """A row with its speed relative to another row, `base`.
 
-    `noise` is the relative spread of the steps of both where each is a single run, else 0: the interval of a median
-    over many steps is narrow, but it does not cover the differences between runs.
+    `noise` is the sum of both interquartile ranges, relative to the medians, if each row is a single run, else 0: the
+    interval of a median over many steps is narrow, but it does not cover the differences between runs.
     """
 
     name: str
@@ -162,7 +162,7 @@ def _fastest(rated: Sequence[_Rated], base: str) -> str:
     if faster:
         best = faster[0]
         text = f"{best.name} was fastest: {best.value:.2f}× {base} ({_interval(best.interval)})"
-        near = [one.name for one in rated if one is not best and one.may_equal(best)]
+        near = [one.name for one in rated if one is not best and (one.may_equal(best) or one.value >= best.value)]
         if near:
             text += f", not distinguishable from {names(near)}"
         return text
@@ -317,7 +317,10 @@ def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
             alike.append(name)
     interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
     shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
-    if alike:
+    if interval.low <= 0:
         values = f"{lowest.end_text} and {next_lowest.end_text}"
         return f"No difference in loss seen between {names([first, *alike])} ({values}; {shown})"
-    return f"{text}, {others} ({shown})"
+    text = f"{text}, {others} ({shown})"
+    if alike:
+        text += f"; not distinguishable from {names(alike)}"
+    return text
