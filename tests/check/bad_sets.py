@@ -604,7 +604,7 @@ BUILDING = {
         },
         "moe-dispatcher-sms",
     ),
-    "caches without a folder": Set({"dataloader_fast_cache_load": True}, "data-cache"),
+    "caches without a folder": Set({"dataloader_fast_cache_load": True}, "dataset-cache-folder"),
     "averaged per-token loss": Set({"calculate_per_token_loss": True}, "per-token-loss-average"),
 }
 BUILDING |= {

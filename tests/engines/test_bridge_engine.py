@@ -85,7 +85,7 @@ def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
     one = prepare(f"bridge:{name}")
     assert one.layout.world == found.gpus and one.layout.global_batch == found.global_batch
     errors = {p.code for p in check(one, layers=("rules",)).problems if p.severity == "error"}
-    expected = {"data-cache"} if name.startswith("gpt_oss_20b_pretrain_") else set()
+    expected = {"dataset-cache-folder"} if name.startswith("gpt_oss_20b_pretrain_") else set()
     assert errors == ({"expert-grid"} if name in OF_MORE_GPUS else expected)
 
 
@@ -305,12 +305,12 @@ def test_stages_without_a_validator_of_megatron(sets: list[str], code: list[str]
     [
         (
             "gpt_oss_20b_pretrain_72gpu_gb200_nvfp4_config",
-            "data-cache",
+            "dataset-cache-folder",
             ["bridge.overrides.dataset.path_to_cache=/caches"],
         ),
         (
             "gpt_oss_20b_pretrain_72gpu_gb200_nvfp4_config",
-            "data-cache",
+            "dataset-cache-folder",
             [f"bridge.overrides.dataset.{flag}=false" for flag in ("fast_cache_load", "defer_npy_index_mmap")],
         ),
         (

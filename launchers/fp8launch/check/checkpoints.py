@@ -29,7 +29,9 @@ _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {
     "survive-unused": "warning",
     "converted-weights": "error",
+    "checkpoint-owner": "error",
     "checkpoint-learning-rate": "error",
+    "checkpoint-expert-groups": "error",
     "checkpoint-schedule": "error",
 }
 # What OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).

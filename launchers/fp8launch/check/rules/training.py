@@ -26,7 +26,7 @@ def evaluation_has_an_interval(run: ResolvedRun) -> Iterator[Finding]:
 
 
 @rule(
-    "data-cache",
+    "dataset-cache-folder",
     "error",
     source="megatron/core/datasets/blended_megatron_dataset_config.py __post_init__; run with Bridge 0.6.0 on a CPU",
     says="must be provided when using --dataloader-",
