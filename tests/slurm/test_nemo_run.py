@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -256,7 +257,21 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
     program = site.program("pass")
     grid = [*sets("resources.gpus_per_node=2"), "--nodes", "1,2", "--sweep", "train.lr=0.001,0.002,0.003", "--yes"]
     command = ["submit", "recipes/tiny_cpu.yaml", "--backend", "nemo-run", *site.profile(), *grid, *program]
-    killed = subprocess.Popen([PYTHON, "-m", "fp8launch", *command], env=site.env, cwd=ROOT)
+    # The third sbatch never answers, so that two runs have a job when the launcher is killed.
+    wrapper = site.folder / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    real = shutil.which("sbatch", path=site.env["PATH"])
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$*" in *--parsable*|*.sh) ;; *) exec REAL "$@";; esac\n'
+        'echo >>"$0.calls"\n[ $(wc -l <"$0.calls") -lt 3 ] || { : >"$0.stuck"; exec sleep 600; }\n'
+        'exec REAL "$@"\n'.replace("REAL", str(real))
+    )
+    wrapper.chmod(0o755)
+    env = site.env | {"PATH": f"{wrapper.parent}:{site.env['PATH']}"}
+    killed = subprocess.Popen([PYTHON, "-m", "fp8launch", *command], env=env, cwd=ROOT, start_new_session=True)
+    assert until(Path(f"{wrapper}.stuck").exists, 60, every=0.2)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
 
     def jobs_of_runs() -> list[str]:
         """The runs of this test that have a job: Slurm shows, and forgets meanwhile, jobs of other tests as well."""
@@ -267,12 +282,10 @@ def test_a_grid_that_was_killed_is_completed_by_the_same_command(site: NemoSite)
         names = [re.sub(r"\.s\d+-[0-9a-f]+$", "", word.removeprefix("fp8launch:")) for word in comments]
         return sorted(name for name in names if name in mine)
 
-    assert until(lambda: len(jobs_of_runs()) >= 2, 60, every=0.2)
-    killed.kill()
-    killed.wait()
+    assert len(jobs_of_runs()) == 2
     done = site.run(*command)
     assert done.returncode == 0, done.stderr
-    assert "0 submitted" not in done.stderr and " 0 already existed" not in done.stderr
+    assert "4 submitted" in done.stderr and "2 already existed" in done.stderr
     again = site.run(*command)
     assert "0 submitted" in again.stderr and "6 already existed" in again.stderr
     mine = sorted(manifest.parent.name for manifest in site.runs.rglob("manifest.json"))
