@@ -180,4 +180,4 @@ class TestGuard:
         a, b = found.entries
         assert (a.row.label, b.row.label) == ("a", "b"), "nobody knows that they are repeats"
         assert b.speedup.value == pytest.approx(2)
-        assert any("not known of both: seq_length" in noted for noted in b.speedup.comparability.noted)
+        assert any("do not both state" in noted for noted in b.speedup.comparability.noted)

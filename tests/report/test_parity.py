@@ -131,7 +131,7 @@ def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
     log.write_text("\n".join(text.format(i) for i in range(1, 10)))
     found = parity([run_from_logs("a", [log])], [run_from_logs("b", [log])], 0.02, ("a", "b"))
     assert found.verdict == "not comparable"
-    assert any("seed is not known" in reason for reason in found.reasons)
+    assert any("do not both state seed" in reason for reason in found.reasons)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) ->
     if unit == "×":
         # Intervals are often narrower than the last digit of the ratio.
         digits += 1
-        if interval.low < 1 < interval.high:
+        if interval.low < 1 < interval.high or (ratio.excludes_one and not ratio.distinguishable):
             # JSON and CSV have a ratio that may be noise; the table does not show it.
             text = f"not distinguishable{ratio_mark(ratio)}"
     bounds = f"{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}"
@@ -71,9 +71,6 @@ def efficiency_text(entry: Entry) -> str:
 
 
 def total_text(entry: Entry) -> str:
-    world = entry.row.world
-    if world is None or world <= 1:
-        return NONE
     return quantity_text(entry.tokens_total, ",.0f")
 
 

@@ -304,6 +304,8 @@ def main_table(entries: Sequence[Entry]) -> Table:
         texts = list(map(column.text, entries))
         if cells and set(texts) <= {NONE}:
             continue
+        if column.name == "tokens_per_s" and all((entry.row.world or 1) == 1 for entry in entries):
+            continue  # the same as tokens/s/GPU
         headers.append(column.header.format(modes=modes))
         cells.append(texts)
         numbers.append(column.number)

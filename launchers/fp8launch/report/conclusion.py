@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.differences import arguments_unknown, settings_change_speed
+from fp8launch.report.differences import (
+    arguments_unknown,
+    differing_facts,
+    is_unknown,
+    settings_change_speed,
+    unstated,
+)
 from fp8launch.report.entry import Entry
+from fp8launch.report.grouping import ComparisonRow
 from fp8launch.report.intervals import Interval, difference_interval
-from fp8launch.report.loss_summary import LossSummary, by_task
+from fp8launch.report.loss_summary import LossSummary, by_task, loss_summary, swept_learning
 from fp8launch.report.parity import Parity
+from fp8launch.report.scaling import Ratio
+from fp8launch.report.variant_labels import words_of
 
 _MOST_NAMES = 3
 # Longer lists of names, in letters, are counted as well.
@@ -69,26 +78,20 @@ def names(rows: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Rated:
-    """A row with its speed relative to another row, `base`.
-
-    `noise` is the sum of both interquartile ranges, relative to the medians, if each row is a single run, else 0: the
-    interval of a median over many steps is narrow, but it does not cover the differences between runs.
-    """
+    """A row with its speed relative to another row, `base`."""
 
     name: str
     base: str
     value: float
-    interval: Interval | None
-    noise: float
+    ratio: Ratio
 
     @property
-    def excludes_one(self) -> bool:
-        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+    def interval(self) -> Interval | None:
+        return self.ratio.interval
 
     @property
     def sure(self) -> bool:
-        """Whether the difference is more than noise."""
-        return self.excludes_one and abs(self.value - 1) > self.noise
+        return self.ratio.distinguishable
 
     def may_equal(self, other: _Rated) -> bool:
         """Whether two ratios relative to the same row may be the same."""
@@ -98,7 +101,9 @@ class _Rated:
 
 
 def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
-    by_name = {entry.row.name: entry for entry in good}
+    scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
+    if len(scaled) > 1 and comparison.about_loss and not _settings_beyond_size(good):
+        return _scaling(scaled)
     rated, unknown = [], False
     for entry in good:
         speedup = entry.speedup
@@ -107,23 +112,36 @@ def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
         if arguments_unknown(speedup.comparability):
             unknown = True
             continue
-        noise, base = 0.0, by_name.get(speedup.against)
-        if base and speedup.interval and speedup.interval.covers == "iterations":
-            noise = 2 * (_relative_spread(entry) + _relative_spread(base))
-        rated.append(_Rated(entry.row.name, speedup.against, speedup.value, speedup.interval, noise))
+        rated.append(_Rated(entry.row.name, speedup.against, speedup.value, speedup))
     bases = {one.base for one in rated}
     if len(bases) == 1:
         return _fastest(rated, bases.pop())
     if bases:
         return _in_pairs(rated, comparison)
     if unknown:
-        return "Which of these runs is faster cannot be said: the logs do not contain their arguments"
-    scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
+        return (
+            f"Which of these runs is faster cannot be said: {_without_arguments(good)} not contain all arguments, "
+            "so the work may differ"
+        )
     if len(scaled) > 1:
         return _scaling(scaled)
     if len(good) > 1:
         return "No two of these runs can be compared"
     return _alone(good[0])
+
+
+def _settings_beyond_size(good: Sequence[Entry]) -> bool:
+    """Whether settings other than the number of GPUs change the speed."""
+    by_size: dict[int | None, list[ComparisonRow]] = {}
+    for entry in good:
+        by_size.setdefault(entry.row.world, []).append(entry.row)
+    return any(map(settings_change_speed, by_size.values()))
+
+
+def _without_arguments(good: Sequence[Entry]) -> str:
+    """Name the rows whose logs do not determine their work."""
+    lacking = [entry.row.name for entry in good if unstated(entry.row.facts)]
+    return f"the logs of {names(lacking)} do" if len(lacking) > 1 else f"the log of {names(lacking)} does"
 
 
 def _alone(entry: Entry) -> str:
@@ -148,33 +166,29 @@ def _within(interval: Interval) -> str:
     return ""
 
 
-def _relative_spread(entry: Entry) -> float:
-    measure = entry.tokens or entry.step_time
-    if measure is None or not measure.median:
-        return 0.0
-    return measure.spread / measure.median
-
-
 def _fastest(rated: Sequence[_Rated], base: str) -> str:
     """Name the fastest row, `base` included, if the intervals support it."""
     rated = sorted(rated, key=lambda one: one.value, reverse=True)
     faster = [one for one in rated if one.sure and one.value > 1]
     if faster:
         best = faster[0]
-        text = f"{best.name} was fastest: {best.value:.2f}× {base} ({_interval(best.interval)})"
+        reached = f"{best.value:.2f}× {base} ({_interval(best.interval)})"
         near = [one.name for one in rated if one is not best and (one.may_equal(best) or one.value >= best.value)]
         if near:
-            text += f", not distinguishable from {names(near)}"
-        return text
+            return f"{names([best.name, *near])} were fastest, without a clear order: {best.name} reached {reached}"
+        return f"{best.name} was fastest: {reached}"
     unsure = [one for one in rated if not one.sure]
     if not unsure:
         next_best = rated[0]
         text = f"{base} was fastest: {next_best.name} reached {next_best.value:.2f}× of it"
         return f"{text} ({_interval(next_best.interval)})"
-    if any(one.excludes_one for one in unsure):
+    if any(one.ratio.excludes_one for one in unsure):
+        widest = max(unsure, key=lambda one: abs(one.value - 1))
+        gap, noise = 100 * abs(widest.value - 1), 100 * widest.ratio.noise
         return (
-            f"No winner can be named among {names([base, *(one.name for one in unsure)])}: single runs whose steps "
-            f"vary by up to {max(one.noise for one in unsure) / 2:.0%}; --repeat 3 measures how much runs differ"
+            f"No winner can be named among {names([base, *(one.name for one in unsure)])}: single runs that differ "
+            f"by {gap:.0f} %{' at most' if len(unsure) > 1 else ''}, less than the interquartile ranges of their "
+            f"steps ({noise:.0f} % together); --repeat 3 measures how much runs differ"
         )
     alike = names([base, *(one.name for one in unsure)])
     interval = unsure[0].interval
@@ -211,14 +225,24 @@ def _range(ratios: Sequence[float]) -> str:
 
 
 def _scaling(scaled: Sequence[Entry]) -> str:
-    last = scaled[-1]
-    assert last.efficiency is not None
-    ratio = last.efficiency.ratio
-    text = f"{last.row.name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
-    if ratio.interval:
-        bounds = f"{100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
-        text += f" (95 % interval {bounds}{_within(ratio.interval)})"
-    return text
+    """State the efficiencies of a variant at each size, or of several variants at their largest size."""
+    by_label: dict[str, list[tuple[str, Ratio]]] = {}
+    for entry in scaled:
+        assert entry.efficiency is not None
+        ratio = entry.efficiency.ratio
+        if ratio.against != entry.row.name:
+            by_label.setdefault(entry.row.label, []).append((entry.row.name, ratio))
+    shown = list(chain.from_iterable(by_label.values()))
+    if len(shown) > _MOST_NAMES:
+        shown = [sized[-1] for sized in by_label.values()]
+    parts = []
+    for name, ratio in shown:
+        text = f"{name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
+        if ratio.interval:
+            bounds = f"{100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
+            text += f" (95 % interval {bounds}{_within(ratio.interval)})"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 # --- Loss -----------------------------------------------------------------------------------------------------------
@@ -239,6 +263,8 @@ def _about_parity(comparison: Comparison) -> str:
         return "losses not judged: too few iterations"
     judged = list(chain.from_iterable(by_verdict.values()))
     if not judged:
+        if all(map(is_unknown, chain.from_iterable(one.reasons for one in parities))):
+            return "losses not judged: the logs do not contain all arguments"
         return "losses not judged: the runs differ in what decides them"
     agree = by_verdict.get("within tolerance", [])
     tolerance = f"{100 * parities[0].tolerance:g} %"
@@ -266,7 +292,6 @@ def _all_agree(judged: Sequence[Parity], not_judged: int, tolerance: str) -> str
 def _of_verdict(parities: Sequence[Parity]) -> str:
     """Describe the parities that share a verdict."""
     rows = names([one.variant for one in parities])
-    word = parities[0].word
     if parities[0].verdict == "undecided":
         return f"whether the loss of {rows} agrees is undecided"
     if parities[0].verdict == "diverged":
@@ -278,20 +303,43 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
     shown = f"{min(sizes):+.2f} to {max(sizes):+.2f} %"
     if len(sizes) == 1:
         shown = f"{sizes[0]:+.2f} %"
-    return f"{rows}: {word} than the baseline ({shown})"
+        if parities[0].diverged_at is not None:
+            shown += f" at the end, from iteration {parities[0].diverged_at} on"
+    return f"the loss of {rows} is not the baseline's within {100 * parities[0].tolerance:g} % ({shown})"
 
 
 def _about_loss(good: Sequence[Entry]) -> list[str]:
     """Rank the losses at the end, separately for each task."""
-    losses = {entry.row.name: entry.loss for entry in good if entry.loss}
     sentences = []
-    for group in by_task([entry.row for entry in good if entry.loss]):
-        ranked = sorted(((row.name, losses[row.name]) for row in group), key=lambda named: named[1].end)
+    tasks = by_task([entry.row for entry in good if entry.loss])
+    for group in tasks:
+        ranked = sorted(_by_setting(group, len(tasks) == 1), key=lambda named: named[1].end)
         sentence = _alone_in_loss(*ranked[0]) if len(ranked) == 1 else _lowest_loss(ranked)
         if len({row.trained_tokens for row in group} - {None}) > 1:
             sentence += "; the rows were trained on different numbers of tokens"
         sentences.append(sentence)
     return sentences
+
+
+def _by_setting(rows: Sequence[ComparisonRow], only_task: bool) -> list[tuple[str, LossSummary]]:
+    """Pool rows that differ only in size or speed: one loss for each way to learn.
+
+    A pooled loss has the name of its setting, or of its first row where the setting does not say which task it is.
+    """
+    differ = differing_facts(rows)
+    deciding = [*swept_learning(rows), *(name for name in ("precision", "train_iters") if name in differ)]
+    settings: dict[tuple[str, ...], list[ComparisonRow]] = {}
+    for row in rows:
+        settings.setdefault(tuple(str(row.facts.get(name)) for name in deciding), []).append(row)
+    pooled = []
+    for same in settings.values():
+        name = same[0].name
+        if only_task and len(same) > 1 and len(settings) > 1:
+            name = ", ".join(words_of(fact, same[0].facts[fact]) for fact in deciding if fact in same[0].facts)
+        loss = loss_summary(list(chain.from_iterable(row.good for row in same)))
+        if loss:
+            pooled.append((name, loss))
+    return pooled
 
 
 def _alone_in_loss(name: str, loss: LossSummary) -> str:
@@ -304,23 +352,29 @@ def _alone_in_loss(name: str, loss: LossSummary) -> str:
 
 def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
     (first, lowest), (second, next_lowest) = ranked[:2]
-    text = f"Lowest loss at the end: {first} with {lowest.end_text}"
     others = f"next {second} with {next_lowest.end_text}"
     if min(lowest.seeds, next_lowest.seeds) < 2:
         if len(ranked) > 2:
             last, highest = ranked[-1]
             others += f", highest {last} with {highest.end_text}"
-        return f"{text}, {others}; single seeds do not show the noise between seeds (--seeds 1,2,3 measures it)"
-    alike = []
+        return (
+            "Lowest loss at the end, of single seeds whose order may be chance: "
+            f"{first} with {lowest.end_text}, {others} (--seeds 1,2,3 measures the noise between seeds)"
+        )
+    alike: list[str] = []
+    worse: list[str] = []
     for name, loss in ranked[1:]:
-        if loss.seeds > 1 and difference_interval(loss.seed_values, lowest.seed_values).low <= 0:
-            alike.append(name)
+        known = loss.seeds > 1 and difference_interval(loss.seed_values, lowest.seed_values).low > 0
+        (worse if known else alike).append(name)
     interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
-    shown = f"difference {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
+    shown = f"{second} minus {first}: {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
     if interval.low <= 0:
         values = f"{lowest.end_text} and {next_lowest.end_text}"
-        return f"No difference in loss seen between {names([first, *alike])} ({values}; {shown})"
-    text = f"{text}, {others} ({shown})"
+        text = f"No difference in loss can be shown between {names([first, *alike])} ({values}; {shown})"
+        if worse:
+            text += f"; {names(worse)} {'is' if len(worse) == 1 else 'are'} worse"
+        return text
+    text = f"Lowest loss at the end: {first} with {lowest.end_text}, {others} ({shown})"
     if alike:
         text += f"; not distinguishable from {names(alike)}"
     return text

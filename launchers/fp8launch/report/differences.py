@@ -104,7 +104,7 @@ _OF_ONE_RUN = _words("""
 CIRCUMSTANCES = frozenset(
     ("commit", "uncommitted changes", "cluster", "fp8launch", "recipe", "node set", "driver", "nodes", "world_size")
 )
-_UNKNOWN = "not known of both"
+_UNKNOWN = "the logs do not both state"
 
 
 @dataclass(frozen=True)
@@ -222,22 +222,33 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
         # With two varied axes at once, either may have caused the difference.
         noted += varied
     # Without the arguments of either side nothing was compared at all.
-    unknown = _not_in_both(("seq_length", "global_batch_size", "num_layers"), a, b)
+    unknown = sorted({*unstated(a), *unstated(b)})
     if unknown:
-        noted.append(f"{_UNKNOWN}: {', '.join(unknown)}")
+        noted.append(f"{_UNKNOWN} {', '.join(unknown)}")
     return Comparability(tuple(unlike), tuple(noted))
+
+
+def unstated(facts: Facts) -> list[str]:
+    """Return the arguments that determine the work of a step and that these facts lack."""
+    return [name for name in ("seq_length", "global_batch_size", "num_layers") if name not in facts]
 
 
 def arguments_unknown(comparability: Comparability) -> bool:
     """Whether a side's arguments are unknown, so that the runs may have done different work."""
-    return any(note.startswith(_UNKNOWN) for note in comparability.noted)
+    return any(is_unknown(note) for note in comparability.noted)
+
+
+def is_unknown(reason: str) -> bool:
+    """Whether a reason is that facts are unknown, and not that they differ."""
+    return reason.startswith(_UNKNOWN)
 
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:
     """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
     found = _described(PARITY, a, b)
-    for name in _not_in_both(("seed", "seq_length", "global_batch_size", "lr"), a, b):
-        found.append(f"{name} is not known of both")
+    unknown = _not_in_both(("seed", "seq_length", "global_batch_size", "lr"), a, b)
+    if unknown:
+        found.append(f"{_UNKNOWN} {', '.join(unknown)}")
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fp8launch.report.columns import Table, shows_speedup
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.differences import shortened
+from fp8launch.report.differences import is_unknown, shortened
 from fp8launch.report.entry import Entry
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_data import UNITS
@@ -107,6 +107,12 @@ def remarks(comparison: Comparison) -> list[str]:
             f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); 'within' intervals "
             "cover the iterations of two single runs, others cover repeats"
         )
+        shown = [entry.speedup for entry in comparison.entries if entry.speedup and entry.speedup.interval]
+        if not all(ratio.distinguishable for ratio in shown):
+            text = "not distinguishable: the interval includes 1"
+            if any(ratio.noise for ratio in shown):
+                text += ", or two single runs differ by less than twice the sum of their ±"
+            lines.append(text)
     if comparison.good:
         lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
     if any(entry.loss and entry.loss.seeds > 1 for entry in comparison.entries):
@@ -157,5 +163,9 @@ def _ratio_remarks(comparison: Comparison) -> list[str]:
             which = own
             if name != "speed-up":
                 which = f"scaling of {own}"
-            lines.append(f"* {which} relative to {ratio.against} differs in {'; '.join(ratio.comparability.noted)}")
+            differ = [note for note in ratio.comparability.noted if not is_unknown(note)]
+            unknown = [f"{note}, so the work may differ" for note in ratio.comparability.noted if is_unknown(note)]
+            if differ:
+                lines.append(f"* {which} relative to {ratio.against} differs in {'; '.join(differ)}")
+            lines += [f"* {which} relative to {ratio.against}: {note}" for note in unknown]
     return lines

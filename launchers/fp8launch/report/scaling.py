@@ -24,7 +24,9 @@ ScalingMode = Literal["weak", "strong", "neither"]
 class Ratio:
     """The speed of a row over another's, both in `unit`.
 
-    `value` is None where there is none to give: `comparability` or `missing` says why.
+    `value` is None where there is none to give: `comparability` or `missing` says why. Between two single runs, `noise`
+    is the sum of the interquartile ranges of their steps, relative to the medians: the interval of a median over many
+    steps is narrow, but does not cover the difference between two runs of the same thing.
     """
 
     value: float | None
@@ -33,12 +35,23 @@ class Ratio:
     comparability: Comparability
     missing: str = ""
     unit: Unit | None = None
+    noise: float = 0.0
+
+    @property
+    def excludes_one(self) -> bool:
+        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the ratio differs from 1 by more than chance: beyond its interval, and beyond `noise`."""
+        return self.excludes_one and self.value is not None and abs(self.value - 1) > self.noise
 
     def as_json(self) -> dict[str, object]:
         return {
             "value": self.value,
             "unit": self.unit,
             "ci95": interval_json(self.interval),
+            "distinguishable": self.distinguishable if self.interval else None,
             "against": self.against,
             "comparable": self.comparability.comparable,
             "reasons": list(self.comparability.unlike),
@@ -58,10 +71,20 @@ def ratio(row: ComparisonRow, base: ComparisonRow, comparability: Comparability,
     if not (comparability.comparable or force):
         return Ratio(None, None, base.name, comparability, unit=unit)
     mine, theirs = row.speeds(unit), base.speeds(unit)
-    interval = None
+    interval, noise = None, 0.0
     if row is not base:
         interval = ratio_interval(mine, theirs)
-    return Ratio(_median_of_medians(mine) / _median_of_medians(theirs), interval, base.name, comparability, unit=unit)
+        if len(mine) == len(theirs) == 1:
+            noise = _relative_iqr(mine[0]) + _relative_iqr(theirs[0])
+    value = _median_of_medians(mine) / _median_of_medians(theirs)
+    return Ratio(value, interval, base.name, comparability, unit=unit, noise=noise)
+
+
+def _relative_iqr(speeds: Sequence[float]) -> float:
+    if len(speeds) < 2:
+        return 0.0
+    low, median, high = statistics.quantiles(speeds, n=4, method="inclusive")
+    return (high - low) / median
 
 
 def _common_unit(row: ComparisonRow, base: ComparisonRow) -> Unit | None:
