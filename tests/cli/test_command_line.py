@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.cli import VERBS, run
+from fp8launch.cli import commands, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def fp8launch(
     return call
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *commands()])
 def test_help_fits_one_screen(fp8launch: Callable[..., Done], verb: str) -> None:
     done = fp8launch(*([verb] if verb else []), "--help")
     assert done.returncode == 0

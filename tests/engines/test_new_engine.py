@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting_engine import DIALECT, NAME, PROGRAM, CountingEngine
+from counting_engine import NAME, PROGRAM
 from support import only, refused
 
-from fp8launch import cli, engines
+from fp8launch import cli, plugin_registry
 from fp8launch.job.prepared import prepare
-from fp8launch.logs import dialects
+from fp8launch.plugin_registry import Plugin
 
+ENGINE, DIALECT = "counting_engine:CountingEngine", "counting_engine:DIALECT"
 RECIPE = """\
 name: counted
 engine: counting
@@ -30,10 +31,8 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engines, "_registered", {})
-    monkeypatch.setattr(dialects, "_registered", {})
-    engines.register(CountingEngine())
-    dialects.register(DIALECT)
+    monkeypatch.setattr(plugin_registry, "_added", [])
+    plugin_registry.add(Plugin("counting", engines={NAME: ENGINE}, log_dialects={NAME: DIALECT}))
     yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 from memory_scheduler import NAME, Memory, MemoryScheduler
 from support import wait_for
 
-from fp8launch import cli, schedulers
+from fp8launch import cli, plugin_registry, schedulers
+from fp8launch.plugin_registry import Plugin
 from fp8launch.rundir.registry import find_run
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.submit import submission
@@ -74,10 +75,9 @@ class Site:
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """The in-memory scheduler, registered as any scheduler is."""
     monkeypatch.setattr(submission, "SETTLE_SECONDS", 0.0)
-    known: dict[str, Callable[[], Any]] = {}
-    monkeypatch.setattr(schedulers, "_registered", known)
     memory = Memory()
-    schedulers.register(NAME, lambda: MemoryScheduler(memory))
+    monkeypatch.setattr(plugin_registry, "_added", [])
+    plugin_registry.add(Plugin("memory", schedulers={NAME: lambda: MemoryScheduler(memory)}))
     yield memory
 
 

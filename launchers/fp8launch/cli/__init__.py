@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gc
-import importlib
 import io
 import os
 import sys
@@ -15,81 +14,50 @@ gc.set_threshold(200_000, 10, 10)
 
 import click
 
-from fp8launch import __version__
+from fp8launch import __version__, plugin_registry
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, Problem, UserError, error
-
-# Verb, module in this package, and what it does, in the groups of `--help`.
-GROUPS = {
-    "Prepare": {
-        "init": ("init", "write a first cluster profile or recipe"),
-        "recipes": ("recipes", "list the recipes of the pack, or explain one"),
-        "import": ("import_", "turn an argument list or launch script into a recipe"),
-        "data": ("data", "build datasets from text; inspect, split and blend them"),
-        "convert": ("convert", "convert weights from and to Hugging Face"),
-        "check": ("check", "find what would stop or spoil a run, before it is submitted"),
-        "estimate": ("estimate", "estimate parameters, memory per GPU, time of a step, GPU-hours"),
-        "plan": ("plan", "predict the fastest layouts that fit a number of GPUs"),
-        "render": ("render", "print what would run: arguments, batch script, resolved recipe"),
-        "diff": ("diff", "show what differs between two recipes, and what it affects"),
-    },
-    "Run": {
-        "submit": ("submit", "check, then submit a run or a study"),
-        "runs": ("runs", "list your runs and their state"),
-        "watch": ("watch", "watch runs and their logs on the full screen"),
-        "logs": ("logs", "print the log of a run; -f follows it"),
-        "cancel": ("cancel", "end runs"),
-        "resume": ("resume", "continue a run that has stopped"),
-        "tune": ("tune", "find the fastest settings of a recipe by short runs"),
-    },
-    "Read": {
-        "parse": ("parse", "report the throughput of a run or a log"),
-        "verify": ("verify", "report whether FP8 ran, with the evidence"),
-        "compare": ("compare", "compare variants and node counts side by side"),
-        "archive": ("archive", "write a run to one file for a bug report, without secrets"),
-        "export": ("export", "export runs to W&B, MLflow or TensorBoard"),
-    },
-    "Site": {
-        "clusters": ("clusters", "list your cluster profiles"),
-        "images": ("images", "list container images, or import one as a file"),
-        "doctor": ("doctor", "report what this machine and cluster provide and lack"),
-        "completion": ("completion", "print the completion script of your shell"),
-    },
-}
-VERBS: dict[str, tuple[str, str]] = {}
-for _group in GROUPS.values():
-    VERBS |= _group
+from fp8launch.plugin_registry import Command
 
 
-_WIDEST = max(map(len, VERBS))
+def commands() -> dict[str, Command]:
+    """Return the verbs, the core's first."""
+    return {name: offer.value for name, offer in plugin_registry.offered("commands").items()}
 
 
 class Verbs(click.Group):
     """Loads a verb's module only when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        offer = plugin_registry.offered("commands").get(cmd_name)
+        if offer is None:
             return None
-        module = importlib.import_module(f"fp8launch.cli.{VERBS[cmd_name][0]}")
-        command: click.Command = getattr(module, f"{cmd_name.replace('import', 'import_')}")
+        command: click.Command = plugin_registry.load(offer)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in VERBS:
+        if args and args[0] not in commands():
             from fp8launch.diagnostics import nearest
 
-            near = nearest(args[0], VERBS)
+            if plugin := plugin_registry.absent_plugin("commands", args[0]):
+                hint = f"add it to {plugin_registry.SELECTION}, or unset that variable"
+                raise click.UsageError(f"'{args[0]}' needs the plugin {plugin}, which is not active: {hint}", ctx)
+            near = nearest(args[0], commands())
             hint = f" Did you mean '{near}'?" if near else ""
             raise click.UsageError(f"no command '{args[0]}'.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, verbs in GROUPS.items():
+        groups: dict[str, dict[str, str]] = {}
+        for verb, command in commands().items():
+            groups.setdefault(command.group, {})[verb] = command.help
+        widest = max(map(len, commands()))
+        for title, texts in groups.items():
             with formatter.section(title):
                 # Columns of the same width in every group.
-                formatter.write_dl([(f"{verb:<{_WIDEST}}", text) for verb, (_, text) in verbs.items()])
+                formatter.write_dl([(f"{verb:<{widest}}", text) for verb, text in texts.items()])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

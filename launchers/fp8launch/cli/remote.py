@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from fp8launch import __version__, schedulers
-from fp8launch.cli import VERBS, Verbs
+from fp8launch.cli import Verbs, commands
 from fp8launch.cli.output import eprint
 from fp8launch.cluster.profile import Cluster, Login, load_cluster
 from fp8launch.diagnostics import MACHINE_LACKS, error
@@ -35,7 +35,7 @@ def run_remote(name: str, arguments: Sequence[str]) -> int:
         raise error(
             "no-ssh", f"the cluster profile '{profile.name}' does not set a login node", name, "add `ssh: {host: ...}`"
         )
-    if not arguments or arguments[0] not in VERBS:
+    if not arguments or arguments[0] not in commands():
         raise click.UsageError("--remote CLUSTER needs a command after it, such as `runs`")
     verb = arguments[0]
     if verb in HERE:

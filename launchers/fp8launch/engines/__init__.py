@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, did_you_mean, error
 from fp8launch.engines.base import Engine, EvidenceSource
 from fp8launch.recipe.load import LoadedRecipe, register_named
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import Node
 
-# Name to the module and the class that implement it. A recipe that states no key of another engine means the first.
-_BUILT_IN = {
-    "megatron_lm": ("fp8launch.engines.megatron_lm.engine", "MegatronLM"),
-    "script": ("fp8launch.engines.script.engine", "Script"),
-    "bridge": ("fp8launch.engines.bridge.engine", "Bridge"),
-    "accelerate": ("fp8launch.engines.accelerate.engine", "Accelerate"),
-    "convert": ("fp8launch.engines.convert.engine", "Convert"),
-}
 # Recipe keys that ask for a measurement, and the evidence that it leaves.
 _MEASUREMENTS: Mapping[str, EvidenceSource] = {
     "launch.profile_iteration": "kernel profile",
     "launch.tensor_stats": "tensor statistics",
 }
-_registered: dict[str, Engine] = {}
 
 
 def names() -> tuple[str, ...]:
     """Return the names that a recipe's `engine` takes."""
-    return (*_BUILT_IN, *_registered)
-
-
-def register(engine: Engine) -> None:
-    """Add an engine under its own name."""
-    _registered[engine.name] = engine
+    return tuple(plugin_registry.offered("engines"))
 
 
 def by_name(name: str) -> Engine:
-    """Return the engine of that name, one of `names()`."""
-    if name in _registered:
-        return _registered[name]
-    return _built_in(name)
+    """Return the engine of that name, one of `names()`. Raises UserError if its plugin is broken."""
+    return _made(plugin_registry.load(plugin_registry.offered("engines")[name]))
 
 
 def default() -> Engine:
@@ -61,15 +45,13 @@ def engine_of(loaded: LoadedRecipe) -> Engine:
 
 
 @functools.cache
-def _built_in(name: str) -> Engine:
-    module, class_name = _BUILT_IN[name]
-    found = getattr(importlib.import_module(module), class_name)()
-    assert isinstance(found, Engine)
-    return found
+def _made(engine: type[Engine]) -> Engine:
+    return engine()
 
 
 def _all() -> Iterator[Engine]:
-    return map(by_name, names())
+    for _, engine in plugin_registry.loaded("engines"):
+        yield _made(engine)
 
 
 def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
@@ -81,6 +63,10 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
                 return engine
         return default()
     if stated not in names():
+        if plugin := plugin_registry.absent_plugin("engines", stated):
+            fix = f"add {plugin} to {plugin_registry.SELECTION}, or unset it"
+            message = f"the engine '{stated}' needs the plugin {plugin}, which is not active"
+            raise error("absent-plugin", message, loaded.where("engine"), fix)
         fix = did_you_mean(stated, names(), f"use one of {', '.join(names())}")
         raise error("unknown-engine", f"there is no engine '{stated}'", loaded.where("engine"), fix)
     return by_name(stated)

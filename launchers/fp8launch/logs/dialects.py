@@ -1,7 +1,8 @@
 """Formats of iteration lines. An engine names the one that its processes print.
 
 Megatron's format is read from every log, with what NeMo, Primus and Megatron-Bridge add to it (`lines`, `reader`). A
-program that prints another one registers a dialect: how to find its lines, and how to read one of them.
+plugin whose program prints another one adds a dialect: how to find its lines, and how to read one of them. Logs without
+a line of Megatron's are searched for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fp8launch import plugin_registry
 from fp8launch.logs.lines import Iteration
 
 MEGATRON = "megatron"
@@ -27,19 +29,11 @@ class Dialect:
     parse: Callable[[str], Iteration | None]
 
 
-_registered: dict[str, Dialect] = {}
-
-
-def register(dialect: Dialect) -> None:
-    """Add a dialect. Logs without a line of Megatron's are then searched for it."""
-    _registered[dialect.name] = dialect
-
-
 def names() -> tuple[str, ...]:
     """Return the names that an engine's description may hold."""
-    return (MEGATRON, *_registered)
+    return (MEGATRON, *plugin_registry.offered("log_dialects"))
 
 
 def others() -> tuple[Dialect, ...]:
     """Return the dialects besides Megatron's."""
-    return tuple(_registered.values())
+    return tuple(dialect for _, dialect in plugin_registry.loaded("log_dialects"))

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-
+from fp8launch import plugin_registry
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Severity, did_you_mean, error
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
-
-# Name to the module and the class that implement it.
-_BUILT_IN = {
-    "sbatch": ("fp8launch.schedulers.slurm.sbatch", "SbatchScheduler"),
-    "submitit": ("fp8launch.schedulers.slurm.submitit", "SubmititScheduler"),
-    "nemo-run": ("fp8launch.schedulers.slurm.nemo_run", "NemoRunScheduler"),
-    "local": ("fp8launch.schedulers.local", "LocalScheduler"),
-}
-_registered: dict[str, Callable[[], Scheduler]] = {}
 
 # Training must not run on a login node, so a command that runs there submits to Slurm or fails.
 CLUSTER_DEFAULT = "sbatch"
@@ -25,23 +14,16 @@ CLUSTER_DEFAULT = "sbatch"
 
 def names() -> tuple[str, ...]:
     """Return the names that `--backend` takes."""
-    return (*_BUILT_IN, *_registered)
-
-
-def register(name: str, factory: Callable[[], Scheduler]) -> None:
-    """Add a scheduler under a name of its own."""
-    _registered[name] = factory
+    return tuple(plugin_registry.offered("schedulers"))
 
 
 def by_name(name: str) -> Scheduler:
-    """Return the scheduler of that name. Raises UserError for an unknown one."""
-    if name in _registered:
-        return _registered[name]()
-    if name not in _BUILT_IN:
-        fix = did_you_mean(name, names(), f"use one of {', '.join(names())}")
+    """Return the scheduler of that name. Raises UserError for an unknown one, or if its plugin is broken."""
+    offered = plugin_registry.offered("schedulers")
+    if name not in offered:
+        fix = did_you_mean(name, offered, f"use one of {', '.join(offered)}")
         raise error("unknown-backend", f"'{name}' is not a backend", "--backend", fix)
-    module, class_name = _BUILT_IN[name]
-    found: Scheduler = getattr(importlib.import_module(module), class_name)()
+    found: Scheduler = plugin_registry.load(offered[name])()
     return found
 
 
