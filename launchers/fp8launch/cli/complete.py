@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
 from fp8launch.diagnostics import UserError
+
+# bash inserts a completion unquoted, and a word that begins with a dash is an option. Other users choose the names of
+# their runs, so only names that every shell reads as one plain word are offered; the slash is for names of the pack.
+_PLAIN_WORD = re.compile(r"(?!-)[A-Za-z0-9._+/-]+")
 
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -24,12 +30,21 @@ def _recipes() -> list[str]:
 
 
 def _runs() -> Iterator[str]:
-    """The ids of studies, and of runs, newest first."""
+    """The ids of studies, then of runs, newest first; the user's own before other users' ids."""
     from fp8launch.rundir.registry import all_runs, all_studies
 
     yield "latest"
-    yield from map(attrgetter("study_id"), all_studies())
-    yield from map(attrgetter("run_id"), reversed(all_runs()))
+    folders = [study.path for study in all_studies()]
+    folders += [run.path for run in reversed(all_runs())]
+    for folder in sorted(folders, key=_is_of_another_user):
+        yield folder.name
+
+
+def _is_of_another_user(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid != os.geteuid()
+    except OSError:
+        return True
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -82,10 +97,12 @@ def _keys(incomplete: str) -> Iterator[str]:
 
 
 def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[CompletionItem]:
-    """The names that begin so; where there are none, the shell completes files."""
+    """The plain words among the names that begin so; where there are none, the shell completes files."""
     found: list[str] = []
     with contextlib.suppress(UserError, OSError):
-        found = [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+        for name in dict.fromkeys(names):
+            if name.startswith(incomplete) and _PLAIN_WORD.fullmatch(name):
+                found.append(name)
     if files and not found:
         return [CompletionItem(incomplete, type="file")]
     return list(map(CompletionItem, found))
