@@ -72,7 +72,8 @@ def test_a_training_script_and_an_interpreter(tmp_path: Path) -> None:
     assert codes(boxed(tmp_path, f"launch: {{script: {tmp_path}/gone.py}}\n", mounts=str(tmp_path))) == [
         "script-missing"
     ]
-    assert codes(boxed(tmp_path, "launch: {script: train.py}\n")) == ["path-relative"]
+    assert codes(boxed(tmp_path, "launch: {script: train.py}\n")) == ["path-not-mounted"]
+    assert boxed(tmp_path, "launch: {script: train.py}\n", mounts=str(tmp_path)) == []
     assert codes(boxed(tmp_path, f"launch: {{python: {tmp_path}/venv/bin/python}}\n")) == ["path-not-mounted"]
     assert boxed(tmp_path, "launch: {python: /opt/venv/bin/python}\n") == []
 

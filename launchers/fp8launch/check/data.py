@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fp8launch.check import training_script
 from fp8launch.check.checkpoints import load_problems, owner_problems
 from fp8launch.check.data_blend import blend_problems
 from fp8launch.check.job_paths import (
@@ -43,6 +44,7 @@ WRITTEN_FILES = tuple(path_flags("write", "file", "prefix"))
 RECIPE_NAMES = {"save": "checkpoint.dir", "load": "checkpoint.load", "data_cache_path": "data.cache"}
 
 CODES: Mapping[str, Severity] = {
+    **training_script.CODES,
     **dict.fromkeys(("path-not-expanded", "path-relative", "file-missing", "not-writable"), "error"),
     **dict.fromkeys(("path-not-mounted",), "error"),
     **dict.fromkeys(("data-blend", "data-split", "data-missing", "data-unreadable", "data-broken"), "error"),
@@ -61,6 +63,7 @@ def problems(
     """
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
+    yield from training_script.problems(prepared.loaded, paths, cluster.trust_run_root)
     yield from owner_problems(prepared.loaded, paths)
     yield from pickled_state_problems(prepared, paths, cluster.trust_run_root)
     if not prepared.engine.description.covers("megatron_lm"):

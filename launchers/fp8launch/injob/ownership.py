@@ -51,7 +51,7 @@ def why_not_own(path: Path, or_of_the_system: bool = False) -> str | None:
         return f"{path} is not a file or a folder"
     if found.st_uid != os.geteuid() and not (or_of_the_system and found.st_uid < SYSTEM_ACCOUNTS):
         return f"{path} belongs to {user_name(found.st_uid)}"
-    writers = _other_writers(found)
+    writers = other_writers(found)
     if not writers:
         return None
     return f"{path} can be written by {writers}"
@@ -73,7 +73,7 @@ def why_others_may_replace(folder: Path) -> str | None:
             continue  # where it leads to is looked at too
         if found.st_uid >= SYSTEM_ACCOUNTS and found.st_uid != os.geteuid():
             return f"{place} belongs to {user_name(found.st_uid)}"
-        writers = _other_writers(found)
+        writers = other_writers(found)
         if writers and not found.st_mode & stat.S_ISVTX:
             return f"{place} can be written by {writers} and has no sticky bit"
     return None
@@ -117,7 +117,7 @@ def below(folder: Path) -> Iterator[Path]:
             yield Path(parent, name)
 
 
-def _other_writers(found: os.stat_result) -> str | None:
+def other_writers(found: os.stat_result) -> str | None:
     """The other users who may write to a file or folder; None if there are none."""
     if found.st_mode & stat.S_IWOTH:
         return "everybody"

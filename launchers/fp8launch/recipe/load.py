@@ -14,6 +14,7 @@ from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.script_path import with_absolute_script
 from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
 from fp8launch.resources import pack_folder
 
@@ -209,7 +210,7 @@ def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node,
 
 
 def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
-    own = read_yaml(path)
+    own = with_absolute_script(read_yaml(path), _folder_of(path))
     tree, files = Node({}, own.where), dict[Path, None]()
     problems: list[Problem] = []
     for parent in _parents(own):
@@ -223,6 +224,13 @@ def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[No
     if problems:
         raise UserError(dict.fromkeys(problems))
     return merge(tree, own), [*files, path]
+
+
+def _folder_of(file: Path) -> Path:
+    """The folder that holds a file, by the name that the user knows unless the file itself is a link."""
+    if file.is_symlink():
+        file = file.resolve()
+    return file.absolute().parent
 
 
 def _parents(own: Node) -> Iterable[Node]:
@@ -298,6 +306,8 @@ def _apply(tree: Node, override: str) -> Node:
         if step == "software":
             node = numbers_as_written(node)  # A shell takes the quotes that would make a version text.
         node = Node({step: node}, place)
+    if steps[0] in ("launch", "axes"):
+        node = with_absolute_script(node, Path.cwd())
     return merge(tree, node)
 
 

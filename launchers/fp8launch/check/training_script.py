@@ -1,0 +1,75 @@
+"""A training script that other users could change: nothing of theirs runs under this account.
+
+The job puts the folder of the script first in `sys.path`: whoever can make a file there decides what is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fp8launch.check.job_paths import JobPaths
+from fp8launch.cluster.images import local_path
+from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.injob.ownership import foreign_owner, other_writers
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.yaml_source import is_file
+
+CODES: Mapping[str, Severity] = {"script-not-safe": "error"}
+
+
+def problems(loaded: LoadedRecipe, paths: JobPaths, trusts_group: bool) -> Iterator[Problem]:
+    """Yield the problem of a script on this machine that others own or can change.
+
+    `trusts_group` is the cluster profile's `trust_run_root`. A script inside the container's image is not checked: the
+    modes of its files protect nothing there.
+    """
+    here = _on_this_machine(loaded, paths)
+    if here is None or not is_file(here):
+        return
+    where = loaded.where("launch", "script")
+    reason = _why_others_can_change(here, trusts_group)
+    if reason is not None:
+        message = f"other users could change what the training script runs: {reason}"
+        fix = (
+            "chmod go-w, or move the script to a folder that only you can write to; if everybody in a group may run "
+            "code as you, set `trust_run_root: true` in the cluster profile"
+        )
+        yield Problem("error", "script-not-safe", message, where, fix)
+    elif not trusts_group and (owner := _stranger(here, loaded)):
+        message = f"the training script {here} belongs to {owner}, unlike the recipe next to it"
+        yield Problem("error", "script-not-safe", message, where, "copy the script to a folder of your own")
+
+
+def _on_this_machine(loaded: LoadedRecipe, paths: JobPaths) -> Path | None:
+    text = loaded.recipe.launch.script
+    if text is None:
+        return None
+    if paths.mounts is None:
+        try:
+            return local_path(text)
+        except UserError:  # planning the job reports it
+            return None
+    if not paths.mounted(text):
+        return None
+    return paths.here(text)
+
+
+def _why_others_can_change(script: Path, trusts_group: bool) -> str | None:
+    real = script.resolve()
+    for place in dict.fromkeys((real, script.parent, real.parent)):
+        writers = other_writers(place.stat())
+        if writers is not None and not (trusts_group and writers != "everybody"):
+            return f"{place} can be written by {writers}"
+    return None
+
+
+def _stranger(script: Path, loaded: LoadedRecipe) -> str | None:
+    """The owner of a script next to a recipe who owns neither the recipe nor the system.
+
+    A path to any other folder is the user's or the recipe's explicit choice, such as a colleague's checkout.
+    """
+    for file in loaded.files:
+        if file.resolve().parent == script.resolve().parent:
+            return foreign_owner(script, file)
+    return None
