@@ -389,9 +389,10 @@ def test_a_job_that_waits_is_submitted_once_and_left_a_bad_node(job: Callable[..
     assert (late.returncode, late.stdout) == (0, "") and "has continued" in late.stderr
 
 
-def test_a_job_whose_answer_was_lost_is_found_by_its_key(job: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("shown", ["fp8launch:run.1 FP8|/run/job.sbatch", "the site's|/run/job.sbatch fp8launch:run.1"])
+def test_a_job_whose_answer_was_lost_is_found_by_its_key(job: Callable[..., Job], shown: str) -> None:
     one = job("survive.attempts=3", continue_by="dependency")
-    (one.bin / "queue").write_text("66|fp8launch:run.1\n65|fp8launch:other.1\n")
+    (one.bin / "queue").write_text(f"66|{shown}\n65|fp8launch:other.1|/run/job.sbatch fp8launch:run.10\n")
     one.begin()
     assert one.record["waiting"] == "66"
     assert "sbatch" not in one.calls

@@ -266,7 +266,7 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
     fake_slurm.program("sbatch", answer)
     run = a_run(job_sbatch="#!/bin/bash\n")
     assert SbatchScheduler().submit(a_job, run, "r-1.s0") == "4242"
-    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:r-1.s0 two words {run.path}/job.sbatch"]
+    assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:r-1.s0 two words {run.path}/job.sbatch r-1.s0"]
     seen = fake_slurm.environment("sbatch")
     assert not {"SLURM_NTASKS", "SBATCH_PARTITION", "MASTER_ADDR"} & set(seen)
     assert seen["X_MINE"] == "kept"
@@ -528,7 +528,8 @@ def test_the_profiles_comment_is_in_the_dry_run_and_in_the_job(
 
 
 def test_a_job_is_found_by_its_key_whatever_follows_it(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
-    fake_slurm.program("squeue", "7|fp8launch:r-1.s0-ab FP8 pre-training\n8|fp8launch:r-1.s0-abc\n9|r-1.s0-ab")
+    jobs = ["7|/r/job.sbatch|fp8launch:r-1.s0-ab FP8 pre-training", "8|/r/job.sbatch|fp8launch:r-1.s0-abc"]
+    fake_slurm.program("squeue", "\n".join([*jobs, "9|/r-1.s0-ab.old/job.sbatch|(null)"]))
     fake_slurm.program("sacct", "")
     assert SbatchScheduler().find(["r-1.s0-ab", "r-2.s0"]) == {"r-1.s0-ab": "7"}
     row = job_rows.JobRow("7", "RUNNING", comment="fp8launch:r-1.s0-ab FP8 pre-training")

@@ -130,7 +130,8 @@ def test_a_job_whose_launcher_was_killed_before_it_named_the_pickle_runs_all_the
     run = a_run(job_sbatch='touch "${0%/*}/ran"\n')
     SubmititScheduler().submit(a_job, run, "k")
     # As it was a moment before: the job's id was not known, and the file had a name of its own.
-    (run.path / "submitit/4242_submitted.pkl").rename(run.path / "submitit/f3f620a7412e443db8c3ce8f80ff21a5.pkl")
+    file = next((run.path / "submitit").rglob("4242_submitted.pkl"))
+    file.rename(file.with_name("f3f620a7412e443db8c3ce8f80ff21a5.pkl"))
     done = run_as_job(next((run.path / "submitit").rglob("*submission.sh")), run.path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (run.path / "ran").exists()

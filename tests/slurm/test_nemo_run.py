@@ -237,12 +237,13 @@ def test_a_refusal_is_told_in_slurms_words(site: NemoSite) -> None:
 
 
 def test_an_answer_that_was_lost_costs_no_second_job(site: NemoSite) -> None:
-    """sbatch submits, and then says that the controller did not answer in time."""
+    """sbatch submits, and then says that the controller did not answer in time; the site replaces comments."""
     wrapper = site.folder / "bin" / "sbatch"
     wrapper.parent.mkdir()
     real = shutil.which("sbatch", path=site.env["PATH"])
     wrapper.write_text(
-        f'#!/bin/sh\n[ "$1" = --requeue ] || exec {real} "$@"\n{real} "$@" >/dev/null\n'
+        f'#!/bin/sh\n[ "$1" = --requeue ] || exec {real} "$@"\n'
+        f'scontrol update JobId="$({real} "$@")" Comment=site\n'
         'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\nexit 1\n'
     )
     wrapper.chmod(0o755)

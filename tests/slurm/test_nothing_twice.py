@@ -369,3 +369,29 @@ def row(what: str, seen: str) -> None:
     if file := os.environ.get("FP8LAUNCH_DRILLS"):
         with Path(file).open("a") as table:
             table.write(f"| {what} | 1 | 0 | 0 | {seen} |\n")
+
+
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("points", [1, 3])
+def test_a_site_that_replaces_comments_has_no_second_job(launchers: Launchers, backend: str, points: int) -> None:
+    """The launcher dies after sbatch, and the comment that held the key of its submission is gone."""
+    wrapper = launchers.folder / "bin" / "sbatch"
+    wrapper.parent.mkdir(exist_ok=True)
+    real = shutil.which("sbatch", path=launchers.env["PATH"])
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *--test-only*) exec {real} "$@";; esac\n'
+        f'job=$({real} "$@" | grep -o "[0-9]*" | head -n 1)\n'
+        'scontrol update JobId="$job" Comment=site || exit\nkill -9 $PPID\n'
+    )
+    wrapper.chmod(0o755)
+    command = launchers.command("--backend", backend, *(grid(points) if points > 1 else []))
+    killed = launchers.run(*command, PATH=f"{wrapper.parent}:{launchers.env['PATH']}")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = launchers.run(*command)
+    assert again.returncode == 0, again.stderr
+    listed = launchers.slurm.run("squeue", "-h", "-r", "-t", "PD,R", "-o", "%i|%k").stdout.split()
+    assert len(listed) == points
+    assert {row.partition("|")[2] for row in listed} == {"site"}
+    assert sorted(job for run in launchers.known() for job in run["jobs"]) == sorted(
+        row.partition("|")[0] for row in listed
+    )

@@ -1,9 +1,13 @@
 """The comment of a Slurm job: the key of its submission, then what the cluster profile has as `comment`.
 
-By the key a job is found again when the answer to sbatch was lost.
+A job is found again by its key when sbatch's answer was lost. Some sites replace comments (job_submit.lua), so the key
+is also in the command that Slurm records: as an argument of the script, or as a part of its path.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Collection
 
 _SUBMITTED = "fp8launch:"
 
@@ -27,6 +31,14 @@ def key_in_command(command: str) -> str | None:
     if not found:
         return None
     return rest.partition(" ")[0]
+
+
+def find_key(text: str, keys: Collection[str]) -> str | None:
+    """Return which of these keys a job's comment or command contains, as a word or as a part of a path."""
+    for word in re.split(r"[\s/:|]+", text):
+        if word.removesuffix(".sbatch") in keys:
+            return word.removesuffix(".sbatch")
+    return None
 
 
 def text_in(comment: object) -> str:

@@ -75,12 +75,12 @@ def submit_next(run: Run) -> bool:
     job = None
     for pause in PAUSES:
         time.sleep(pause)
-        queue = slurm("squeue", "-h", "-o", "%i|%k", "-u", str(os.getuid()))
+        queue = slurm("squeue", "-h", "-o", "%i|%k|%o", "-u", str(os.getuid()))
         if queue is None:
             break  # nobody knows whether it is there already: not again
         job = _job_with_key(queue, key)
         if job is None:
-            answer = ask("sbatch", *options, *_exclude(run.state["excluded"]), _script(run), tries=1)
+            answer = ask("sbatch", *options, *_exclude(run.state["excluded"]), _script(run), key, tries=1)
             job = answer.output
             if job is None and run.state["excluded"] and is_impossible(answer.complaint):
                 _exclude_only(run, [])
@@ -140,9 +140,10 @@ def _script(run: Run) -> str:
 
 
 def _job_with_key(queue: str, key: str) -> str | None:
+    """Return the job whose comment or command has this key; sites may replace comments."""
     for line in queue.splitlines():
-        job, _, comment = line.partition("|")
-        if comment.partition(" ")[0] == key:
+        job, _, rest = line.partition("|")
+        if key in rest.replace("|", " ").split():
             return job
     return None
 

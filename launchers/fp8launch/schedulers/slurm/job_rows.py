@@ -155,7 +155,7 @@ def is_job_of(row: JobRow, run: RunFolder) -> bool:
     manifest = run.manifest()
     experiment = as_mapping(manifest.get("nemo_run")).get("experiment")
     by_nemo_run = experiment and str(experiment) in row.command
-    # The script that was submitted. Arguments would follow it; ours has none.
+    # The path of the script, and its arguments.
     if row.command and not by_nemo_run and not any(_is_below(Path(row.command), place) for place in places):
         return False
     names = (manifest.get("name"), as_mapping(manifest.get("slurm")).get("job-name"))

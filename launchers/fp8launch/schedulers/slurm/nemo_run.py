@@ -77,9 +77,12 @@ class NemoRunScheduler(SlurmScheduler):
 
         try:
             with cleaned_process_environment(), _quiet():
+                # The title is a folder in the path of NeMo-Run's script, so Slurm shows the key with the command.
                 experiment = nemo_run.Experiment(
-                    job.name, log_level="ERROR", skip_status_at_exit=True, enable_goodbye_message=False
+                    key, log_level="ERROR", skip_status_at_exit=True, enable_goodbye_message=False
                 )
+                # Before sbatch: a job whose answer is lost is recognized by its experiment.
+                run.update(nemo_run={"experiment": experiment._id, "version": nemo_run.__version__})
                 with experiment:
                     task = nemo_run.Script(path=str(run.script))
                     experiment.add(task, executor=_executor(nemo_run, job, run), name=job.name)
@@ -94,7 +97,6 @@ class NemoRunScheduler(SlurmScheduler):
         match = re.search(r"/(\d+)(;[^/]*)?$", experiment.jobs[0].handle)
         if match is None:
             raise refusal(f"sbatch answered {experiment.jobs[0].handle!r}", run.script)
-        run.update(nemo_run={"experiment": experiment._id, "version": nemo_run.__version__})
         return match[1]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fp8launch.diagnostics import UserError, advice_on, error
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.job import Job
-from fp8launch.job.job_comment import job_comment, key_in, text_in
+from fp8launch.job.job_comment import find_key, job_comment, text_in
 from fp8launch.schedulers.slurm import slurm_cli
 from fp8launch.schedulers.slurm.job_rows import number_of
 
@@ -52,7 +52,8 @@ def sbatch(script: Path, key: str, *options: str, comment: object = None) -> str
 
     An sbatch that gives up waiting may have submitted all the same: then the job is looked for by its key.
     """
-    words = ["--parsable", f"--comment={job_comment(key, text_in(comment))}", *options, str(script)]
+    # The script ignores this argument, but Slurm shows it with the command, even where the site replaces comments.
+    words = ["--parsable", f"--comment={job_comment(key, text_in(comment))}", *options, str(script), key]
     done = slurm_cli.call("sbatch", *words, timeout=SBATCH_SECONDS)
     for _ in range(NODE_TRIES):
         if done.returncode == 0 or not slurm_cli.waits_for_nodes(done.stderr):
@@ -88,7 +89,7 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
     """
     if not keys:
         return {}
-    shown = slurm_cli.call("squeue", "-h", "-t", "all", "-o", "%F|%k", "-u", str(os.getuid()))
+    shown = slurm_cli.call("squeue", "-h", "-t", "all", "-o", "%F|%o|%k", "-u", str(os.getuid()))
     if shown.returncode:
         raise error(
             "slurm-silent",
@@ -96,8 +97,8 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
             fix="repeat the command when Slurm answers; nothing is submitted twice",
             exit_code=3,
         )
-    # Jobs that ended a while ago are in the accounting only, and there only where the site stores comments.
-    accounted = slurm_cli.call("sacct", "-X", "-n", "-P", "-S", "now-14days", "-o", "JobID,Comment")
+    # Jobs that ended a while ago are in the accounting only.
+    accounted = slurm_cli.call("sacct", "-X", "-n", "-P", "-S", "now-14days", "-o", "JobID,SubmitLine,Comment")
     lines = shown.stdout.splitlines()
     if accounted.returncode == 0:
         lines = [*accounted.stdout.splitlines(), *lines]
@@ -105,12 +106,11 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _jobs_by_key(lines: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
-    """Read lines of JOB|COMMENT; of several jobs with one key the last one counts."""
-    wanted = set(keys)
+    """Read lines of JOB|COMMAND|COMMENT; of several jobs with one key the last one counts."""
     found = {}
     for line in lines:
-        job, _, comment = line.partition("|")
-        key = key_in(comment)
-        if key in wanted:
+        job, _, rest = line.partition("|")
+        key = find_key(rest, keys)
+        if key is not None:
             found[key] = number_of(job)
     return found

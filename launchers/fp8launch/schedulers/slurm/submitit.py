@@ -65,7 +65,7 @@ class SubmititScheduler(SlurmScheduler):
 
     def submit(self, job: Job, run: RunFolder, key: str) -> str:
         options = dict(with_key(job, key).slurm)
-        return _submit(RunScript(str(run.script)), 1, options, run.path / "submitit", run.script)[0]
+        return _submit(RunScript(str(run.script)), 1, options, run.path / "submitit" / key, run.script)[0]
 
     def submit_array(self, group: Group, key: str, folder: Path, max_running: int | None = None) -> list[str]:
         tasks = write_tasks(group, key, folder)
