@@ -30,7 +30,7 @@ from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.sections import Phase
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -335,7 +335,7 @@ def pages() -> dict[Path, str]:
     return {
         docs / "recipe_reference.md": page(
             "Recipe reference",
-            Recipe,
+            recipe_class(),
             MEANING["recipe"],
             "All keys of a recipe. Megatron's defaults apply to keys that are not set. To write one: "
             "[recipes](recipes.md).",

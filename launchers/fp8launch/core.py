@@ -56,7 +56,6 @@ PLUGIN = Plugin(
         "megatron_lm": "fp8launch.engines.megatron_lm.engine:MegatronLM",
         "script": "fp8launch.engines.script.engine:Script",
         "bridge": "fp8launch.engines.bridge.engine:Bridge",
-        "accelerate": "fp8launch.engines.accelerate.engine:Accelerate",
         "convert": "fp8launch.engines.convert.engine:Convert",
     },
     schedulers={

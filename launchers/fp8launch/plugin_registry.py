@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ ENTRY_POINTS = "fp8launch.plugins"
 SELECTION = "FP8LAUNCH_PLUGINS"
 
 _CORE = "fp8launch.core:PLUGIN"
-_BUILT_IN: tuple[str, ...] = ()
+_BUILT_IN = ("accelerate",)
 
 # `module:name`, or the object itself for a plugin that is made at run time.
 Target: TypeAlias = "str | Callable[..., Any]"
@@ -52,7 +53,9 @@ class Plugin:
 
     `requires` are the names of plugins that this one imports. `engines` are classes that implement
     `fp8launch.engines.base.Engine`, `schedulers` return a `fp8launch.schedulers.base.Scheduler`, and `log_dialects` are
-    values of `fp8launch.logs.dialects.Dialect`.
+    values of `fp8launch.logs.dialects.Dialect`. `recipe_sections` are subclasses of
+    `fp8launch.recipe.sections.Section`, whose fields all have defaults. `in_job` are packages that jobs import: they
+    are copied into every run folder, and import nothing but each other, `fp8launch.injob` and what the image has.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Plugin:
     engines: Mapping[str, Target] = field(default_factory=dict)
     schedulers: Mapping[str, Target] = field(default_factory=dict)
     log_dialects: Mapping[str, Target] = field(default_factory=dict)
+    recipe_sections: Mapping[str, Target] = field(default_factory=dict)
+    in_job: tuple[str, ...] = ()
 
 
 class Offer(NamedTuple):
@@ -71,7 +76,7 @@ class Offer(NamedTuple):
 
 
 # Fields of `Plugin` that map names of users to what has these names.
-_KINDS = tuple(each.name for each in fields(Plugin) if each.name not in ("name", "requires"))
+_KINDS = tuple(each.name for each in fields(Plugin) if each.name not in ("name", "requires", "in_job"))
 _added: list[Plugin] = []
 
 
@@ -120,6 +125,20 @@ def loaded(kind: str) -> Iterator[tuple[str, Any]]:
             _report(broken.problems[0].message)
             continue
         yield name, found
+
+
+def in_job_packages() -> dict[str, Path]:
+    """Return the packages that jobs import, by their full names, with their folders."""
+    found = {}
+    for plugin in active():
+        for package in plugin.in_job:
+            spec = importlib.util.find_spec(package)
+            if spec is None or not spec.submodule_search_locations:
+                fix = f"install it again, or leave it out with {SELECTION}"
+                message = f"the plugin {plugin.name} is broken: there is no package {package}"
+                raise error("broken-plugin", message, plugin.name, fix, MACHINE_LACKS)
+            found[package] = Path(spec.submodule_search_locations[0])
+    return found
 
 
 def load_target(target: Target) -> Any:

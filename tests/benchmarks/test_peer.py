@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The peers' packages are in an environment of their own, as tools/setup.sh installs them, or with ours.
 OWN = ROOT / ".cache" / "peer" / "bin" / "python"
 PYTHON = str(OWN) if OWN.is_file() else sys.executable
-PROGRAM = ROOT / "launchers" / "fp8launch" / "injob" / "rank" / "accelerate_train.py"
+PROGRAM = ROOT / "launchers" / "fp8launch" / "plugins" / "accelerate" / "injob" / "accelerate_train.py"
 TINY = """\
 extends: [models/tiny, precision/bf16]
 model: {vocab_size: 256}
@@ -76,7 +76,7 @@ def test_deepspeed_is_told_the_recipe_of_transformer_engine() -> None:
         from accelerate.utils import dataclasses
         dataclasses.is_transformer_engine_available = lambda: True
         sys.path.insert(0, sys.argv[1])
-        from fp8launch.injob.rank.accelerate_setup import tell_deepspeed_the_recipe
+        from fp8launch.plugins.accelerate.injob.accelerate_setup import tell_deepspeed_the_recipe
         settings = dataclasses.TERecipeKwargs(fp8_format="E4M3")
         made = SimpleNamespace(has_fp8_handler=True, te_recipe_handler=settings, fp8_recipe_handler=None)
         tell_deepspeed_the_recipe(made)

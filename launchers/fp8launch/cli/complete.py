@@ -74,7 +74,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _keys(incomplete: str) -> Iterator[str]:
-    from fp8launch.recipe.schema import Recipe
+    from fp8launch.recipe.schema import recipe_class
     from fp8launch.recipe.sections import Section
 
     section = incomplete.partition(".")[0]
@@ -84,7 +84,7 @@ def _keys(incomplete: str) -> Iterator[str]:
         for flag in load_schema(supported_versions()[-1]).flags():
             yield f"{section}.{flag.dest}"
         return
-    for name, field in Recipe.model_fields.items():
+    for name, field in recipe_class().model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             for key, part in field.annotation.model_fields.items():
                 yield f"{name}.{part.alias or key}"

@@ -137,14 +137,16 @@ class Entry:
     """The program of a job's processes: one of `injob/rank`, with its own options before the engine's arguments.
 
     An engine outside fp8launch gives the absolute path of its program, which the job must be able to read. A `--` comes
-    after the options, except with torchrun, which may remove it. `script` is the training script that the options name,
-    None where the program trains by itself. `title` is what comparisons call the training loop.
+    after the options, except with torchrun, which may remove it. `plugin` is the plugin whose `injob` has the program,
+    None for a program of the core. `script` is the training script that the options name, None where the program trains
+    by itself. `title` is what comparisons call the training loop.
     """
 
     program: str = "worker.py"
     options: tuple[str, ...] = ()
     script: str | None = None
     title: str = OWN_ENTRY_TITLE
+    plugin: str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fp8launch.megatron.schema import (
     supported_versions,
 )
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Recipe, recipe_class
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.untyped import as_mapping
@@ -199,7 +199,7 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
     name = str(recipe["name"])
     try:
         tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
-        loaded = LoadedRecipe(Recipe.from_node(tree), tree, ())
+        loaded = LoadedRecipe(recipe_class().from_node(tree), tree, ())
         again = as_parsed(engines.engine_of(loaded).translate(loaded).values, schema)
     except UserError as exc:
         return list(exc.problems)

@@ -17,7 +17,7 @@ from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import FlagSchema
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Recipe, recipe_class
 from fp8launch.recipe.sections import Data, Optimizer, Parallel, Precision, Resources, Section
 
 Tree = dict[str, Any]
@@ -155,7 +155,7 @@ def _confirmed(recipe: Tree, values: Values, schema: FlagSchema) -> Tree:
 
 
 def _valid(recipe: Tree) -> Recipe:
-    return Recipe.model_validate(recipe)
+    return recipe_class().model_validate(recipe)
 
 
 def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:

@@ -348,6 +348,10 @@ def process_command(job: Job) -> list[list[Word]]:
         start += [RawShell('"$code/rank/node.py"'), f"--nproc-per-node={job.processes_per_node}"]
         if program != NODE_STARTS:
             start += [f"--worker={program}"]
+    elif program.startswith("/"):
+        start.append(program)
+    elif job.entry.plugin is not None:
+        start.append(RawShell(f'"$code/../plugins/{job.entry.plugin}/injob/{program}"'))
     else:
-        start.append(program if program.startswith("/") else RawShell(f'"$code/rank/{program}"'))
+        start.append(RawShell(f'"$code/rank/{program}"'))
     return [[*start, *job.entry.options, "--", RawShell('"${megatron_args[@]}"')]]

@@ -3,7 +3,7 @@
 probe     FP8 modules, from one rank of each model-parallel position after the first iteration (`injob/rank/probe.py`)
 kernels   kernel families, from rank 0 after a profiled iteration
 tensors   FP8 tensor statistics at regular iterations (`injob/rank/tensor_stats.py`)
-sharding  how much of weights and optimizer states each rank holds (`injob/rank/accelerate_evidence.py`)
+sharding  how much of weights and optimizer states each rank holds (by the plugin `accelerate`)
 node      the node, from its first process (`injob/rank/node_info.py`)
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Recipe, recipe_keys
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.resources import pack_folder
 
@@ -159,9 +159,10 @@ def _lines(node: Node, depth: int, short: Callable[[str], str]) -> Iterator[str]
 
 def _rank(key: str) -> int:
     """Return the position of a top-level key; unknown keys come last."""
-    if key in _ORDER:
-        return _ORDER.index(key)
-    return len(_ORDER)
+    order = ["name", "description", *recipe_keys()]
+    if key in order:
+        return order.index(key)
+    return len(order)
 
 
 def _with_place(text: str, node: Node, short: Callable[[str], str]) -> str:
@@ -185,6 +186,3 @@ def _scalar(value: Any) -> str:
     """A value on one line, as YAML."""
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-_ORDER = ("name", "description", *(name for name in Recipe.model_fields if name not in ("name", "description")))

@@ -21,18 +21,6 @@ class Bridge(Section):
     overrides: Overrides = {}
 
 
-class Accelerate(Section):
-    """A training by Hugging Face Accelerate, for `engine: accelerate`, which recipes of `peers/` use.
-
-    `fp8` is the library of a precision in FP8. With `rowwise`, torchao scales each row and not each tensor: Megatron
-    has no name for it, so `precision.recipe` stays that of one scale per tensor.
-    """
-
-    sharding: Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"] | None = None
-    fp8: Literal["torchao", "transformer_engine", "msamp"] | None = None
-    rowwise: bool = False
-
-
 ConvertDirection = Literal["hf-to-megatron", "megatron-to-hf"]
 ConvertDtype = Literal["bf16", "fp16", "fp32"]
 

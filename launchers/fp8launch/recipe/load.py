@@ -13,7 +13,7 @@ from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.scaling import on_nodes
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Recipe, recipe_class
 from fp8launch.recipe.script_path import with_absolute_script
 from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
 from fp8launch.resources import pack_folder
@@ -106,7 +106,7 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
     if phases is not None and isinstance(phases.value, dict):
         written = {name: _variables_as_written(phase) for name, phase in phases.value.items()}
         tree = Node({**_entries(tree), "phases": Node(written, phases.where)}, tree.where)
-    return LoadedRecipe(Recipe.from_node(tree), tree, source.files)
+    return LoadedRecipe(recipe_class().from_node(tree), tree, source.files)
 
 
 def _variables_as_written(tree: Node) -> Node:

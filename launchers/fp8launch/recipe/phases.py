@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.megatron.schema import normalize
 from fp8launch.recipe.load import LoadedRecipe, merge, switch_precision
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.yaml_source import Node
 
 # What a recipe has for the whole run only.
@@ -42,7 +42,7 @@ def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
     for name, end in ends.items():
         try:
             tree = _laid(loaded, name, end, total=max(ends.values()))
-            laid = replace(loaded, recipe=Recipe.from_node(tree), tree=tree)
+            laid = replace(loaded, recipe=recipe_class().from_node(tree), tree=tree)
         except UserError as exc:
             problems.append((name, exc.problems))
             continue

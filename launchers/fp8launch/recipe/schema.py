@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
+from fp8launch import plugin_registry
 from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.axes import refuse_unknown_axis
-from fp8launch.recipe.engine_sections import Accelerate, Bridge, Convert
+from fp8launch.recipe.engine_sections import Bridge, Convert
 from fp8launch.recipe.field_types import (
     AxisKey,
     AxisValue,
@@ -41,8 +43,12 @@ from fp8launch.recipe.sections import (
     Train,
 )
 
+SomeSection = TypeVar("SomeSection", bound=Section)
+
 
 class Recipe(Section):
+    """A recipe of the core. Recipes are made by `recipe_class()`, which adds the sections of plugins."""
+
     # The sections' defaults are made without validation: each would build a validator of its own at every start.
     name: Name
     description: str = ""
@@ -61,7 +67,6 @@ class Recipe(Section):
     container: Container = Container.model_construct()
     launch: Launch = Launch.model_construct()
     bridge: Bridge = Bridge.model_construct()
-    accelerate: Accelerate = Accelerate.model_construct()
     convert: Convert = Convert.model_construct()
     software: Software = Software.model_construct()
     env: dict[EnvName, str | int | float | None] = {}
@@ -150,10 +155,35 @@ class Recipe(Section):
         return connections(split=tp != 1 or cp != 1, many=many, capability=GPUS[self.resources.gpu].capability)
 
 
+def recipe_class() -> type[Recipe]:
+    """Return `Recipe` with the sections that active plugins add."""
+    return _with_sections(tuple(plugin_registry.loaded("recipe_sections")))
+
+
+def recipe_keys() -> list[str]:
+    """Return the top-level keys of a recipe in the order in which recipes are written."""
+    keys = list(Recipe.model_fields)
+    after = keys.index("launch") + 1
+    return [*keys[:after], *plugin_registry.offered("recipe_sections"), *keys[after:]]
+
+
+def section_of(recipe: Recipe, name: str, kind: type[SomeSection]) -> SomeSection:
+    """Return a section that a plugin adds."""
+    section = getattr(recipe, name)
+    assert isinstance(section, kind)
+    return section
+
+
+@functools.cache
+def _with_sections(sections: tuple[tuple[str, type[Section]], ...]) -> type[Recipe]:
+    fields: dict[str, Any] = {name: (section, section.model_construct()) for name, section in sections}
+    return create_model("Recipe", __base__=Recipe, **fields)
+
+
 def _section_fields() -> dict[str, list[str]]:
     """The fields of each section, as recipes spell them."""
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
-    for name, info in Recipe.model_fields.items():
+    for name, info in recipe_class().model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             sections[name] = info.annotation
     fields = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.yaml_source import Node
 
 
@@ -17,7 +17,7 @@ def has_relative_data(loaded: LoadedRecipe) -> bool:
 def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
     """Return the recipe with the relative prefixes of `data.blend`, its phases' too, below `place`."""
     tree = _with_data_below(loaded, place)
-    return LoadedRecipe(Recipe.from_node(tree), tree, loaded.files)
+    return LoadedRecipe(recipe_class().from_node(tree), tree, loaded.files)
 
 
 def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, did_you_mean, nearest
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import QUANTIZATION, SELECTABLE, UNQUANTIZED
@@ -53,6 +54,9 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
         if "phases" in known:
             known = ["extends", *known]  # of a whole recipe, whose parents are read before it is validated
         fix = did_you_mean(str(path[-1]), known, f"valid keys: {', '.join(known)}")
+        plugin = plugin_registry.absent_plugin("recipe_sections", dotted)
+        if plugin is not None:
+            fix = f"it needs the plugin {plugin}: add that to {plugin_registry.SELECTION}, or unset the variable"
         return Problem("error", "unknown-key", f"unknown key '{dotted}'", place, fix)
     if kind == "missing":
         name = ".".join((*map(str, path), str(err["loc"][-1])))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import recipe_keys
 from fp8launch.recipe.yaml_source import resolve_plain_scalar
 
 _WIDTH = 110
@@ -26,7 +26,7 @@ def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] 
     """`recipe`, in the recipe format, as YAML text. `comments` go above the section of that name, those of "" first."""
     notes = dict(comments or {})
     lines = _comment(notes.pop("", ()))
-    order = [name for name in ("extends", *Recipe.model_fields) if name in recipe or name in notes]
+    order = [name for name in ("extends", *recipe_keys()) if name in recipe or name in notes]
     order += [name for name in recipe if name not in order]
     for name in order:
         lines += _comment(notes.get(name, ()))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
 from fp8launch.injob.ownership import take_write_permission, why_not_own
 from fp8launch.injob.supervisor.run_records import MANIFEST, STARTED_BY
@@ -155,9 +156,11 @@ def create_run_folder(
             make_folders(package)
             shutil.copytree(in_job_folder(), package / "injob", ignore=shutil.ignore_patterns("__pycache__"))
             (package / "__init__.py").touch(mode=0o644)
+            for name, folder in plugin_registry.in_job_packages().items():
+                _copy_package(folder, making / "code", name)
             # A checkout may be writable for a group; the copy that jobs run is not.
-            take_write_permission(package)
-            _make_bytecode_folders(package)
+            take_write_permission(making / "code")
+            _make_bytecode_folders(making / "code")
             for name, text in files.items():
                 write_atomically(making / name, text, 0o600 if name in _PRIVATE_FILES else 0o644)
             for name, target in (links or {}).items():
@@ -179,6 +182,17 @@ def create_run_folder(
     except OSError as exc:
         raise _refusal(path, exc.strerror or str(exc)) from None
     return RunFolder(path)
+
+
+def _copy_package(source: Path, code: Path, name: str) -> None:
+    """Copy a package under its full name, with nothing of the packages around it but an empty `__init__.py`."""
+    *outer, inner = name.split(".")
+    folder = code
+    for part in outer:
+        folder /= part
+        make_folders(folder)
+        (folder / "__init__.py").touch(mode=0o644)
+    shutil.copytree(source, folder / inner, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _make_bytecode_folders(package: Path) -> None:

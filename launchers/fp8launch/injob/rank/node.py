@@ -119,6 +119,16 @@ def show_stacks(folder: Path) -> None:
             print(f"[rank{file.name}]: {line}", file=sys.stderr, flush=True)
 
 
+def program(name: str) -> Path:
+    """Return the program of that name: a path, a file beside this one, or a file in the `injob` of a plugin."""
+    folder = Path(__file__).resolve().parent
+    beside = folder / name
+    if not beside.exists():
+        for found in folder.parents[1].glob(f"plugins/*/injob/{name}"):
+            return found
+    return beside
+
+
 def main() -> None:
     own, argv = sys.argv[1:], []
     if "--" in own:
@@ -133,12 +143,15 @@ def main() -> None:
         "--nproc-per-node", type=int, required=True, metavar="G", help="processes on this node, one per GPU"
     )
     parser.add_argument(
-        "--worker", default="worker.py", metavar="PROGRAM", help="the program beside this one, or its path"
+        "--worker",
+        default="worker.py",
+        metavar="PROGRAM",
+        help="a program here or in a plugin, or its path",
     )
     # The rest are the program's own options, such as worker.py's --script.
     ours, options = parser.parse_known_args(own)
 
-    worker = Path(__file__).resolve().parent / ours.worker
+    worker = program(ours.worker)
 
     def arguments() -> list[str]:
         return launch_arguments(os.environ, ours.nproc_per_node, worker, options, argv)

@@ -1,6 +1,6 @@
 """Hugging Face Accelerate, a peer to compare with: FSDP2, DDP or ZeRO, FP8 by torchao or Transformer Engine.
 
-The program of the job is injob/rank/accelerate_train.py. It reads Megatron's arguments of the model, the batch and the
+The program of the job is injob/accelerate_train.py. It reads Megatron's arguments of the model, the batch and the
 optimizer; a setting that it does not read is refused, so that nothing is asked for that does not run.
 """
 
@@ -16,6 +16,7 @@ from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.megatron.versions import DEFAULT
+from fp8launch.plugins.accelerate.section import accelerate_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
@@ -74,7 +75,7 @@ class Accelerate(MegatronLM):
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         recipe = loaded.recipe
-        if recipe.accelerate.sharding is None:
+        if accelerate_of(recipe).sharding is None:
             fix = f"write `accelerate: {{sharding: {' | '.join(('ddp', 'fsdp2', 'zero1', 'zero2', 'zero3'))}}}`"
             yield Problem("error", "no-sharding", "`engine: accelerate` needs a sharding", loaded.where("engine"), fix)
         for (section, key), fix in _NOT_HERE.items():
@@ -85,7 +86,7 @@ class Accelerate(MegatronLM):
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
-        stated = loaded.recipe.accelerate
+        stated = accelerate_of(loaded.recipe)
         foreign = [_not_read(flag, args) for flag, value in args.values.items() if not _is_done(flag, value)]
         if foreign:
             raise UserError(foreign, ANSWER_IS_NO)
@@ -108,7 +109,7 @@ class Accelerate(MegatronLM):
         return overrides
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
-        return Entry(program="accelerate_train.py", title=TITLE)
+        return Entry(program="accelerate_train.py", title=TITLE, plugin="accelerate")
 
     def traits(self, recipe: Recipe) -> EntryTraits:
         return EntryTraits()
@@ -119,7 +120,7 @@ class Accelerate(MegatronLM):
 
 def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
     """Libraries and recipes of FP8 that do not go together, or that Accelerate's integration lacks."""
-    stated, precision = loaded.recipe.accelerate, loaded.recipe.precision
+    stated, precision = accelerate_of(loaded.recipe), loaded.recipe.precision
     if stated.fp8 == "msamp":
         fix = "use torchao or transformer_engine; recipes/studies/levels has its levels O1 to O3 in Megatron"
         yield Problem("error", "msamp-abandoned", _MS_AMP, loaded.where("accelerate", "fp8"), fix)

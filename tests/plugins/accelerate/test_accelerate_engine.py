@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -14,10 +16,12 @@ from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli.check_summary import summary
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO
-from fp8launch.engines.accelerate.engine import READ
 from fp8launch.job.batch_script import batch_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.accelerate import engine
+from fp8launch.plugins.accelerate.engine import READ
+from fp8launch.rundir.run_dir import create_run_folder
 from fp8launch.tuning.candidates import Prediction, predict
 
 PEER = "peers/zero_torchao"
@@ -31,11 +35,11 @@ def test_the_job_starts_accelerate_with_what_it_reads() -> None:
     assert "--swiglu" not in words and "--use-megatron-fsdp" not in words
     assert prepared.args.attributes["fp8_recipe"] == "rowwise"
     script = batch_script(plan(prepared, Cluster(), Path("/r"), check_paths=False))
-    assert 'rank/accelerate_train.py"' in script
+    assert 'plugins/accelerate/injob/accelerate_train.py"' in script
 
 
 def test_every_argument_is_one_that_the_program_reads() -> None:
-    program = Path(__file__).parents[2] / "launchers" / "fp8launch" / "injob" / "rank" / "accelerate_train.py"
+    program = Path(engine.__file__).parent / "injob" / "accelerate_train.py"
     text = program.read_text()
     for flag in READ:
         spelled = flag.replace("_", "-")
@@ -104,3 +108,13 @@ def test_its_keys_mean_the_engine(write: Callable[[str, str], str]) -> None:
     """
     recipe = write("r.yaml", dedent(text))
     assert prepare(recipe).engine.name == "accelerate"
+
+
+def test_the_job_finds_the_program_in_the_run_folder(tmp_path: Path) -> None:
+    run = create_run_folder(tmp_path, "run", {}, {})
+    code = run.path / "code"
+    program = code / "fp8launch" / "plugins" / "accelerate" / "injob" / "accelerate_train.py"
+    ask = f"from fp8launch.injob.rank import node; print(node.program({program.name!r}))"
+    for command in (["-c", ask], [str(program), "--help"]):
+        done = subprocess.run([sys.executable, *command], cwd=code, capture_output=True, text=True, check=True)
+        assert str(program) in done.stdout or "--sharding" in done.stdout

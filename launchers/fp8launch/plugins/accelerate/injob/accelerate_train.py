@@ -29,12 +29,25 @@ from typing import Any
 
 if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import probe, signals, worker
-from fp8launch.injob.rank.accelerate_evidence import SHARDING, iteration_line, memory_line, precision_of, sharding_of
-from fp8launch.injob.rank.accelerate_setup import STAGES, accelerator_for, attention, model_for, prepared, switched
 from fp8launch.injob.rank.compat import cache_folders
+from fp8launch.plugins.accelerate.injob.accelerate_evidence import (
+    SHARDING,
+    iteration_line,
+    memory_line,
+    precision_of,
+    sharding_of,
+)
+from fp8launch.plugins.accelerate.injob.accelerate_setup import (
+    STAGES,
+    accelerator_for,
+    attention,
+    model_for,
+    prepared,
+    switched,
+)
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
