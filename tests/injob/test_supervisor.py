@@ -433,6 +433,18 @@ def test_a_job_that_slurm_started_again_goes_on_from_the_checkpoint(job: Callabl
     assert second["before"] == 10
 
 
+def test_an_attempt_that_was_cut_off_ended_with_its_log_and_not_when_the_next_one_began(
+    job: Callable[..., Job],
+) -> None:
+    one = job("survive.attempts=2")
+    one.begin()
+    log = one.run / "logs" / "5-0.log"
+    log.write_text(" iteration 3/ 10 |")
+    os.utime(log, (1_700_000_000, 1_700_000_000))
+    one.begin("5-1")
+    assert one.record["attempts"][0]["ended"] == 1_700_000_000
+
+
 @pytest.mark.parametrize(
     ("words", "cause"),
     [

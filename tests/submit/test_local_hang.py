@@ -52,4 +52,11 @@ def test_a_rank_that_stands_still(in_memory: Site) -> None:
     assert first["then"] == "hang: another attempt follows, 1 of 3 used"
     assert later[-1]["cause"] == "finished" and later[0]["before"] >= 20
     assert in_memory.json("parse", run)["iterations"] == 120
+    goodput = in_memory.json("parse", run)["goodput"]
+    attempts = [first, *later]
+    assert goodput["allocated_s"] == pytest.approx(sum(one["ended"] - one["began"] for one in attempts), abs=1)
+    assert goodput["seconds"]["after_iterations"] > 30, "the hang"
+    logged = re.findall(r"iteration +(\d+)/", find_run(run).logs()[0].read_text())
+    assert goodput["lost_iterations"] == int(logged[-1]) - later[0]["before"]
+    assert 0 < goodput["share"] < 1 and goodput["seconds"]["checkpoints"] > 0
     assert not list(processes_with(LOCAL_RUN, str(folder)))

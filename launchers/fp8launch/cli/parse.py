@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from fp8launch.cli.output import console, echo, eprint, json_option, logs_argume
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.yaml_source import is_file
+from fp8launch.report.goodput import goodput_of_run
 from fp8launch.report.health import HealthLimits
 from fp8launch.report.phases import spans_of
 from fp8launch.report.run_facts import stated_arguments
@@ -120,14 +122,16 @@ def _show_runs(runs: Sequence[RunFolder], reports: Sequence[RunReport]) -> None:
 def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
     """The report of a run, from the logs of all its attempts and what its manifest says of it."""
     manifest = run.manifest()
+    logs = read_logs(logs_of(run))
     report = summarise_run(
-        read_logs(logs_of(run)),
+        logs,
         spans_of(manifest),
         gpu=gpu or str(manifest.get("gpu", "")) or None,
         world_size=manifest.get("layout", {}).get("world"),
         arguments=stated_arguments(manifest),
         limits=HealthLimits.from_manifest(manifest),
     )
+    report = replace(report, goodput=goodput_of_run(run, logs, report.world_size))
     return with_batch_output(report, run)
 
 

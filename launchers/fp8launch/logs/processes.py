@@ -66,6 +66,19 @@ class Process:
     ending: Ending
 
 
+# Timers of what interrupts the iterations. Megatron stops the clock of its step times meanwhile.
+_PAUSES = {"save-checkpoint": "checkpoint", "save-checkpoint-non-persistent": "checkpoint", "evaluate": "evaluation"}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A `checkpoint` or `evaluation` between iterations, as Megatron's own timer reports it after its end."""
+
+    offset: int
+    kind: str
+    seconds: float
+
+
 _OFFSET = attrgetter("offset")
 
 
@@ -74,9 +87,9 @@ class ParsedLog:
     """A whole log file.
 
     `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
-    evaluation or a checkpoint; `mixed_rows` are rows whose loss may be a mean that includes the iteration before;
-    `duplicates` counts iteration lines that another rank, or a tee, had printed already; `evidence` is what the job
-    said of FP8.
+    evaluation or a checkpoint, and `pauses` how long those took; `mixed_rows` are rows whose loss may be a mean that
+    includes the iteration before; `duplicates` counts iteration lines that another rank, or a tee, had printed already;
+    `evidence` is what the job said of FP8.
     """
 
     path: Path
@@ -90,6 +103,7 @@ class ParsedLog:
     mixed_rows: frozenset[int] = frozenset()
     duplicates: int = 0
     evidence: tuple[Evidence, ...] = ()
+    pauses: tuple[Pause, ...] = ()
 
     def evidence_of(self, process: Process) -> tuple[Evidence, ...]:
         """Return what one process said."""
@@ -134,6 +148,11 @@ def read_log(path: Path) -> ParsedLog:
         disturbed_rows=_disturbed(scan, rows),
         duplicates=duplicates,
         evidence=tuple(scan.evidence),
+        pauses=tuple(
+            Pause(offset, _PAUSES[timer.name], timer.slowest_ms / 1e3)
+            for offset, timer in scan.timers
+            if timer.name in _PAUSES and math.isfinite(timer.slowest_ms)
+        ),
     )
 
 

@@ -54,6 +54,10 @@ def quantity_text(value: float | None, form: str, scale: float = 1) -> str:
     return format(scale * value, form)
 
 
+def goodput_text(entry: Entry) -> str:
+    return quantity_text(entry.goodput, ".0f", 100)
+
+
 def mfu_text(entry: Entry) -> str:
     if entry.mfu is None or entry.peak_tflops is None:
         return NONE

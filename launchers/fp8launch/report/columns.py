@@ -14,6 +14,7 @@ from fp8launch.report.cells import (
     count_text,
     efficiency_text,
     energy_text,
+    goodput_text,
     loss_text,
     memory_text,
     mfu_text,
@@ -122,8 +123,17 @@ def _runs(entry: Entry) -> list[dict[str, object]]:
         status: str = run.report.status
         if run.absent:
             status = "missing"
+        goodput = None
+        if run.report.goodput:
+            goodput = run.report.goodput.as_json()
         runs.append(
-            {"name": run.name, "status": status, "command": run.command, "health": json_list(run.report.health)}
+            {
+                "name": run.name,
+                "status": status,
+                "command": run.command,
+                "health": json_list(run.report.health),
+                "goodput": goodput,
+            }
         )
     return runs
 
@@ -244,6 +254,7 @@ COLUMNS: tuple[Column, ...] = (
             "scaling_efficiency": _of("efficiency.ratio.value"),
         },
     ),
+    Column("goodput", lambda e: e.goodput, "goodput (%)", goodput_text),
     Column("tokens_per_s", lambda e: e.tokens_total, "tokens/s in all", total_text),
     Column("energy_j_per_token", lambda e: e.energy_per_token, "energy (mJ/token)", energy_text),
     Column("cost_per_million_tokens", lambda e: e.cost_per_million_tokens, "cost (per million tokens)", cost_text),

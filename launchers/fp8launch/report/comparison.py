@@ -19,6 +19,7 @@ from fp8launch.report.differences import (
     speed_comparability,
 )
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
+from fp8launch.report.goodput import goodput_of_runs
 from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
 from fp8launch.report.json_values import json_list
 from fp8launch.report.loss_summary import loss_summary
@@ -223,6 +224,7 @@ def _entry(
         published=published_speed(row, tokens, rows),
         notes=tuple(row_notes(row, recomputed)),
         loss=loss_summary(row.good),
+        goodput=goodput_of_runs([run.report.goodput for run in row.runs]),
     )
 
 

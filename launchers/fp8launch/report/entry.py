@@ -45,6 +45,7 @@ class Entry:
     published: Published | None
     notes: tuple[str, ...]
     loss: LossSummary | None = None
+    goodput: float | None = None
 
 
 def about_loss(entries: Sequence[Entry]) -> bool:

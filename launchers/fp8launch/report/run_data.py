@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fp8launch.injob.supervisor.run_records import STARTED_BY
 from fp8launch.logs import ParsedLog
+from fp8launch.report.goodput import goodput_of_run
 from fp8launch.report.health import LIMITS, HealthLimits
 from fp8launch.report.phases import PhaseSpan, spans_of
 from fp8launch.report.run_facts import SETTINGS, UNSET, manifest_facts, precision_of, stated_arguments
@@ -130,10 +131,10 @@ def run_from_events(name: str, files: Sequence[Path], gpu: str | None = None) ->
 def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
     """Read a run of ours with its manifest. A run without a log yet has no data, which is not an error here."""
     manifest = run.manifest()
-    logs = run.logs() or run.batch_output()
+    logs = read_logs(run.logs() or run.batch_output())
     data = _run_data(
         run.run_id,
-        read_logs(logs),
+        logs,
         gpu or str(manifest.get("gpu") or "") or None,
         as_mapping(manifest.get("layout")).get("world"),
         stated_arguments(manifest),
@@ -145,7 +146,8 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
         command=_command_line(manifest),
         sources=(str(run.path),),
     )
-    return replace(data, report=with_batch_output(data.report, run))
+    goodput = goodput_of_run(run, logs, data.report.world_size)
+    return replace(data, report=with_batch_output(replace(data.report, goodput=goodput), run))
 
 
 def _command_line(manifest: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fp8launch.logs import Failure
+from fp8launch.report.goodput import Goodput
 from fp8launch.report.health import HealthProblem
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.machines import Machines
@@ -120,6 +121,7 @@ class RunReport:
     timers_ms: Mapping[str, Statistic] = field(default_factory=dict)
     phases: tuple[PhaseReport, ...] = ()
     health: tuple[HealthProblem, ...] = ()
+    goodput: Goodput | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fp8launch.report.goodput import Goodput, goodput_line, goodput_rows
 from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport, Statistic
@@ -40,6 +41,8 @@ def render_text(report: RunReport) -> RenderableType:
         parts.append(_phases(report))
     if timed := list(step_parts(report)):
         parts.append(_step_table(timed))
+    if report.goodput and report.goodput.attempts > 1:
+        parts.append(_goodput_table(report.goodput))
     parts += list(map(Text, _facts(report)))
     for note in report.notes:
         parts.append(Text(f"note: {note}", style="yellow"))
@@ -91,6 +94,16 @@ def _step_table(parts: Sequence[StepPart]) -> Table:
     return table
 
 
+def _goodput_table(goodput: Goodput) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("of the allocated time")
+    table.add_column("s", justify="right")
+    table.add_column("share", justify="right")
+    for name, seconds in goodput_rows(goodput):
+        table.add_row(name, f"{seconds:,.1f}", f"{seconds / goodput.parts.total:.1%}")
+    return table
+
+
 def _phases(report: RunReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, number in PHASE_COLUMNS.items():
@@ -129,6 +142,8 @@ def _facts(report: RunReport) -> list[str]:
         facts += _fp8(report.fp8)
     facts += tensor_lines(report.tensor_stats)
     facts += filter(None, (_sizes_and_versions(report), _machines(report)))
+    if report.goodput and report.goodput.attempts > 1:
+        facts.append(goodput_line(report.goodput))
     for reason, numbers in report.dropped.items():
         facts.append(f"excluded, {reason}: {_iterations(numbers)}")
     return facts

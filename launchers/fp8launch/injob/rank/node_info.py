@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,4 +51,6 @@ def announce() -> None:
     """Print the line, from the first process of each node."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         # The supervisor compares the count later, where a process of this node was killed.
-        print(NODE + json.dumps({**describe(os.environ), "memory_kills": memory_kills()}), flush=True)
+        # Iteration lines have local time: with the offset of this process's clock they can be compared with others.
+        more = {"memory_kills": memory_kills(), "utc_offset": time.localtime().tm_gmtoff}
+        print(NODE + json.dumps({**describe(os.environ), **more}), flush=True)

@@ -141,16 +141,21 @@ class Run:
             os.fsync(file.fileno())
         new.replace(self.folder / ATTEMPTS)
 
-    def close_attempt(self, cause: str, node: str | None = None) -> retry_policy.Decision:
-        """Write down how the newest attempt ended, and decide what follows."""
+    def close_attempt(self, cause: str, node: str | None = None, ended: float | None = None) -> retry_policy.Decision:
+        """Record how the newest attempt ended, by default just now, and decide what follows."""
         attempt = self.attempts[-1]
         after = checkpoints.latest(self.checkpoint)
-        ended = retry_policy.Ended(cause, attempt["before"], after, node)
+        end = retry_policy.Ended(cause, attempt["before"], after, node)
         decision = retry_policy.decide(
-            ended, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
+            end, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
         )
         attempt.update(
-            ended=time.time(), after=after, cause=cause, counts=decision.counts, node=node, then=decision.reason
+            ended=ended or time.time(),
+            after=after,
+            cause=cause,
+            counts=decision.counts,
+            node=node,
+            then=decision.reason,
         )
         if not decision.continues:
             self.state["stopped"] = decision.reason

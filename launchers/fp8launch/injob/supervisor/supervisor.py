@@ -96,8 +96,17 @@ def close_attempt_that_was_cut_off(run: Run) -> None:
     cause = cause_of_cut_off(run, last)
     if run.phase_is_over and run.plan["rules"].get(cause) != "stop":
         cause = PHASE_END
-    decision = run.close_attempt(cause)
+    # This attempt may have waited in the queue since then.
+    decision = run.close_attempt(cause, ended=last_sign_of_life(run, last["name"]))
     say(f"attempt {last['name']} ended early: {decision.reason}")
+
+
+def last_sign_of_life(run: Run, attempt: str) -> float | None:
+    """Return when the log of an attempt was last written, in seconds since 1970; None if it has no log."""
+    try:
+        return (run.folder / "logs" / f"{attempt}.log").stat().st_mtime
+    except OSError:
+        return None
 
 
 def new_attempt(run: Run) -> dict[str, Any]:
