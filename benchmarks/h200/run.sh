@@ -25,13 +25,15 @@ top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
 need_s=${NEED:-$each}
 lists=()
-for list in ${1//,/ }; do
-    [ -f "$list" ] || list=$here/lists/$list.txt
-    [ -f "$list" ] || { echo "run.sh: no list $(basename "$list" .txt) in $here/lists" >&2; exit 2; }
+# Random recipes, drawn to compare rehearsals with GPUs, and their lists share one archive.
+[ -d "$here/recipes/rehearsed" ] || tar -C "$here/recipes" -xJf "$here/recipes/rehearsed.tar.xz"
+for name in ${1//,/ }; do
+    for list in "$name" "$here/lists/$name.txt" "$here/recipes/rehearsed/$name.txt" ""; do
+        [ ! -f "$list" ] || break
+    done
+    [ -n "$list" ] || { echo "run.sh: no list $name in $here/lists" >&2; exit 2; }
     lists+=("$list")
 done
-# The many small recipes that were drawn for rehearsals are kept in one archive.
-[ -d "$here/recipes/rehearsed" ] || tar -C "$here/recipes" -xJf "$here/recipes/rehearsed.tar.xz"
 out=${OUT:-h200-results}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)

@@ -13,9 +13,10 @@ from fp8launch.recipe.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = ROOT / "benchmarks" / "h200"
+REHEARSED = unpacked(H200 / "recipes" / "rehearsed.tar.xz", "rehearsed")
 LINES = [
     (path.stem, words)
-    for path in sorted((H200 / "lists").glob("*.txt"))
+    for path in sorted([*(H200 / "lists").glob("*.txt"), *REHEARSED.glob("*.txt")])
     for line in path.read_text().splitlines()
     if (words := line.split()) and not words[0].startswith("#")  # as bash's `read` does: quotes are the recipe's
 ]
@@ -27,9 +28,7 @@ def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     gpus, _, recipe, *options = words
     assert set(options[::2]) <= {"--set"}
     settings = [text.replace("{here}", str(H200)).replace("{text}", "/data/text") for text in options[1::2]]
-    folder = H200 / "recipes"
-    if recipe.startswith("rehearsed/"):
-        folder = unpacked(folder / "rehearsed.tar.xz", "rehearsed").parent
+    folder = REHEARSED.parent if recipe.startswith("rehearsed/") else H200 / "recipes"
     path = ROOT / recipe if (ROOT / recipe).is_file() else folder / f"{recipe}.yaml"
     loaded = load_recipe(recipe if recipe.startswith("bridge:") else str(path), overrides=settings)
     assert loaded.recipe.resources.gpus_per_node <= int(gpus)
