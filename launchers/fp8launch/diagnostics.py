@@ -15,6 +15,7 @@ Severity = Literal["error", "warning"]
 ANSWER_IS_NO = 1
 BAD_INPUT = 2
 MACHINE_LACKS = 3
+INTERRUPTED = 130
 
 
 def exit_code(yes: bool) -> int:

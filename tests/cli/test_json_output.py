@@ -81,7 +81,7 @@ def test_what_is_refused_is_said_in_json(ask: Ask, line: str, code: str) -> None
 @pytest.mark.parametrize(
     ("raised", "status", "code"),
     [
-        (KeyboardInterrupt(), 1, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
         (PermissionError(13, "Permission denied", "/x"), 3, "machine"),
         (ValueError("wrong"), 1, "bug"),
     ],

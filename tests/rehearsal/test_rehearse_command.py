@@ -109,7 +109,7 @@ def test_workers_end_with_the_command(number: signal.Signals) -> None:
     wait_for(lambda: not any(map(alive, found)))
     assert "Traceback" not in messages
     if number == signal.SIGINT:
-        assert process.returncode == 1
+        assert process.returncode == 130
         assert messages.splitlines()[-1] == "interrupted"
 
 

@@ -199,7 +199,7 @@ def test_ctrl_c_waits_for_the_answer_of_sbatch(launchers: Launchers) -> None:
     wait_until_sbatch_began(launchers)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=180)
-    assert (process.returncode, "Traceback" in err) == (1, False), err
+    assert (process.returncode, "Traceback" in err) == (130, False), err
     assert "interrupted" in err
     whole(launchers, "s", 3)
 

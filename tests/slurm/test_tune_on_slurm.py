@@ -51,7 +51,7 @@ def test_trials_are_jobs_and_survive_the_command(slurm: Cluster, tmp_path: Path)
     # The second trial runs on a node, and waits; the same command goes on with its job.
     end_it(site, signal.SIGKILL, words, tmp_path / "killed", lambda _: bool(list(site.runs.glob(SECOND))))
     status = end_it(site, signal.SIGINT, words, tmp_path / "interrupted", lambda said: "trial 2" in said)
-    assert status == 1
+    assert status == 130
     assert slurm.run("squeue", "-h", "-t", "PENDING,RUNNING").stdout == "", "nothing runs on"
     gate.touch()
     done = site.run(*words)

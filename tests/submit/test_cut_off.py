@@ -109,5 +109,5 @@ def test_one_launcher_at_a_time_holds_a_folder(tmp_path: Path) -> None:
 def test_ctrl_c_while_a_trial_is_submitted_ends_its_job(in_memory: Any) -> None:
     """The job began, and nothing of it was recorded."""
     in_memory.memory.interrupted = True
-    in_memory("tune", "tiny_cpu", "--backend", in_memory.backend, "--trials", "1", "--knobs", "micro-batch", expect=1)
+    in_memory("tune", "tiny_cpu", "--backend", in_memory.backend, "--trials", "1", "--knobs", "micro-batch", expect=130)
     assert [job.status for job in in_memory.memory.jobs.values()] == ["cancelled"]

@@ -15,7 +15,7 @@ gc.set_threshold(200_000, 10, 10)
 import click
 
 from fp8launch import __version__, plugin_registry
-from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, Problem, UserError, error
+from fp8launch.diagnostics import ANSWER_IS_NO, INTERRUPTED, MACHINE_LACKS, Problem, UserError, error
 from fp8launch.plugin_registry import Command
 
 
@@ -72,7 +72,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: every way to end is an exit code from 0 to 3 and a message, never a traceback."""
+    """Entry point: every way to end is an exit code and a message, never a traceback."""
     status = run(sys.argv[1:])
     # Python would search everything for garbage once more before it exits.
     gc.freeze()
@@ -142,7 +142,7 @@ def _refusal(arguments: list[str]) -> int | UserError:
         return error("usage", exc.format_message(), command, f"read `{command} --help`")
     except (KeyboardInterrupt, click.Abort):
         eprint("interrupted")
-        return error("interrupted", "interrupted", exit_code=ANSWER_IS_NO)
+        return error("interrupted", "interrupted", exit_code=INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as exc:

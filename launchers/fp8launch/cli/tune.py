@@ -23,7 +23,7 @@ from fp8launch.cli.output import eprint, json_option, set_option, with_options
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cli.tune_output import Ended, finish, show_candidates, wrote
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError, did_you_mean, error, errors_in, problems_of
+from fp8launch.diagnostics import ANSWER_IS_NO, INTERRUPTED, UserError, did_you_mean, error, errors_in, problems_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.recipe.load import read_recipe
 from fp8launch.report.plots import require_drawable
@@ -143,7 +143,7 @@ def tune(
         write = None
     status = finish(Ended(record, halted.why, bases, overrides, folder), write, picture, as_json)
     if halted.interrupted:
-        return ANSWER_IS_NO
+        return INTERRUPTED
     return status
 
 
