@@ -53,7 +53,7 @@ HELD = {
 }
 
 
-# Where every calibration starts. Hopper: kernels measured on H200 (benchmarks/h200/NOTES.md). Blackwell: the same, with
+# Starting point of every calibration. Hopper: kernels measured on H200 (h200/tuning.md). Blackwell: the same, with
 # assumed fractions of the peak for its matrix products. Assumed too: 60 % of NVLink, 80 % of the network, passes over
 # the experts' tokens. Counted by `passes.py`: those of activations and biases of experts that are not fused. Launches:
 # 12 layers of Qwen3 30B-A3B on H200. Clocks: power limits.

@@ -23,7 +23,7 @@ from fp8launch.planning.workload import BF16, Linear, Workload, linears, product
 # Bytes read and written per element of an input or gradient that is quantized in both orientations. Tensorwise reads
 # each twice, once for its largest value; NVFP4 transforms its columns as well.
 QUANTIZING = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 7.0, "mxfp8": 4.1, "nvfp4": 7.0, "custom": 7.0}
-# Megatron's own fused SwiGLU in FP8 over Transformer Engine's: 53 ms of an 8B step on H200 (benchmarks/h200/NOTES.md).
+# Megatron's own fused SwiGLU in FP8 over Transformer Engine's: 53 ms of an 8B step on H200 (benchmarks/h200/tuning.md).
 SLOWER_ACTIVATION = 1.15
 FP32 = 4
 # FLOPs of attention's backward pass over those of its forward pass: five products for two.

@@ -161,7 +161,7 @@ HOPPER = Fractions(
         # 2604 ms of kernels where delayed scaling has 2105: benchmarks/h200, `2026-11-21-tune2`.
         "blockwise": 0.58,
     },
-    # Alone on H200: cuDNN 0.48, FlashAttention 3 0.57 (benchmarks/h200/NOTES.md).
+    # Alone on H200: cuDNN 0.48, FlashAttention 3 0.57 (benchmarks/h200/tuning.md).
     attention=0.52,
     attention_fp8=0.22,
     # Quantization and norms of Llama-3 8B on H200: 253 and 60 ms for 256 layers.

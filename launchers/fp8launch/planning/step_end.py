@@ -13,11 +13,11 @@ from fp8launch.planning.layer_terms import Seconds
 from fp8launch.planning.workload import BF16, Workload
 
 # FP8 parameters are cast again from their fp32 masters, with a largest value across ranks for each: 245 ms for 7 * 10^9
-# of them on H200, whatever the number of ranks (benchmarks/h200/NOTES.md, 2026-11-22).
+# of them on H200, whatever the number of ranks (benchmarks/h200/layouts.md).
 CAST = {"tensorwise": 100.0, "delayed": 20.0, "blockwise": 40.0, "mxfp8": 10.0, "nvfp4": 20.0}
 # Bytes of one weight that the optimizer's step passes besides: unscaling and scaling a state that is stored under a
 # scale (TE's fused_adam.py: to fp32, times the scale, least and largest value, divided, stored), and the slow cast of
-# a flat FP8 moment (562 ms a step more in all than fp32 moments: benchmarks/h200/2026-11-23-levels).
+# a flat FP8 moment (562 ms a step more in all than fp32 moments: benchmarks/h200/layouts.md).
 SCALED_STATE, FP8_MOMENT = 32.0, 440.0
 
 

@@ -28,7 +28,7 @@ from fp8launch.planning.step_end import add_step_end
 from fp8launch.planning.workload import BF16, Linear, Workload, linears, product_times
 
 # Passes over the bf16 logits in loss and its gradient: measured on H200, 101 ms of kernels for 8 micro batches with
-# Megatron's fused loss, 81 ms less with Transformer Engine's (benchmarks/h200/NOTES.md, 2026-11-21).
+# Megatron's fused loss, 81 ms less with Transformer Engine's (benchmarks/h200/tuning.md).
 LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
 # By how much nine in ten published and measured runs are off at most (benchmarks/plan/errors.md).
 UNCERTAINTY_DENSE = 0.12

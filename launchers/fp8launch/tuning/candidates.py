@@ -27,7 +27,7 @@ LONG_STEP_MS = 2000.0
 # Trials train no longer than this while their steps keep as many micro batches, so that what comes once a step
 # (optimizer, gradients) keeps nearly its share.
 TRAIN_SECONDS, MICRO_BATCHES = 45.0, 8
-# From submission to the first iteration, and to the end: 35 to 50 s and 10 to 30 s on H200 (benchmarks/h200/NOTES.md).
+# On H200 a run takes 35 to 50 s to its first iteration, and 10 to 30 s after its last (benchmarks/h200/layouts.md).
 START_SECONDS = 60.0
 # A trial is ended that takes longer than its start, with an image to fetch, and three times its predicted training.
 START_AT_MOST = 600.0

@@ -114,7 +114,7 @@ def _micro_batch(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("te-activation", "speed")
 def _te_activation(run: ResolvedRun) -> Iterator[Option]:
-    """SwiGLU by Transformer Engine's kernels: 1 % of an 8B step on H200 (benchmarks/h200/NOTES.md, 2026-11-21)."""
+    """SwiGLU by Transformer Engine's kernels: 1 % of an 8B step on H200 (benchmarks/h200/tuning.md)."""
     if run.uses_te and run.on("swiglu") and not run.on("use_te_activation_func"):
         keys = {"megatron.use_te_activation_func": True, "megatron.no_bias_swiglu_fusion": True}
         yield Option("TE's SwiGLU", keys, prior=1.01)
@@ -122,7 +122,7 @@ def _te_activation(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("qkv-rope", "speed")
 def _qkv_rope(run: ResolvedRun) -> Iterator[Option]:
-    """One rope kernel over QKV: 1.8 % of an 8B step on H200 (benchmarks/h200/NOTES.md, 2026-11-21)."""
+    """One rope kernel over QKV: 1.8 % of an 8B step on H200 (benchmarks/h200/tuning.md)."""
     if run.uses_te and run.entry.sets_config and run.value("position_embedding_type") == "rope":
         yield Option("one rope over QKV", {"launch.config.fused_single_qkv_rope": True}, prior=1.018)
 
@@ -238,7 +238,7 @@ def _connections(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("attention", "speed")
 def _attention(run: ResolvedRun) -> Iterator[Option]:
-    """FlashAttention 3 on Hopper where this Python has it (1.04 times: benchmarks/h200/NOTES.md), or cuDNN's."""
+    """FlashAttention 3 on Hopper where this Python has it (1.04 times: benchmarks/h200/tuning.md), or cuDNN's."""
     backend = run.value("attention_backend")
     here = run.loaded.recipe.container.image is None and importlib.util.find_spec("flash_attn_interface")
     if run.uses_te and run.gpu.capability == (9, 0) and here and backend != "flash":
@@ -286,7 +286,7 @@ def _scaling(run: ResolvedRun) -> Iterator[Option]:
     "memory",
     "speed",
     note="Megatron 0.18.2 and 0.19 refuse Transformer Engine's cross entropy for its stability; 500 steps of a small "
-    "model showed none of it (benchmarks/h200/NOTES.md)",
+    "model showed none of it (benchmarks/h200/numerics.md)",
 )
 def _te_loss(run: ResolvedRun) -> Iterator[Option]:
     """Transformer Engine's cross entropy; behind Megatron's validators where they refuse the flag."""

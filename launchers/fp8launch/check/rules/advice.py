@@ -21,7 +21,7 @@ MOST_UNCERTAIN = 0.2
     "fp8-small-batch",
     "warning",
     source="benchmark of torchao's FP8 on B200 (2025): plateaus at batch 2 or less; Megatron on H200 does not "
-    "(benchmarks/h200/NOTES.md)",
+    "(benchmarks/h200/numerics.md)",
 )
 def one_gpu_has_a_batch(run: ResolvedRun) -> Iterator[Finding]:
     if run.quantized and run.layout.world == 1 and run.layout.global_batch <= 2:
@@ -60,7 +60,7 @@ def delayed_keeps_no_bf16_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("first_last_layers_bf16"), "remove precision.bf16_layers, or use tensorwise")
 
 
-@rule("fp8-experts-slower", "warning", source="benchmarks/h200/NOTES.md, 2026-11-23; fp8launch.planning")
+@rule("fp8-experts-slower", "warning", source="benchmarks/h200/layouts.md; fp8launch.planning")
 def experts_gain_from_quantization(run: ResolvedRun) -> Iterator[Finding]:
     """Quantized experts that wait for the host to launch their kernels, by the prediction of `estimate`."""
     experts = run.integer("num_experts") // max(run.layout.ep, 1)

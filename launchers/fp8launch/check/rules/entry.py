@@ -117,7 +117,7 @@ def config_fields_exist(run: ResolvedRun) -> Iterator[Finding]:
 @rule(
     "te-cross-entropy",
     "warning",
-    source="megatron/training/arguments.py:1643 refuses the flag; benchmarks/h200/NOTES.md, 2026-11-22",
+    source="megatron/training/arguments.py:1643 refuses the flag; benchmarks/h200/numerics.md",
     scope="megatron_lm",
 )
 def te_cross_entropy_is_unproven(run: ResolvedRun) -> Iterator[Finding]:

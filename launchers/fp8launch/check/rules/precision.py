@@ -134,7 +134,7 @@ def gathered_weights_fit_the_optimizer(run: ResolvedRun) -> Iterator[Finding]:
 @rule(
     "fp8-param-gather-scales",
     "error",
-    source="megatron 0.19.2: core/optimizer/distrib_optimizer.py:2812; H200, benchmarks/h200/2026-11-23-levels: NaN",
+    source="megatron 0.19.2: core/optimizer/distrib_optimizer.py:2812; H200, benchmarks/h200/layouts.md: NaN",
 )
 def gathered_weights_have_one_scale(run: ResolvedRun) -> Iterator[Finding]:
     """Megatron's own step reduces the largest FP8 weights over data parallel ranks; the one of this optimizer does not.
