@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-OUT = Path(__file__).resolve().parent.parent / "launchers/fp8launch/engines/convert/architectures.json"
+OUT = Path(__file__).resolve().parent.parent / "launchers/fp8launch/plugins/convert/architectures.json"
 REGISTER = ("register_bridge", "register_bridge_implementation")
 # Registered too, but no language models.
 NOT_TEXT = {"FluxTransformer2DModel", "WanTransformer3DModel"}

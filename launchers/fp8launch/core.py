@@ -17,7 +17,6 @@ _GROUPS = {
         "recipes": "list the recipes of the pack, or explain one",
         "import": "turn an argument list or launch script into a recipe",
         "data": "build datasets from text; inspect, split and blend them",
-        "convert": "convert weights from and to Hugging Face",
         "check": "find what would stop or spoil a run, before it is submitted",
         "estimate": "estimate parameters, memory per GPU, time of a step, GPU-hours",
         "plan": "predict the fastest layouts that fit a number of GPUs",
@@ -56,7 +55,6 @@ PLUGIN = Plugin(
         "megatron_lm": "fp8launch.engines.megatron_lm.engine:MegatronLM",
         "script": "fp8launch.engines.script.engine:Script",
         "bridge": "fp8launch.engines.bridge.engine:Bridge",
-        "convert": "fp8launch.engines.convert.engine:Convert",
     },
     schedulers={
         "sbatch": "fp8launch.schedulers.slurm.sbatch:SbatchScheduler",

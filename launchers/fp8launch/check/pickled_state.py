@@ -78,13 +78,12 @@ def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted
 
 def _sources(prepared: Prepared) -> Iterator[tuple[str, str, str | None]]:
     """Yield the key, path and place of each checkpoint that the run starts from."""
-    args, convert = prepared.args, prepared.loaded.recipe.convert
+    args = prepared.args
     for flag in _LOADED:
         text = args.values.get(flag, args.attributes.get(flag))
         if isinstance(text, str) and text.startswith("/"):
             yield {"load": "checkpoint.load"}.get(flag, flag), text, args.places.get(flag)
-    if convert is not None and convert.checkpoint is not None:
-        yield "the checkpoint", convert.checkpoint, prepared.loaded.where("convert", "checkpoint")
+    yield from prepared.engine.read_checkpoints(prepared.loaded)
 
 
 def holds_pickled_state(folder: Path) -> bool | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.recipe_catalog import RecipeCatalog
@@ -163,6 +163,14 @@ class NeededFile:
     planned: bool = False
 
 
+class ReadCheckpoint(NamedTuple):
+    """A checkpoint that a run starts from: what messages call it, its folder, and the line that names it."""
+
+    name: str
+    folder: str
+    where: str
+
+
 class NotRehearsable(Exception):
     """A run that no rehearsal can stand for; the message says why."""
 
@@ -307,6 +315,10 @@ class Engine(ABC):
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
         """Files beside those of the arguments that must exist where the processes run."""
+        return ()
+
+    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterable[ReadCheckpoint]:
+        """Checkpoints that the run starts from, besides those in Megatron's own flags."""
         return ()
 
     def traits(self, recipe: Recipe) -> EntryTraits:

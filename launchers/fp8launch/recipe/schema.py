@@ -12,7 +12,7 @@ from fp8launch import plugin_registry
 from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.axes import refuse_unknown_axis
-from fp8launch.recipe.engine_sections import Bridge, Convert
+from fp8launch.recipe.engine_sections import Bridge
 from fp8launch.recipe.field_types import (
     AxisKey,
     AxisValue,
@@ -67,7 +67,6 @@ class Recipe(Section):
     container: Container = Container.model_construct()
     launch: Launch = Launch.model_construct()
     bridge: Bridge = Bridge.model_construct()
-    convert: Convert = Convert.model_construct()
     software: Software = Software.model_construct()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []

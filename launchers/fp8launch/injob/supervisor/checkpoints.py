@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TRACKER = "latest_checkpointed_iteration.txt"
-# A conversion (injob/rank/convert.py) writes this into its output last.
+# A conversion (the plugin `convert`) writes this into its output last.
 CONVERSION_RECORD = "fp8launch_convert.json"
 # Megatron writes a number or the word "release".
 _LONGEST_TRACKER = 4096

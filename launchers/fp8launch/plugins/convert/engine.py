@@ -1,4 +1,4 @@
-"""A conversion as a run: AutoBridge of Megatron-Bridge in the job (injob/rank/convert.py), no training."""
+"""A conversion as a run: AutoBridge of Megatron-Bridge in the job (injob/convert.py), no training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from fp8launch.engines.base import (
     Entry,
     Layout,
     NeededFile,
+    ReadCheckpoint,
 )
 from fp8launch.megatron.arguments import Argument
-from fp8launch.recipe import engine_sections
+from fp8launch.plugins.convert.section import Convert as ConvertSection
+from fp8launch.plugins.convert.section import convert_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
@@ -36,10 +38,10 @@ class Convert(Engine):
     description: ClassVar[EngineDescription] = EngineDescription(
         checks="hardware", validators="none", log_dialect="megatron", evidence=()
     )
-    own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in engine_sections.Convert.model_fields)
+    own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in ConvertSection.model_fields)
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
-        stated = loaded.recipe.convert
+        stated = convert_of(loaded.recipe)
         needed = ["direction", "model", "out"] + ["checkpoint"] * (stated.direction == "megatron-to-hf")
         for key in needed:
             if getattr(stated, key) is None:
@@ -47,7 +49,7 @@ class Convert(Engine):
                 yield Problem("error", "convert-key", f"convert.{key} is not set", loaded.where("convert"), fix)
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
-        stated, sizes = loaded.recipe.convert, loaded.recipe.parallel
+        stated, sizes = convert_of(loaded.recipe), loaded.recipe.parallel
         options = {
             "model": stated.model,
             "checkpoint": stated.checkpoint,
@@ -76,16 +78,21 @@ class Convert(Engine):
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
         if check_paths:
-            _refuse_unknown(str(loaded.recipe.convert.model), loaded)
-        return Entry(program="convert.py", title="Megatron-Bridge's AutoBridge")
+            _refuse_unknown(str(convert_of(loaded.recipe).model), loaded)
+        return Entry(program="convert.py", title="Megatron-Bridge's AutoBridge", plugin="convert")
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
-        stated, found = recipe.convert, []
+        stated, found = convert_of(recipe), []
         if stated.model is not None and PurePath(stated.model).is_absolute():
             found.append(NeededFile(("convert", "model"), str(PurePath(stated.model, "config.json"))))
         if stated.checkpoint is not None:
             found.append(NeededFile(("convert", "checkpoint"), str(PurePath(stated.checkpoint, ".metadata"))))
         return found
+
+    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterator[ReadCheckpoint]:
+        checkpoint = convert_of(loaded.recipe).checkpoint
+        if checkpoint is not None:
+            yield ReadCheckpoint("the checkpoint", checkpoint, loaded.where("convert", "checkpoint"))
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
         return {"FP8LAUNCH_DEVICE": recipe.resources.device}

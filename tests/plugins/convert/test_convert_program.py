@@ -1,7 +1,7 @@
-"""injob/rank/convert.py as the process that a job starts; the conversion where Megatron-Bridge is on PYTHONPATH.
+"""injob/convert.py as the process that a job starts; the conversion where Megatron-Bridge is on PYTHONPATH.
 
 CI has no Megatron-Bridge. With its source at BRIDGE, Hydra, OmegaConf and transformers in SITE:
-PYTHONPATH=SITE:BRIDGE/src pytest tests/injob/test_convert_program.py
+PYTHONPATH=SITE:BRIDGE/src pytest tests/plugins/convert/test_convert_program.py
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import train_jobs
 
-from fp8launch.injob.rank import convert, convert_checks
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD
+from fp8launch.plugins.convert.injob import checks as convert_checks
+from fp8launch.plugins.convert.injob import convert
 
 INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
 needs_bridge = pytest.mark.skipif(not INSTALLED, reason="Megatron-Bridge is not on PYTHONPATH")
@@ -53,7 +54,7 @@ BF16_STEPS = 4
 
 def job(*words: str, processes: int = 1) -> train_jobs.Run:
     if processes == 1:
-        started = train_jobs.start("convert.py", ["--", *words], PYTHONPATH=PATH)
+        started = train_jobs.start(convert.__file__, ["--", *words], PYTHONPATH=PATH)
     else:
         node = ["--nproc-per-node", str(processes), "--worker", "convert.py", "--", *words]
         started = train_jobs.start("node.py", node, PYTHONPATH=PATH)

@@ -24,10 +24,11 @@ from typing import Any
 
 if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import bridge, worker
-from fp8launch.injob.rank.convert_checks import (
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.plugins.convert.injob.checks import (
     LOAD,
     differences,
     recorded_settings,
@@ -36,7 +37,7 @@ from fp8launch.injob.rank.convert_checks import (
     settings_of,
     unused_tensors,
 )
-from fp8launch.injob.rank.convert_model import (
+from fp8launch.plugins.convert.injob.model import (
     DTYPES,
     HUB,
     build,
@@ -46,8 +47,7 @@ from fp8launch.injob.rank.convert_model import (
     provider_of,
     without_gpu,
 )
-from fp8launch.injob.rank.convert_output import begin_output, finish_output, rank, wait_for_all
-from fp8launch.injob.supervisor import checkpoints
+from fp8launch.plugins.convert.injob.output import begin_output, finish_output, rank, wait_for_all
 
 TO_MEGATRON, TO_HF = DIRECTIONS = ("hf-to-megatron", "megatron-to-hf")
 _SAVE = "megatron.bridge.training.model_load_save"

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launchers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "launchers"))
 
-from fp8launch.injob.rank import bridge, convert, convert_model, worker
+from fp8launch.injob.rank import bridge, worker
+from fp8launch.plugins.convert.injob import convert
+from fp8launch.plugins.convert.injob import model as convert_model
 
 LENGTH = 32
 

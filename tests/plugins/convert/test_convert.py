@@ -1,6 +1,6 @@
 """`fp8launch convert` up to the job: names, refusals, the job's script, and what is never done twice.
 
-The conversion itself is in tests/injob/test_convert_program.py.
+The conversion itself is in test_convert_program.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 
 from fp8launch import cli
 from fp8launch.check.checker import check
-from fp8launch.injob.rank.convert_checks import _SETTINGS
 from fp8launch.injob.supervisor.checkpoint_owner import claim
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
-from fp8launch.submit.conversion import conversion
+from fp8launch.plugins.convert.conversion import conversion
+from fp8launch.plugins.convert.injob.checks import _SETTINGS
 
 Ask = Callable[..., Any]
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -71,7 +71,7 @@ def test_the_job_gets_the_layout_and_absolute_paths(ask: Ask, model: Path, tmp_p
     assert "#SBATCH --gpus-per-node=4" in out and "FP8LAUNCH_DEVICE=cuda" in out
     for word in ("hf-to-megatron", f"--model={model}", f"--out={tmp_path}/out", "--dtype=fp32", "--tp=2", "--pp=2"):
         assert word in out
-    assert "rank/convert.py" in out and not (tmp_path / "out").exists()
+    assert "plugins/convert/injob/convert.py" in out and not (tmp_path / "out").exists()
 
 
 def test_sixteen_processes_are_two_nodes_and_twelve_are_refused(ask: Ask, model: Path, tmp_path: Path) -> None:

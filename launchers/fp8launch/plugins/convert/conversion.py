@@ -15,7 +15,7 @@ from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import why_not_trusted
-from fp8launch.recipe.engine_sections import ConvertDirection, ConvertDtype
+from fp8launch.plugins.convert.section import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.rundir.atomic_io import json_mapping, read_regular

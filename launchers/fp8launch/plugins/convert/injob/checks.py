@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.rank import worker
-from fp8launch.injob.rank.convert_output import of_all_ranks
+from fp8launch.plugins.convert.injob.output import of_all_ranks
 
 LOAD = "megatron.bridge.training.checkpointing"
 # Sizes and settings that must be the same on both sides: by TransformerConfig's name, and by the attribute of

@@ -19,12 +19,7 @@ from fp8launch.cli.submit import dry_script
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
-from fp8launch.recipe.engine_sections import ConvertDtype
-from fp8launch.recipe.load import load_recipe
-from fp8launch.rundir.registry import job_ids, run_root
-from fp8launch.rundir.run_dir import MANIFEST, RunFolder
-from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.conversion import (
+from fp8launch.plugins.convert.conversion import (
     Conversion,
     checkpoint_in,
     conversion,
@@ -35,6 +30,11 @@ from fp8launch.submit.conversion import (
     recipe_of,
     unfinished_run,
 )
+from fp8launch.plugins.convert.section import ConvertDtype
+from fp8launch.recipe.load import load_recipe
+from fp8launch.rundir.registry import job_ids, run_root
+from fp8launch.rundir.run_dir import MANIFEST, RunFolder
+from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.submit import submit as submit_run
 
 _TOKEN = "HF_TOKEN"

@@ -1,0 +1,17 @@
+"""Weights from Hugging Face to Megatron and back: see docs/convert.md."""
+
+from __future__ import annotations
+
+from fp8launch.plugin_registry import Command, Plugin
+
+PLUGIN = Plugin(
+    name="convert",
+    commands={
+        "convert": Command(
+            "fp8launch.plugins.convert.cli:convert", "Prepare", "convert weights from and to Hugging Face"
+        ),
+    },
+    engines={"convert": "fp8launch.plugins.convert.engine:Convert"},
+    recipe_sections={"convert": "fp8launch.plugins.convert.section:Convert"},
+    in_job=("fp8launch.plugins.convert.injob",),
+)
