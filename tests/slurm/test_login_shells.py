@@ -23,13 +23,18 @@ NASTY = [
 PACKAGES = {"tcsh": "tcsh", "csh": "tcsh", "fish": "fish", "dash": "dash", "zsh": "zsh"}
 
 
-# What users have in their start-up files, with and without an end of the line.
-NOISY = {".cshrc": "echo Good morning", ".bashrc": "printf 'no {newline'", ".config/fish/config.fish": "echo '[1]'"}
+# What users have in their start-up files: output, with and without an end of the line, and questions.
+ASK = "read -t 0.3 answer"
+NOISY = {
+    ".cshrc": "echo Good morning",
+    ".bashrc": f"printf 'no {{newline'; {ASK}",
+    ".config/fish/config.fish": "echo '[1]'",
+}
 
 
 @pytest.fixture(params=["tcsh", "fish", "dash", "bash"])
 def node(request: pytest.FixtureRequest) -> Iterator[LoginNode]:
-    """A login node with a user of this shell, whose start-up files print something."""
+    """A login node with a user of this shell, whose start-up files print something and read from stdin."""
     shell = shutil.which(request.param)
     if shell is None:
         pytest.skip(f"needs {request.param}: apt-get install {PACKAGES[request.param]}")
@@ -45,7 +50,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[LoginNode]:
         check=True,
     )
     try:
-        made = LoginNode(folder / "sshd", folder / "home", "echo Welcome\n")
+        made = LoginNode(folder / "sshd", folder / "home", f"echo Welcome\n{ASK}\n")
         for file, text in NOISY.items():
             (folder / "home" / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / "home" / file).write_text(f"{text}\n")

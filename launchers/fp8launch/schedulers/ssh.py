@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fp8launch.cluster.profile import Login
@@ -78,33 +79,45 @@ def _relayed(login: Login, script: str, command: Sequence[str], text: bytes) -> 
     A .bashrc, .cshrc or config.fish that prints something does so before any command, and JSON must stay JSON.
     """
     mark = _mark()
-    with tempfile.TemporaryFile() as given:
-        given.write(text)
-        given.seek(0)
-        with (
-            subprocess.Popen(
-                [*_ssh(login), _words(f"{_SAY_MARK}\n{script}", *command, mark=mark)],
-                stdin=given,
-                stdout=subprocess.PIPE,
-            ) as process,
-            open(1, "wb", closefd=False) as out,
-        ):
-            stream = process.stdout
-            assert stream is not None
-            try:
-                before = []
-                for line in stream:
-                    if line == mark.encode() + b"\n":
-                        break
-                    before.append(line)
-                sys.stderr.write(b"".join(before).decode(errors="replace").removesuffix("\n"))
-                while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]
-                    out.write(chunk)
-                    out.flush()
-            except BaseException:
-                process.kill()
-                raise
+    with (
+        subprocess.Popen(
+            [*_ssh(login), _words(f"{_SAY_MARK}\n{script}", *command, mark=mark)],
+            stdin=subprocess.PIPE if text else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        ) as process,
+        open(1, "wb", closefd=False) as out,
+    ):
+        stream = process.stdout
+        assert stream is not None
+        try:
+            before = _after_login(process, mark, text)
+            sys.stderr.write(before.decode(errors="replace").removesuffix("\n"))
+            while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                out.write(chunk)
+                out.flush()
+        except BaseException:
+            process.kill()
+            raise
     return process.returncode
+
+
+def _after_login(process: subprocess.Popen[bytes], mark: str, text: bytes) -> bytes:
+    """Wait for the mark, then send `text`; return what the login printed before the mark.
+
+    A `read` in a start-up file, such as a question with a time limit, would take what is sent earlier.
+    """
+    stream = process.stdout
+    assert stream is not None
+    before = []
+    for line in stream:
+        if line == mark.encode() + b"\n":
+            break
+        before.append(line)
+    if process.stdin:
+        # The pipe is broken if ssh failed, which its exit status and its messages say.
+        with suppress(BrokenPipeError), process.stdin as given:
+            given.write(text)
+    return b"".join(before)
 
 
 def _mark() -> str:
@@ -126,13 +139,22 @@ def put(login: Login, files: Mapping[str, str]) -> Path:
     mark = _mark()
     words = _words(f"{_SAY_MARK}\n{_RECEIVE}", digest.hexdigest()[:16], mark=mark)
     # A file, not a pipe: the connection that stays open for the next command would keep a pipe open too.
-    with tempfile.TemporaryFile() as complaints:
-        done = subprocess.run(
-            [*_ssh(login), words], input=packed.getvalue(), stdout=subprocess.PIPE, stderr=complaints, check=False
-        )
+    with (
+        tempfile.TemporaryFile() as complaints,
+        subprocess.Popen(
+            [*_ssh(login), words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints
+        ) as done,
+    ):
+        assert done.stdout is not None
+        try:
+            _after_login(done, mark, packed.getvalue())
+            folder = done.stdout.read().decode(errors="replace").rstrip("\n")
+        except BaseException:
+            done.kill()
+            raise
+        done.wait()
         complaints.seek(0)
         complaint = complaints.read().decode(errors="replace")
-    folder = done.stdout.decode(errors="replace").rpartition(f"{mark}\n")[2].rstrip("\n")
     if done.returncode or not folder.startswith("/"):
         raise failed(login, complaint)
     return Path(folder)
