@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "tests" / "engines" / "bridge_configurations.json.xz"
+OUT = ROOT / "tests" / "plugins" / "bridge" / "bridge_configurations.json.xz"
 RELEASE = "0.6.0"
 # Both are built with the same Megatron-Core, which is 0.6.0's.
 MEGATRON = ("software.megatron='0.19'",)
@@ -51,10 +51,10 @@ def of_bridge(checkout: Path) -> Built:
     sys.path.insert(0, str(checkout / "src"))
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
-    from fp8launch.engines.bridge.index import find
-    from fp8launch.engines.bridge.own_program import hub_models
-    from fp8launch.injob.rank import bridge
     from fp8launch.job.prepared import prepare
+    from fp8launch.plugins.bridge.index import find
+    from fp8launch.plugins.bridge.injob import bridge
+    from fp8launch.plugins.bridge.own_program import hub_models
 
     built: Built = {}
     with tempfile.TemporaryDirectory() as folder:

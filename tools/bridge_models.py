@@ -27,7 +27,7 @@ LEFT_OUT = frozenset(("autocast_dtype", "hf_model_id", "hetereogenous_dist_check
 
 def shape(folder: Path) -> dict[str, Any]:
     """The configuration that Bridge makes of a published one."""
-    from fp8launch.engines.bridge.fields import attribute_of
+    from fp8launch.plugins.bridge.fields import attribute_of
 
     stubs = importlib.import_module("bridge_stubs")
     auto = stubs.settled(lambda: stubs.load("megatron.bridge.models.conversion.auto_bridge")).AutoBridge

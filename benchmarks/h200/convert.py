@@ -85,7 +85,8 @@ def same_bits(one: Path, other: Path) -> bool:
 
 def compare_logits(model_name: str, checkpoint: str) -> None:
     """Print how far the logits of Megatron's model are from transformers', in bf16, on the device of the job."""
-    from fp8launch.injob.rank import bridge, worker
+    from fp8launch.injob.rank import worker
+    from fp8launch.plugins.bridge.injob import bridge
     from fp8launch.plugins.convert.injob import convert
 
     device = worker.begin()

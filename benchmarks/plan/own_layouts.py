@@ -18,11 +18,11 @@ from pathlib import Path
 from fp8launch.cli.plan_input import base_of, source_of, target_of
 from fp8launch.cli.planned import accepted, own_layout
 from fp8launch.diagnostics import UserError
-from fp8launch.engines.bridge.attributes import of_recipe
-from fp8launch.engines.bridge.index import find
-from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.planning.search import search
 from fp8launch.planning.term_groups import difference
+from fp8launch.plugins.bridge.attributes import of_recipe
+from fp8launch.plugins.bridge.index import find
+from fp8launch.plugins.bridge.published import recipe_of, rows
 from fp8launch.recipe.load import load_recipe
 from fp8launch.resources import pack_folder
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from published_runs import Run, published_runs
 
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.bridge.published import recipe_of, rows
 
 # Bridge's runs compute the loss with Transformer Engine, which Megatron-LM refuses.
 _BRIDGE = {"cross_entropy_fusion_impl": "te"}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fp8launch.engines.bridge.attributes import of_recipe
-from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.megatron.architecture import architecture
+from fp8launch.plugins.bridge.attributes import of_recipe
+from fp8launch.plugins.bridge.published import recipe_of, rows
 
 
 @dataclass(frozen=True)

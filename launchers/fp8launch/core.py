@@ -54,7 +54,6 @@ PLUGIN = Plugin(
     engines={
         "megatron_lm": "fp8launch.engines.megatron_lm.engine:MegatronLM",
         "script": "fp8launch.engines.script.engine:Script",
-        "bridge": "fp8launch.engines.bridge.engine:Bridge",
     },
     schedulers={
         "sbatch": "fp8launch.schedulers.slurm.sbatch:SbatchScheduler",

@@ -32,7 +32,7 @@ ENTRY_POINTS = "fp8launch.plugins"
 SELECTION = "FP8LAUNCH_PLUGINS"
 
 _CORE = "fp8launch.core:PLUGIN"
-_BUILT_IN = ("accelerate", "convert")
+_BUILT_IN = ("bridge", "accelerate", "convert")
 
 # `module:name`, or the object itself for a plugin that is made at run time.
 Target: TypeAlias = "str | Callable[..., Any]"
@@ -54,7 +54,8 @@ class Plugin:
     `requires` are the names of plugins that this one imports. `engines` are classes that implement
     `fp8launch.engines.base.Engine`, `schedulers` return a `fp8launch.schedulers.base.Scheduler`, and `log_dialects` are
     values of `fp8launch.logs.dialects.Dialect`. `recipe_sections` are subclasses of
-    `fp8launch.recipe.sections.Section`, whose fields all have defaults. `in_job` are packages that jobs import: they
+    `fp8launch.recipe.sections.Section`, whose fields all have defaults. `recipe_sources` are values of
+    `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names. `in_job` are packages that jobs import: they
     are copied into every run folder, and import nothing but each other, `fp8launch.injob` and what the image has.
     """
 
@@ -65,6 +66,7 @@ class Plugin:
     schedulers: Mapping[str, Target] = field(default_factory=dict)
     log_dialects: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)
+    recipe_sources: Mapping[str, Target] = field(default_factory=dict)
     in_job: tuple[str, ...] = ()
 
 

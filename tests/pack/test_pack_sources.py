@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pack_support import HEADLINE, name_of
 
-from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.index import BridgeRecipe
-from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.bridge import attributes
+from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.published import recipe_of, rows
 from fp8launch.recipe.load import load_recipe
 
 # How the GPUs are divided, and what a step computes, keeps and sends. Left out: learning rates of throughput runs, what

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from fp8launch.cli import run
 from fp8launch.cli.plan_input import base_of, source_of, target_of
 from fp8launch.cli.planned import accepted, own_layout
-from fp8launch.engines.bridge.attributes import of_recipe
-from fp8launch.engines.bridge.index import find, recipes_of
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.dtype_sizes import offloaded_layers
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
@@ -29,6 +27,8 @@ from fp8launch.planning.savings import layer_recomputes, module_recomputes
 from fp8launch.planning.search import search
 from fp8launch.planning.speeds import speeds
 from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, UNCERTAINTY_OFFLOADED, LayerTimes, step_time_at
+from fp8launch.plugins.bridge.attributes import of_recipe
+from fp8launch.plugins.bridge.index import find, recipes_of
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 

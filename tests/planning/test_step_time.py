@@ -10,8 +10,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.engines.bridge.attributes import of_recipe
-from fp8launch.engines.bridge.index import find
 from fp8launch.hardware.gpus import GPUS, gpu
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.memory import estimate
@@ -19,6 +17,8 @@ from fp8launch.megatron.parameters import parameters
 from fp8launch.planning.collectives import Group, exchange, gather, rotate, send
 from fp8launch.planning.speeds import DEVICES, Links, speeds
 from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, StepTime, step_time
+from fp8launch.plugins.bridge.attributes import of_recipe
+from fp8launch.plugins.bridge.index import find
 
 
 def predicted(recipe: str, links: Links | None = None, **changes: Any) -> StepTime:

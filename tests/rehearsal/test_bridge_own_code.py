@@ -20,11 +20,11 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS
 from fp8launch.engines.base import StepArguments
-from fp8launch.engines.bridge.attributes import PARTS, _shapes, _sizes, of_recipe
-from fp8launch.engines.bridge.index import recipes_of
-from fp8launch.engines.bridge.own_program import PACKAGES, hub_models
-from fp8launch.injob.rank import bridge, bridge_release
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.bridge.attributes import PARTS, _shapes, _sizes, of_recipe
+from fp8launch.plugins.bridge.index import recipes_of
+from fp8launch.plugins.bridge.injob import bridge, bridge_release
+from fp8launch.plugins.bridge.own_program import PACKAGES, hub_models
 from fp8launch.rehearsal.shrink import shrink
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
@@ -65,7 +65,7 @@ def test_every_model_of_the_hub_has_the_sizes_that_the_pack_has(tmp_path: Path) 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_configuration_of_bridge_shrinks_as_the_flags_do(name: str) -> None:
     """What Bridge built, recorded, beside the arguments that stand for the same recipe without Bridge."""
-    from fp8launch.rehearsal import bridge
+    from fp8launch.plugins.rehearse import bridge
 
     one = prepare(f"bridge:{name}")
     values = step(f"bridge:{name}").args.values

@@ -17,13 +17,13 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import MACHINE_LACKS, UserError
 from fp8launch.engines.base import NotRehearsable, StepArguments
-from fp8launch.engines.bridge.fields import fields_of
-from fp8launch.engines.bridge.index import recipes_of
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.injob.rank import bridge_release
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.bridge.fields import fields_of
+from fp8launch.plugins.bridge.index import recipes_of
+from fp8launch.plugins.bridge.injob import bridge_release
 from fp8launch.rehearsal.shrink import shrink
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")

@@ -23,10 +23,10 @@ from fp8launch.resources import pack_folder
 
 # Engines by name whose projects publish recipes of their own.
 _CATALOGS: dict[str, RecipeCatalog] = {}
-for _name in engines.names():
-    _catalog = engines.by_name(_name).catalog()
+for _engine in engines.all_engines():
+    _catalog = _engine.catalog()
     if _catalog is not None:
-        _CATALOGS[_name] = _catalog
+        _CATALOGS[_engine.name] = _catalog
 
 
 @click.command()

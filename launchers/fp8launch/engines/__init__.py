@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, did_you_mean, error
 from fp8launch.engines.base import Engine, EvidenceSource
-from fp8launch.recipe.load import LoadedRecipe, register_named
+from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.yaml_source import Node
 
 # Recipe keys that ask for a measurement, and the evidence that it leaves.
 _MEASUREMENTS: Mapping[str, EvidenceSource] = {
@@ -49,7 +47,8 @@ def _made(engine: type[Engine]) -> Engine:
     return engine()
 
 
-def _all() -> Iterator[Engine]:
+def all_engines() -> Iterator[Engine]:
+    """Yield every engine whose plugin is not broken."""
     for _, engine in plugin_registry.loaded("engines"):
         yield _made(engine)
 
@@ -58,7 +57,7 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
     """The engine that the recipe states, else the one that a key of its own means, else the first."""
     stated = loaded.recipe.engine
     if stated is None:
-        for engine in _all():
+        for engine in all_engines():
             if any(_states(loaded.recipe, key) for key in engine.own_keys):
                 return engine
         return default()
@@ -73,7 +72,7 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
 
 
 def _foreign_keys(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
-    for other in _all():
+    for other in all_engines():
         for key in other.own_keys:
             if key not in engine.own_keys and _states(loaded.recipe, key):
                 message = f"`{key}` needs `engine: {other.name}`, but the engine is {engine.name}"
@@ -95,15 +94,3 @@ def _states(recipe: Recipe, key: str) -> bool:
     for name in key.split("."):
         value = getattr(value, name)
     return bool(value)
-
-
-def _complete_bridge(tree: Node) -> Node:
-    """The tree of a recipe for Bridge with what the index knows; the index is read for no other recipe."""
-    if "bridge" not in tree.entries():
-        return tree
-    from fp8launch.engines.bridge.complete import complete
-
-    return complete(tree)
-
-
-register_named("bridge", _complete_bridge, Path(__file__).with_name("bridge") / "recipes.json.xz")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.injob.ownership import foreign_owner
@@ -22,11 +23,7 @@ MAX_GENERATIONS = 20
 # A message lists no more parts of the pack than these.
 _FEW = 12
 
-# Completes a recipe's tree for one engine; a tree for another engine comes back as it is.
 Complete: TypeAlias = "Callable[[Node], Node]"
-# Engines whose own recipes have names such as `bridge:NAME`: what completes one, and the file that the names are in.
-_named: dict[str, tuple[Complete, Path]] = {}
-
 # What each file came to, with all that it extends.
 Done: TypeAlias = "dict[Path, tuple[Node, list[Path]] | UserError]"
 
@@ -53,29 +50,38 @@ class RecipeSource:
     files: tuple[Path, ...]
 
 
-def register_named(engine: str, complete: Complete, file: Path) -> None:
-    """Let `ENGINE:NAME` mean the recipe `{engine: ENGINE, ENGINE: {recipe: NAME}}`; `complete` fills in the rest.
+@dataclass(frozen=True)
+class NamedRecipes:
+    """Recipes that come with an engine: `ENGINE:NAME` means `{engine: ENGINE, ENGINE: {recipe: NAME}}`.
 
-    `complete` sees every recipe after its overrides, and before validation. `file` is where the names come from.
+    `complete` fills in the rest. It sees every recipe after its overrides and before validation, and returns those of
+    other engines as they are. `file` is where the names come from.
     """
-    _named[engine] = (complete, file)
+
+    complete: Complete
+    file: Path
 
 
 def is_of_engine(name: str) -> bool:
     """Return whether a name is that of a recipe that comes with an engine, `ENGINE:NAME`."""
     engine, colon, _ = name.partition(":")
-    return bool(colon) and engine in _named
+    return bool(colon) and engine in plugin_registry.offered("recipe_sources")
+
+
+def _names_of(engine: str) -> NamedRecipes:
+    found: NamedRecipes = plugin_registry.load(plugin_registry.offered("recipe_sources")[engine])
+    return found
 
 
 def read_recipe(name: str) -> RecipeSource:
     """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError.
 
-    `ENGINE:NAME` is a recipe that comes with an engine (`register_named`).
+    `ENGINE:NAME` is a recipe that comes with an engine (`NamedRecipes`).
     """
     engine, _, own = name.partition(":")
     if is_of_engine(name):
         entries = {"engine": Node(engine, name), engine: Node({"recipe": Node(own, name)}, name)}
-        file = _named[engine][1]
+        file = _names_of(engine).file
         return RecipeSource(file, Node(dict(entries), name), (file,))
     path = find_recipe(name)
     tree, files = _with_parents(path, (), {})
@@ -94,8 +100,8 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
     tree = source.tree
     for text in overrides:
         tree = _apply(tree, text)
-    for complete, _ in _named.values():
-        tree = complete(tree)
+    for _, named in plugin_registry.loaded("recipe_sources"):
+        tree = named.complete(tree)
     if nodes is not None:
         tree = on_nodes(tree, nodes)
     entries = dict(_entries(tree))
@@ -123,7 +129,7 @@ def find_recipe(name: str) -> Path:
     such as `./llama8b_fp8.yaml`. Anybody may have put it there.
     """
     if is_of_engine(name):
-        return _named[name.partition(":")[0]][1]
+        return _names_of(name.partition(":")[0]).file
     here = [Path(name), Path(f"{name}.yaml")]
     pack = _in_pack(name)
     written_as_path = _is_written_as_path(name)

@@ -12,7 +12,6 @@ from fp8launch import plugin_registry
 from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.axes import refuse_unknown_axis
-from fp8launch.recipe.engine_sections import Bridge
 from fp8launch.recipe.field_types import (
     AxisKey,
     AxisValue,
@@ -66,7 +65,6 @@ class Recipe(Section):
     resources: Resources = Resources.model_construct()
     container: Container = Container.model_construct()
     launch: Launch = Launch.model_construct()
-    bridge: Bridge = Bridge.model_construct()
     software: Software = Software.model_construct()
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []

@@ -28,7 +28,7 @@ from fp8launch.rehearsal.failure import described
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ATTENTION = "fp8launch.rehearsal.compiled_te.attention"
-BRIDGE = "fp8launch.rehearsal.bridge"
+BRIDGE = "fp8launch.plugins.rehearse.bridge"
 
 
 def prepared(request: dict[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "launchers"))
 
-from fp8launch.injob.rank import bridge, worker
+from fp8launch.injob.rank import worker
+from fp8launch.plugins.bridge.injob import bridge
 from fp8launch.plugins.convert.injob import convert
 from fp8launch.plugins.convert.injob import model as convert_model
 

@@ -6,6 +6,7 @@ from fp8launch.plugin_registry import Command, Plugin
 
 PLUGIN = Plugin(
     name="convert",
+    requires=("bridge",),
     commands={
         "convert": Command(
             "fp8launch.plugins.convert.cli:convert", "Prepare", "convert weights from and to Hugging Face"

@@ -26,8 +26,9 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
-from fp8launch.injob.rank import bridge, worker
+from fp8launch.injob.rank import worker
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.plugins.bridge.injob import bridge
 from fp8launch.plugins.convert.injob.checks import (
     LOAD,
     differences,

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fp8launch.injob.rank import bridge, worker
+from fp8launch.injob.rank import worker
+from fp8launch.plugins.bridge.injob import bridge
 
 HUB = "megatron.bridge.models.conversion.auto_bridge"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fp8launch.engines.bridge.fields import OWN_KEYS, SECTIONS
-from fp8launch.engines.bridge.index import BridgeRecipe, find
-from fp8launch.engines.bridge.published import PublishedRow, rows_of
+from fp8launch.plugins.bridge.fields import OWN_KEYS, SECTIONS
+from fp8launch.plugins.bridge.index import BridgeRecipe, find
+from fp8launch.plugins.bridge.published import PublishedRow, rows_of
 from fp8launch.recipe.load import merge
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Checkpoint, Optimizer, Train

@@ -1,4 +1,4 @@
-"""injob/rank/bridge.py as the process that a job starts; its training where Megatron-Bridge is on PYTHONPATH."""
+"""injob/bridge.py as the process that a job starts; its training where Megatron-Bridge is on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import train_jobs
 
-from fp8launch.engines.bridge.engine import TRAINED_RELEASES
-from fp8launch.injob.rank import bridge, bridge_release
 from fp8launch.injob.rank.compat import absent_packages
+from fp8launch.plugins.bridge.engine import TRAINED_RELEASES
+from fp8launch.plugins.bridge.injob import bridge, bridge_release
 
 RECIPE = "megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
 OPTIONS = [f"--recipe={RECIPE}", "--step=megatron.bridge.training.gpt_step:forward_step", "--release=0.6.0"]
@@ -51,7 +51,7 @@ def run_job(
 ) -> train_jobs.Run:
     # The packages of this environment that its own PYTHONPATH names are the job's too.
     path = os.environ.get("PYTHONPATH", "") if path is None else path
-    return train_jobs.finish([train_jobs.start("bridge.py", ["--", *options, *words], (), folder, PYTHONPATH=path)])
+    return train_jobs.finish([train_jobs.start(bridge.__file__, ["--", *options, *words], (), folder, PYTHONPATH=path)])
 
 
 @pytest.mark.parametrize("separator", [["--"], []])
@@ -114,7 +114,7 @@ def test_a_package_without_the_scripts_says_so(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     code = (
         "import sys, megatron; megatron.__path__.append(sys.argv.pop(1));"
-        "from fp8launch.injob.rank import bridge; bridge.find_scripts()"
+        "from fp8launch.plugins.bridge.injob import bridge; bridge.find_scripts()"
     )
     command = [sys.executable, "-c", code, str(package.parent)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "0"}, check=False)

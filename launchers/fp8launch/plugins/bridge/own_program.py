@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.engines.base import EngineArguments, OwnProgram
-from fp8launch.engines.bridge.index import BridgeRecipe
-from fp8launch.injob.rank import bridge_release
+from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.injob import bridge_release
 
 # Packages that Bridge imports and a rehearsal of Megatron-LM does not.
 PACKAGES = ("transformers", "omegaconf", "hydra")

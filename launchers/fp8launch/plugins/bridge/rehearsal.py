@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from fp8launch.engines.base import EngineArguments, Layout, NotRehearsable, StepArguments
-from fp8launch.engines.bridge.fields import pipeline_text
-from fp8launch.engines.bridge.index import BridgeRecipe
-from fp8launch.engines.bridge.own_program import NotHere, own_program
 from fp8launch.megatron.arguments import FlagValue, as_parsed, attributes, emit_arguments
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import Flag, FlagSchema, load_schema
+from fp8launch.plugins.bridge.fields import pipeline_text
+from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.own_program import NotHere, own_program
 
 NOT_COVERED = "Megatron-Bridge's own code (model provider, data, training loop)"
 # The container of Bridge 0.6 is not published. Recipes for experts with a fixed number of rows need its cuBLAS, 13.4

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8launch.engines.bridge.fields import AXES, attribute_of, attribute_value
-from fp8launch.engines.bridge.hybrids import HYBRID_DEFAULTS, HYBRIDS
-from fp8launch.engines.bridge.index import BridgeRecipe
-from fp8launch.engines.bridge.settings import Setting
 from fp8launch.megatron.arguments import as_parsed, attributes
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.bridge.fields import AXES, attribute_of, attribute_value
+from fp8launch.plugins.bridge.hybrids import HYBRID_DEFAULTS, HYBRIDS
+from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.settings import Setting
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 from fp8launch.untyped import as_mapping

@@ -1,6 +1,6 @@
 """A rehearsal of Megatron-Bridge's own code: the configuration that a job would train with, made small.
 
-The in-job program (injob/rank/bridge.py) makes the configuration and starts Bridge's `pretrain`, as it does in the job.
+The in-job program (injob/bridge.py) makes the configuration and starts Bridge's `pretrain`, as it does in the job.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fp8launch.engines.base import Layout
-from fp8launch.injob.rank import bridge, worker
+from fp8launch.injob.rank import worker
 from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.megatron.arguments import FlagValue
+from fp8launch.plugins.bridge.injob import bridge
 from fp8launch.rehearsal import checkpoint_plan
 from fp8launch.rehearsal.failure import NotRehearsed
 from fp8launch.rehearsal.shrink import ENDS, shrink

@@ -1,8 +1,9 @@
-"""The sections of a recipe that one engine alone reads."""
+"""The section `bridge` of a recipe."""
 
 from __future__ import annotations
 
 from fp8launch.recipe.field_types import Overrides, Version
+from fp8launch.recipe.schema import Recipe, section_of
 from fp8launch.recipe.sections import Section
 
 
@@ -17,3 +18,7 @@ class Bridge(Section):
     release: Version | None = None
     model: str | None = None
     overrides: Overrides = {}
+
+
+def bridge_of(recipe: Recipe) -> Bridge:
+    return section_of(recipe, "bridge", Bridge)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fp8launch.engines.bridge import index
-from fp8launch.engines.bridge.published import PublishedRow, recipe_of, rows, rows_of, why_unattributed
 from fp8launch.engines.recipe_catalog import CatalogRecipe, PublishedFigure, RecipeCatalog
+from fp8launch.plugins.bridge import index
+from fp8launch.plugins.bridge.published import PublishedRow, recipe_of, rows, rows_of, why_unattributed
 
 
 class BridgeCatalog(RecipeCatalog):

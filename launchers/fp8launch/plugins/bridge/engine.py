@@ -1,4 +1,4 @@
-"""Megatron-Bridge: NVIDIA's own recipes by name, in Bridge's own training loop (injob/rank/bridge.py)."""
+"""Megatron-Bridge: NVIDIA's own recipes by name, in Bridge's own training loop (injob/bridge.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from fp8launch.engines.base import (
     NeededFile,
     StepArguments,
 )
-from fp8launch.engines.bridge import attributes
-from fp8launch.engines.bridge.fields import (
+from fp8launch.engines.megatron_lm.layout import layout
+from fp8launch.engines.recipe_catalog import RecipeCatalog
+from fp8launch.megatron.arguments import Argument
+from fp8launch.megatron.schema import parser_defaults
+from fp8launch.plugins.bridge import attributes
+from fp8launch.plugins.bridge.fields import (
     AXES,
     DERIVED,
     attribute_of,
@@ -28,13 +32,10 @@ from fp8launch.engines.bridge.fields import (
     flat,
     hydra,
 )
-from fp8launch.engines.bridge.index import BridgeRecipe, find
-from fp8launch.engines.bridge.settings import Setting, settings, size
-from fp8launch.engines.bridge.spelling import spelled
-from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.engines.recipe_catalog import RecipeCatalog
-from fp8launch.megatron.arguments import Argument
-from fp8launch.megatron.schema import parser_defaults
+from fp8launch.plugins.bridge.index import BridgeRecipe, find
+from fp8launch.plugins.bridge.section import bridge_of
+from fp8launch.plugins.bridge.settings import Setting, settings, size
+from fp8launch.plugins.bridge.spelling import spelled
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.untyped import as_mapping
@@ -85,13 +86,13 @@ class Bridge(Engine):
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
 
     def catalog(self) -> RecipeCatalog:
-        from fp8launch.engines.bridge.catalog import BridgeCatalog
+        from fp8launch.plugins.bridge.catalog import BridgeCatalog
 
         return BridgeCatalog()
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         recipe = loaded.recipe
-        if recipe.bridge.recipe is None:
+        if bridge_of(recipe).recipe is None:
             fix = "write `bridge: {recipe: NAME}`; `fp8launch recipes --engine bridge` lists the names"
             message = "`engine: bridge` needs the name of a recipe"
             yield Problem("error", "no-bridge-recipe", message, loaded.where("engine"), fix)
@@ -108,7 +109,7 @@ class Bridge(Engine):
     def warnings(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         stated, hub = loaded.recipe, _recipe(loaded).hub
         cached = _HUB_CACHES & stated.environment.keys()
-        if hub and stated.bridge.model is None and "HF_TOKEN" not in stated.secrets and not cached:
+        if hub and bridge_of(stated).model is None and "HF_TOKEN" not in stated.secrets and not cached:
             message = f"the recipe reads the configuration of {hub[0]} from the Hugging Face hub when the job starts"
             fix = (
                 "name a local folder with its config.json (bridge.model: /path), "
@@ -127,15 +128,15 @@ class Bridge(Engine):
         elif recipe.fsdp:
             # Bridge refuses to save FSDP's shards in its default format.
             found.setdefault("checkpoint.ckpt_format", Setting("fsdp_dtensor", loaded.where("checkpoint", "dir")))
-        stated = attributes.with_settings(attributes.of_recipe(recipe, loaded.recipe.bridge.model), found)
+        stated = attributes.with_settings(attributes.of_recipe(recipe, bridge_of(loaded.recipe).model), found)
         where = loaded.where("bridge", "recipe")
         arguments = [
             Argument("recipe", (f"--recipe={recipe.module}:{recipe.function}",)),
             Argument("step", (f"--step={_step(recipe)}",)),
             Argument("release", (f"--release={recipe.release}",)),
         ]
-        if loaded.recipe.bridge.model is not None:
-            arguments.append(Argument("model", (f"--model={loaded.recipe.bridge.model}",)))
+        if bridge_of(loaded.recipe).model is not None:
+            arguments.append(Argument("model", (f"--model={bridge_of(loaded.recipe).model}",)))
         if recipe.arguments:
             given = ",".join(f"{name}={value}" for name, value in recipe.arguments.items())
             arguments.append(Argument("arguments", (f"--arguments={given}",)))
@@ -179,14 +180,15 @@ class Bridge(Engine):
         return layout(replace(args, values=args.attributes, places=args.attribute_places), loaded)
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
-        return Entry(program="bridge.py", title=f"Megatron-Bridge {_recipe(loaded).release}")
+        return Entry("bridge.py", title=f"Megatron-Bridge {_recipe(loaded).release}", plugin="bridge")
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
         found: list[NeededFile] = []
-        if recipe.bridge.model is not None:
-            found.append(NeededFile(("bridge", "model"), str(PurePath(recipe.bridge.model, "config.json"))))
+        stated = bridge_of(recipe)
+        if stated.model is not None:
+            found.append(NeededFile(("bridge", "model"), str(PurePath(stated.model, "config.json"))))
         named: dict[tuple[str, ...], Any] = {("checkpoint", "load"): recipe.checkpoint.load}
-        for field, path, value in flat(recipe.bridge.overrides):
+        for field, path, value in flat(stated.overrides):
             key = ("bridge", "overrides", *path)
             if field == "checkpoint.pretrained_checkpoint":
                 named[key] = value
@@ -201,9 +203,9 @@ class Bridge(Engine):
         return found
 
     def rehearsal(self, args: EngineArguments, layout: Layout, loaded: LoadedRecipe) -> StepArguments:
-        from fp8launch.engines.bridge.rehearsal import step_arguments
+        from fp8launch.plugins.bridge.rehearsal import step_arguments
 
-        return step_arguments(args, layout, _recipe(loaded), loaded.recipe.bridge.model)
+        return step_arguments(args, layout, _recipe(loaded), bridge_of(loaded.recipe).model)
 
     def bridge_release(self, args: EngineArguments) -> str | None:
         for argument in args.arguments:
@@ -237,7 +239,7 @@ def _fields(*sections: str) -> Iterator[str]:
 
 
 def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:
-    stated = loaded.recipe.bridge
+    stated = bridge_of(loaded.recipe)
     assert stated.recipe is not None, "`problems` asks for it"
     return find(stated.recipe, stated.release, loaded.where("bridge", "recipe"))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.engines.bridge.index import BridgeRecipe, plain, recipes_of
+from fp8launch.plugins.bridge.index import BridgeRecipe, plain, recipes_of
 
 _DATA = Path(__file__).with_name("published.json.xz")
 # NeMo container to the Megatron-Bridge in it (docs/releases/software-versions.md of Bridge).

@@ -13,16 +13,16 @@ from support import only, refused
 
 from fp8launch.check.checker import check
 from fp8launch.cli import run
-from fp8launch.engines.bridge.attributes import PARTS, of_recipe, with_settings
-from fp8launch.engines.bridge.engine import TASKS, TRAINED_RELEASES
-from fp8launch.engines.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
-from fp8launch.engines.bridge.index import recipes_of
-from fp8launch.engines.bridge.published import recipe_of, rows
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.memory import TIGHT, estimate
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.bridge.attributes import PARTS, of_recipe, with_settings
+from fp8launch.plugins.bridge.engine import TASKS, TRAINED_RELEASES
+from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
+from fp8launch.plugins.bridge.index import recipes_of
+from fp8launch.plugins.bridge.published import recipe_of, rows
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 OLDER = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_v1_config"
@@ -487,7 +487,7 @@ def test_the_figure_that_nvidia_publishes_stands_beside_its_recipe() -> None:
 def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
     assert run(["submit", LLAMA, "--dry-run", "--set", "train.train_iters=50"]) == 0
     script = capsys.readouterr().out
-    assert '"$code/rank/bridge.py"' in script or "--worker=bridge.py" in script
+    assert 'plugins/bridge/injob/bridge.py"' in script or "--worker=bridge.py" in script
     assert "train.train_iters=50" in script and "NVTE_FWD_LAYERNORM_SM_MARGIN=20" in script
     assert run(["estimate", LLAMA, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248

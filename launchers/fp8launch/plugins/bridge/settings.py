@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import Problem, UserError, nearest
-from fp8launch.engines.bridge.fields import (
+from fp8launch.plugins.bridge.fields import (
     OWN_KEYS,
     PIPELINE_LAYERS,
     SECTIONS,
@@ -18,7 +18,8 @@ from fp8launch.engines.bridge.fields import (
     flat,
     refused_value,
 )
-from fp8launch.engines.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.untyped import as_int
 
@@ -39,7 +40,7 @@ def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
     """Return the fields that the run sets. Raises UserError for unknown sections and values that contradict."""
     found = dict(_own(loaded))
     problems: list[Problem] = []
-    for field, path, value in flat(loaded.recipe.bridge.overrides):
+    for field, path, value in flat(bridge_of(loaded.recipe).overrides):
         where = loaded.where("bridge", "overrides", *path)
         problems += _not_of_bridge(field, value, recipe, where)
         before = found.get(field)

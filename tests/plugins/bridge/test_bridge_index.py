@@ -9,8 +9,8 @@ import pytest
 from support import only, refused
 
 from fp8launch.cli import run
-from fp8launch.engines.bridge.index import BridgeRecipe, find, recipes_of, releases, select
-from fp8launch.engines.bridge.published import recipe_of, rows, rows_of, unattributed, why_unattributed
+from fp8launch.plugins.bridge.index import BridgeRecipe, find, recipes_of, releases, select
+from fp8launch.plugins.bridge.published import recipe_of, rows, rows_of, unattributed, why_unattributed
 
 
 def test_each_release_has_its_recipes() -> None:

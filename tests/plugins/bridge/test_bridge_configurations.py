@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from fp8launch.cluster.profile import load_cluster
-from fp8launch.engines.bridge.fields import attribute_of
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.bridge.fields import attribute_of
 from fp8launch.submit.recipe_diff import differences
 
-TOOL = Path(__file__).parents[2] / "tools" / "bridge_configuration.py"
+TOOL = Path(__file__).parents[3] / "tools" / "bridge_configuration.py"
 MODULE = runpy.run_path(str(TOOL))
 MEGATRON, TWINS, RECORD = MODULE["MEGATRON"], MODULE["TWINS"], MODULE["OUT"]
 BRIDGE = importlib.util.find_spec("megatron.bridge")

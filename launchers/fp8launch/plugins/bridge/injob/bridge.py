@@ -24,11 +24,12 @@ from typing import Any
 
 if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[4])
 
-from fp8launch.injob.rank import bridge_release, probe, worker
+from fp8launch.injob.rank import probe, worker
 from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.plugins.bridge.injob import bridge_release
 
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
 _HUB = "megatron.bridge.models.conversion.auto_bridge"
