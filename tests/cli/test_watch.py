@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
@@ -122,10 +121,14 @@ def test_a_run_shows_its_log_and_what_is_searched(tmp_path: Path) -> None:
     )
 
 
+# Another user's name for a run: it would write to the clipboard, and turn the direction of writing.
+HOSTILE = "evil\x1b]52;c;cm0gLXJm\x07\u202egnp"
+
+
 @pytest.fixture
-def screen(home: Path) -> Any:
-    made(default_root(), FIRST)
-    made(default_root(), SECOND)
+def screen(home: Path, request: pytest.FixtureRequest) -> Any:
+    for name in getattr(request, "param", (FIRST, SECOND)):
+        made(default_root(), name)
     main, side = pty.openpty()
     ioctl(main, TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     env = {**os.environ, "HOME": str(home), "TERM": "xterm-256color"}
@@ -145,14 +148,26 @@ def screen(home: Path) -> Any:
             if select.select([main], [], [], 1)[0]:
                 seen.extend(os.read(main, 1 << 16))
 
-    yield until, process
+    yield until, process, seen
     process.kill()
     process.wait()
     os.close(main)
 
 
-def test_the_command_on_a_terminal(screen: tuple[Callable[..., None], subprocess.Popen[bytes]]) -> None:
-    until, process = screen
+@pytest.mark.parametrize("screen", [(HOSTILE,)], indirect=True)
+def test_the_name_of_a_run_is_no_command_to_the_terminal(screen: Any) -> None:
+    until, process, seen = screen
+    until("completed")
+    until("following", "\r")
+    until("", "q")
+    assert process.wait(120) == 0
+    assert b"evil" in seen
+    assert b"\x1b]52" not in seen
+    assert "\u202e" not in seen.decode()
+
+
+def test_the_command_on_a_terminal(screen: Any) -> None:
+    until, process, _ = screen
     until(SECOND)
     until("following", "\r")
     until("search: thro", "/thro")

@@ -468,16 +468,50 @@ def test_recipes_hold_no_commands_for_a_terminal(tmp_path: Path) -> None:
 
 
 def test_one_place_makes_text_safe_for_a_terminal() -> None:
-    """All other code of the command line prints by the functions of `output`."""
+    """All other code of the command line prints by the functions of `output`, also what rich draws."""
     for file in Path(output.__file__).parent.glob("*.py"):
         if file.name != "output.py":
-            assert not re.search(r"\bclick\.(echo|secho)\(|\bprint\(\s*[f\"\']", file.read_text()), file
+            direct = re.search(r"\bclick\.(echo|secho)\(|\bprint\(\s*[f\"\']|\bConsole\(|\.show\(\)", file.read_text())
+            assert not direct, (file, direct)
+
+
+HOSTILE_NAME = "evil\x1b]52;c;cm0gLXJm\x07\u202egnp\u200f"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs",),
+        ("runs", HOSTILE_NAME),
+        ("parse", HOSTILE_NAME),
+        ("compare", HOSTILE_NAME, HOSTILE_NAME),
+        ("verify", HOSTILE_NAME),
+        ("logs", HOSTILE_NAME, "--path"),
+        ("archive", HOSTILE_NAME),
+        ("cancel", HOSTILE_NAME),
+        ("check", HOSTILE_NAME),
+        ("check", HOSTILE_NAME, "--no-such-option"),
+        ("recipes", "tiny_cpu", HOSTILE_NAME),
+    ],
+)
+def test_the_name_of_a_run_holds_no_command_for_a_terminal(
+    home: Path, tmp_path: Path, make: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Without a path, as from a pattern of the shell, and in every table."""
+    monkeypatch.setenv("FP8LAUNCH_RUNS", str(home / "runs"))
+    monkeypatch.chdir(tmp_path)
+    run = make(HOSTILE_NAME)
+    line = "iteration {}/ 4 | elapsed time per iteration (ms): 10.0 | lm loss: 1.0 |"
+    (run.path / "logs/local-0.log").write_text("".join(f"{line.format(i)}\n" for i in range(1, 5)))
+    shown = on_a_terminal(*words, status=None)
+    assert shown
+    assert not [bad for bad in (b"\x1b]", b"\x07", "\u202e".encode(), "\u200f".encode()) if bad in shown], shown
 
 
 def on_a_terminal(*arguments: str, status: int | None = 0) -> bytes:
     """What a command writes to a terminal."""
     terminal, inner = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-m", "fp8launch", *arguments], stdout=inner, stdin=inner)
+    child = subprocess.Popen([sys.executable, "-m", "fp8launch", *arguments], stdin=inner, stdout=inner, stderr=inner)
     os.close(inner)
     shown = b""
     try:

@@ -135,7 +135,10 @@ def _refusal(arguments: list[str]) -> int | UserError:
         print_problems(exc.problems)
         return exc
     except click.ClickException as exc:
-        exc.show()
+        # The arguments that it quotes may be names of others' files, from a pattern of the shell.
+        words = io.StringIO()
+        exc.show(words)
+        eprint(words.getvalue().rstrip("\n"))
         command = "fp8launch"
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             command = exc.ctx.command_path

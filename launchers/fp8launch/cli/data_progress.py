@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fp8launch.cli.output import eprint
+from fp8launch.cli.output import console, eprint
 from fp8launch.data.build import Totals
 
 # Between two lines where standard error is not a terminal.
@@ -16,10 +16,9 @@ LINE_SECONDS = 30.0
 @contextmanager
 def shown_progress() -> Iterator[Callable[[Totals], None]]:
     """Yield what shows how far a build is."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    screen = console(err=True)
     columns = (
         BarColumn(),
         TaskProgressColumn(),
@@ -29,7 +28,7 @@ def shown_progress() -> Iterator[Callable[[Totals], None]]:
     )
     begun = last_line = time.monotonic()
     first: list[Totals] = []
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None, rates="")
 
         def show(now: Totals) -> None:
@@ -38,7 +37,7 @@ def shown_progress() -> Iterator[Callable[[Totals], None]]:
                 first.append(now)
             rates = speed(now, first[0], time.monotonic() - begun)
             bar.update(task, completed=now.bytes, total=max(now.of_bytes, 1), rates=rates)
-            if not console.is_terminal and time.monotonic() - last_line >= LINE_SECONDS:
+            if not screen.is_terminal and time.monotonic() - last_line >= LINE_SECONDS:
                 last_line = time.monotonic()
                 eprint(f"{100 * now.bytes / max(now.of_bytes, 1):.0f} % {rates}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import echo, json_option, show_json
+from fp8launch.cli.output import console, echo, json_option, show_json
 from fp8launch.data.lengths import open_index, prefix_of
 from fp8launch.data.plan import beside
 from fp8launch.data.split import Part, split_dataset
@@ -52,10 +52,9 @@ def split(prefix: str, parts: tuple[str, ...], seed: int, in_order: bool, overwr
 
 @contextmanager
 def _bar(documents: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
     from rich.progress import Progress
 
-    terminal = Console(stderr=True)
+    terminal = console(err=True)
     with Progress(console=terminal, disable=not terminal.is_terminal, transient=True) as shown:
         task = shown.add_task("", total=documents)
         yield lambda done: shown.update(task, completed=done)

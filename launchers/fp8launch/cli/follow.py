@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fp8launch.cli.notify import load_config, notify
@@ -124,7 +123,7 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
     manifest = run.manifest()
     total = as_int(stated_arguments(manifest).get("train_iters"))
     every = scheduler.capabilities.poll_seconds
-    console = Console(stderr=True)
+    screen = output_console(err=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -137,12 +136,12 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
     reported: set[str] = set()
     asked, lost = 0.0, 0.0
     state = JobState("pending")
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
         task = progress.add_task("submitted", total=total, news="")
         while True:
             for iteration in news.poll():
                 progress.update(task, completed=iteration.number, total=iteration.planned, news=_news(iteration))
-                if not console.is_terminal and _worth_a_line(iteration):
+                if not screen.is_terminal and _worth_a_line(iteration):
                     eprint(f"iteration {iteration.number}/{iteration.planned} {_news(iteration)}")
             if state.final:
                 return state

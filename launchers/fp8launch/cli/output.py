@@ -98,9 +98,10 @@ def echo(text: object = "", nl: bool = True, **style: Any) -> None:
 
 
 def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
-    """Return the place for tables: `width` columns in a pipe; with `soft_wrap` longer lines stay whole there.
+    """Return the only console for tables, bars and screens: `width` columns in a pipe.
 
-    Texts are only shown, whatever they hold: neither control characters nor rich's markup mean anything.
+    With `soft_wrap` longer lines stay whole there. Texts are only shown, whatever they hold: neither control characters
+    nor rich's markup mean anything.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -167,11 +168,10 @@ def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
     """Yield the items, with a progress bar on a terminal when there are many."""
     if len(items) < BAR_FROM or not sys.stderr.isatty():
         return items
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
 
-    return track(items, escape(what), console=Console(stderr=True), transient=True)
+    return track(items, escape(what), console=console(err=True), transient=True)
 
 
 @contextmanager
@@ -180,12 +180,11 @@ def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     if not total or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(escape(what)), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(err=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 

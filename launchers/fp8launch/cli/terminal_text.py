@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import re
 
-# Every control character, C1 and those for the direction of writing included, but line ends, tabs and the escape
+# Every control character, C1 and the marks for the direction of writing included, but line ends, tabs and the escape
 # sequences that set colours.
 _COMMANDS = re.compile(
-    r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 # The beginning of an escape sequence at the end of a block: the next block decides what it is.
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,32})?$")

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from fp8launch.cli import complete
+from fp8launch.cli.output import console
 from fp8launch.cli.runs import by_scheduler, detail_of, run_states, runs_or_newest
 from fp8launch.cli.watch_view import Row, View, opened_row, render
 from fp8launch.diagnostics import UserError, error
@@ -61,7 +61,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     view = View()
     rows: list[Row] = []
     asked = read = float("-inf")
-    with _keyboard() as key, Live(console=Console(), screen=True, auto_refresh=False) as live:
+    with _keyboard() as key, Live(console=console(), screen=True, auto_refresh=False) as live:
         while not view.done:
             now = time.monotonic()
             if now - asked >= ASK_SECONDS:

@@ -252,7 +252,8 @@ def _style(name: str, row: Row) -> str:
 def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> RenderableType:
     cells = _cells(row)
     facts = _facts(cells, without=("run", "state", "curve", "time"))
-    head = Text(row.run_id, style="bold").append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
+    head = Text(printable(row.run_id), style="bold")
+    head.append(f"  {row.state.status}", style=COLOURS.get(row.state.status, ""))
     head.append(f"  {cells['time']}")
     lines = list(map(printable, chosen_lines(log, view.search, view.rank)))
     room = max(height - FACT_LINES - 1, 1)
