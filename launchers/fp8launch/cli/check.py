@@ -27,8 +27,9 @@ from fp8launch.cli.output import (
     with_options,
 )
 from fp8launch.cluster.profile import Cluster, load_cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, UserError, errors_in, exit_code, problems_of
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, errors_in, exit_code, problems_of
 from fp8launch.hardware.gpus import GPUS
+from fp8launch.injob.ownership import foreign_owner
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.wording import counted
@@ -65,7 +66,7 @@ def check(
         raise click.UsageError("--count belongs to --rehearse --json")
     profile = load_cluster(cluster)
     refused: dict[str, UserError] = {}
-    names = _expanded(recipes, refused)
+    names = _expanded(recipes, refused, rehearse)
     prepared: dict[str, Prepared] = {}
     found = _results(names, with_gpu(overrides, gpu), nodes, profile, rehearse, count, prepared, refused)
     results = dict(zip(names, found, strict=True))
@@ -147,27 +148,42 @@ def rehearsed(
     return with_rehearsal(runs, results, cluster, eprint, bar, asked_by=asked_by, count=count)
 
 
-def _expanded(names: Sequence[str], refused: dict[str, UserError]) -> list[str]:
-    """Recipes by name, each once; names that mean none are added to `refused`."""
+def _expanded(names: Sequence[str], refused: dict[str, UserError], to_run: bool) -> list[str]:
+    """Recipes by name, each once; names that mean none, and with `to_run` others' files, are added to `refused`."""
     found: list[str] = []
     for name in names:
-        files = _meant(name, refused)
+        files = _meant(name, refused, to_run)
         if not files:
             raise click.UsageError(f"no *.yaml in {name}")
         found += files
     return list(dict.fromkeys(found))
 
 
-def _meant(name: str, refused: dict[str, UserError]) -> list[str]:
+def _meant(name: str, refused: dict[str, UserError], to_run: bool) -> list[str]:
     """The recipes at the top of a folder; those that a run or a study ran with; else a recipe."""
     folder = Path(name)
     if folder.is_dir() and not is_own_folder(name):
-        return sorted(map(str, folder.glob("*.yaml")))
+        files = sorted(map(str, folder.glob("*.yaml")))
+        if to_run:
+            refused |= {file: refusal for file in files if (refusal := _foreign(file))}
+        return files
     try:
-        return recipes_named(name)
+        return recipes_named(name, to_run)
     except UserError as exc:
         refused[name] = exc
         return [name]
+
+
+def _foreign(file: str) -> UserError | None:
+    """The refusal to run what a recipe of another user names: only its own path would be the user's choice."""
+    try:
+        owner = foreign_owner(Path(file))
+    except OSError:
+        return None  # loading it fails too
+    if owner is None:
+        return None
+    message = f"belongs to {owner}, and a rehearsal runs the script that a recipe names"
+    return error("foreign-recipe", message, file, "read it, then name this file instead of its folder")
 
 
 def _results(

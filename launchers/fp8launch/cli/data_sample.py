@@ -20,7 +20,9 @@ from fp8launch.data.find_tokenizer import find_tokenizer
 from fp8launch.data.manifest import read_manifest
 from fp8launch.data.tokenizer import Encoder
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
+from fp8launch.injob.ownership import why_others_may_change
 from fp8launch.resources import in_job_folder
+from fp8launch.rundir.registry import need_mine
 from fp8launch.rundir.run_dir import RunFolder
 
 REQUEST = "FP8LAUNCH_GENERATE"  # of injob/rank/generate.py
@@ -45,6 +47,7 @@ def sample(
         message = f"{sys.executable} has no torch and Megatron-Core"
         raise error("no-megatron", message, "data sample", "pip install 'fp8launch[megatron]'", MACHINE_LACKS)
     folder = run_named(run)
+    need_mine(folder)  # Megatron unpickles parts of a checkpoint, which runs whatever code they hold
     argv: list[str] = list(folder.manifest()["megatron"]["argv"])
     checkpoints = _checkpoints(folder, argv)
     encoder = _encoder(argv, tokenizer)
@@ -64,7 +67,14 @@ def _checkpoints(folder: RunFolder, argv: list[str]) -> Path:
     if not saved or not (folder.path / saved[0] / "latest_checkpointed_iteration.txt").is_file():
         message = f"{folder.run_id} has no checkpoint"
         raise error("data-sample", message, "RUN", "set checkpoint.dir and checkpoint.interval", ANSWER_IS_NO)
-    return folder.path / saved[0]
+    place = folder.path / saved[0]
+    stated = folder.manifest()["recipe"].get("checkpoint") or {}
+    reason = why_others_may_change(place)
+    if reason is not None and stated.get("allow_pickle") is not True:
+        message = f"loading a checkpoint runs code that it may hold, and {reason}"
+        fix = "copy it to a folder that only you can write to; checkpoint.allow_pickle: true in the recipe trusts it"
+        raise error("data-sample", message, str(place), fix, ANSWER_IS_NO)
+    return place
 
 
 def _words_after(flag: str, argv: list[str]) -> list[str]:

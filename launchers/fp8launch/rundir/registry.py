@@ -198,7 +198,7 @@ def need_mine(*folders: RunFolder | StudyFolder) -> None:
     for folder in folders:
         if reason := why_not_own_run(folder.path):
             message = f"fp8launch only reads this folder, because other users could change it: {reason}"
-            fix = "submit a new run from its recipe.yaml"
+            fix = "read its recipe.yaml, then name that file to use it"
             raise error("not-yours", message, str(folder.path), fix, ANSWER_IS_NO)
 
 
