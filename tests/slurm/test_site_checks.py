@@ -132,6 +132,13 @@ def test_what_a_user_may_not_have(look: Look, profile: dict[str, Any], code: str
     assert all(p.fix for p in problems)
 
 
+def test_too_few_nodes_are_left(look: Look, slurm: Slurm) -> None:
+    nodes = slurm.run("sinfo", "-h", "-N", "-o", "%N").stdout.split()
+    problem = only(look(exclude=",".join(sorted(set(nodes)))))
+    assert problem.code == "slurm-refuses" and "not available" in problem.message
+    assert problem.fix and problem.fix.startswith("leave the job more nodes in `exclude:`")
+
+
 def test_a_qos_with_a_limit_of_its_own(look: Look) -> None:
     problem = only(look("resources.time=20", qos=SHORT_QOS))
     assert problem.code == "slurm-refuses" and "QOSMaxWallDurationPerJobLimit" in problem.message

@@ -244,6 +244,10 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         "node configuration": "lower cpus_per_task, gpus_per_node or `memory:`, or choose another partition",
         "unrecognized option": "this Slurm does not have the option; correct `options:` in the cluster profile",
     }
+    if named := [f"`{name}:`" for name in ("nodelist", "exclude") if options.get(name)]:
+        # Slurm has the same words for too few nodes and for nodes that are too small.
+        other = fixes["node configuration"]
+        fixes["node configuration"] = f"leave the job more nodes in {' and '.join(named)}, or {other}"
     advice = advice_on(words, fixes, "run `sbatch --test-only` on the rendered script for details")
     return Problem("error", "slurm-refuses", f"Slurm would reject the job: {words}", loaded.where("resources"), advice)
 
