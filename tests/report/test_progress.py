@@ -94,6 +94,23 @@ def test_a_link_in_place_of_the_log_is_not_followed(run: RunFolder, tmp_path: Pa
     assert progress_of(run, MANIFEST, RUNNING).iteration is None
 
 
+def test_a_resume_in_a_new_log_is_compared_with_the_log_before(run: RunFolder) -> None:
+    def lines(first: int, last: int, lost: float) -> bytes:
+        text = ""
+        for i in range(first, last + 1):
+            loss = 4 - i / 100 + lost + i % 3 / 100
+            text += f" iteration {i:8d}/ 300 | elapsed time per iteration (ms): 900.0 | lm loss: {loss:.6E} |\n"
+        return text.encode()
+
+    (run.path / "logs").mkdir(exist_ok=True)
+    (run.path / "logs" / "7-0.log").write_bytes(lines(1, 130, 0))
+    for lost, codes in ((0.0, []), (1.0, ["resume-jump"])):
+        (run.path / "logs" / "7-1.log").write_bytes(lines(101, 120, lost))
+        found = progress_of(run, MANIFEST, RUNNING)
+        assert found.iteration == 120
+        assert [problem.code for problem in found.health] == codes
+
+
 def test_times_and_sparklines() -> None:
     assert [duration(s) for s in (None, 9.4, 75, 7500, 90000)] == ["", "9s", "1m15s", "2h05m", "1d01h"]
     assert sparkline((3.0, 2.0, 1.0), 3) == "█▄▁" or sparkline((3.0, 2.0, 1.0), 3) == "█▅▁"

@@ -17,6 +17,8 @@ from fp8launch.cli import run
 from fp8launch.recipe.field_types import HealthCode
 from fp8launch.recipe.sections import Health
 from fp8launch.report.health import CODES, LIMITS, HealthLimits
+from fp8launch.report.loss_summary import loss_summary
+from fp8launch.report.run_data import run_from_logs
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.throughput import read_logs, summarise_run
 
@@ -41,10 +43,11 @@ def text(
     nan: Value = lambda i: 0,
     before: Callable[[int], str] = lambda i: "",
     first: int = 1,
+    every: int = 1,
 ) -> str:
     """A log as Megatron writes it; a loss of None is left out, as Megatron leaves out a loss that is NaN."""
     lines = []
-    for i in range(first, first + iterations):
+    for i in range(first + every - 1, first + iterations, every):
         value = loss(i)
         shown = "" if value is None else f" lm loss: {value if isinstance(value, str) else f'{value:.6E}'} |"
         lines.append(
@@ -67,6 +70,13 @@ def load(i: int, at: int = 201) -> str:
     if i != at:
         return ""
     return f"  successfully loaded checkpoint from /ck [ t 1/8, p 1/1 ] at iteration {at - 1}\n"
+
+
+def validation(i: int, loss: float) -> str:
+    """What Megatron says after an evaluation, every 50 iterations."""
+    if i % 50:
+        return ""
+    return f" validation loss at iteration {i} | lm loss value: {loss:.6E} | lm loss PPL: {loss:.6E} | \n"
 
 
 def noisy(i: int) -> float:
@@ -97,6 +107,19 @@ BROKEN: dict[str, tuple[str, str, str, range]] = {
         text(loss=lambda i: 5.5 if i == 1 else 60 + random.Random(i).gauss(0, 20)), "loss-flat", "error", range(1, 2)),
     "exactly flat": (text(loss=lambda i: 10.82), "loss-flat", "error", range(1, 2)),
     "slower": (text(ms=lambda i: 2000 if i <= 100 else 3000), "slowdown", "warning", range(96, 106)),
+    "slower, every tenth line": (
+        text(ms=lambda i: 2000 if i <= 100 else 3000, every=10), "slowdown", "warning", range(100, 121)),
+    "slower, every twentieth line": (
+        text(1000, ms=lambda i: 2000 if i <= 100 else 3000, every=20), "slowdown", "warning", range(100, 141)),
+    "constant, every tenth line": (
+        text(grad=lambda i: "0.731", every=10), "constant-grad-norm", "error", range(10, 11)),
+    "flat, every hundredth line": (
+        text(1200, loss=lambda i: 4 + random.Random(i).gauss(0, 0.01), every=100), "loss-flat", "error",
+        range(100, 101)),
+    "NaN in validation": (
+        text(before=lambda i: validation(i, 3.2 if i < 200 else math.nan)), "nan", "error", range(200, 201)),
+    "infinite in one validation": (
+        text(before=lambda i: validation(i, math.inf if i == 100 else 3.2)), "nan", "warning", range(100, 101)),
     "drifting": (text(ms=lambda i: 2000 + 5 * max(0, i - 100)), "slowdown", "warning", range(150, 260)),
     "one NaN step": (text(nan=lambda i: int(i == 150)), "nan", "warning", range(150, 151)),
     "NaN for a while": (
@@ -117,6 +140,8 @@ HEALTHY: dict[str, str] = {
     "a later part": text(first=100_001, loss=lambda i: 2.0 + random.Random(i).gauss(0, 0.01)),
     "short": text(20, loss=lambda i: 10.8, grad=lambda i: "1.234"),
     "slow checkpoints": text(ms=lambda i: 9000 if i % 50 == 0 else 2000),
+    "a short slow part": text(1000, ms=lambda i: 3000 if 500 < i <= 600 else 2000, every=20),
+    "validated": text(before=lambda i: validation(i, 3.2)),
     "uneven steps": text(ms=lambda i: random.Random(i).uniform(1500, 3000)),
     "loss scale found": text(
         skipped=lambda i: int(i <= 12), loss=lambda i: falling(i) if i > 12 else None, grad=lambda i: norm(i)
@@ -177,6 +202,31 @@ def test_mock_data_may_have_nothing_to_learn(tmp_path: Path) -> None:
     assert report(tmp_path, flat, mock=True).health == ()
     explodes, *_ = BROKEN["explodes at once"]
     assert [problem.code for problem in report(tmp_path, explodes, mock=True).health] == ["loss-flat"]
+
+
+@pytest.mark.parametrize("argument", ["finetune", "pretrained_checkpoint"])
+def test_a_run_from_trained_weights_may_be_flat(argument: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.log"
+    file.write_text(BROKEN["flat"][0])
+    assert summarise_run(read_logs([file]), arguments={argument: "/ck"}).health == ()
+    assert summarise_run(read_logs([file]), arguments={argument: None}).health != ()
+
+
+def test_lines_that_print_nan_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.log"
+    file.write_text(text(loss=lambda i: "NAN" if i > 250 else falling(i), grad=lambda i: norm(i)))
+    assert run(["parse", str(file)]) == 1
+    assert "to NaN, last grad norm" in (shown := capsys.readouterr().out) and "; 50 NaN and 0 skipped" in shown
+    assert run(["parse", str(file), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["nan_iterations"] == 50
+
+
+def test_a_loss_that_is_infinite_at_the_end_has_no_number_there(tmp_path: Path) -> None:
+    (tmp_path / "good.log").write_text(text())
+    (tmp_path / "infinite.log").write_text(text(loss=lambda i: "INF" if i > 250 else falling(i)))
+    good, infinite = (loss_summary([run_from_logs(name, [tmp_path / name])]) for name in ("good.log", "infinite.log"))
+    assert good is not None and good.runs == 1
+    assert infinite is None
 
 
 def test_thresholds_of_a_recipe_count(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
-from fp8launch.logs import IterationTable
+from fp8launch.logs import IterationTable, Validation
 from fp8launch.logs.field_names import IS_NAN, LOSS_PREFIX, NOT_FINITE
 from fp8launch.report.steady_state import Line, SteadyState, field_names, values
 from fp8launch.untyped import as_mapping
@@ -29,13 +29,13 @@ _LOSS_WINDOW = 5
 _SIGMAS = 6
 # In nats; a loss near zero, of a model that knows its data by heart, rises by large fractions.
 _LEAST_RISE = 0.05
-# Rolling medians of the step time.
-_TIME_WINDOW = 10
-_FEWEST_TIMES = 3 * _TIME_WINDOW
+# Rolling medians of the step time: lines per median, factor on the threshold, and the least share of an attempt's lines
+# that must be slow. With a log interval of 10 or more a slowdown shows in few lines, whose median is less certain.
+_TIME_WINDOWS = ((10, 1.0, 0.0), (3, 1.6, 0.25))
 # Zero gradients are certain after a few lines, equal ones later: Megatron prints three decimals.
-_ZERO_LINES, _EQUAL_LINES, _EQUAL_LEAST = 3, 50, 0.1
+_ZERO_LINES, _EQUAL_LINES, _EQUAL_LEAST = 3, 30, 0.1
 # Iterations before which a loss may be flat (warm-up), and loss scaling skips steps to find its scale.
-_FLAT_ITERATIONS, _FLAT_LINES, _SCALING_ITERATIONS = 100, 20, 50
+_FLAT_ITERATIONS, _FLAT_LINES, _SCALING_ITERATIONS = 100, 10, 50
 _STANDSTILL = 10
 # Of all lines, those that may be NaN before it is an error.
 _FEW_NAN = 0.01
@@ -131,20 +131,35 @@ class Series:
         )
 
     @classmethod
-    def of_table(cls, table: IterationTable) -> Series:
-        """Return the columns of a part of the log of one attempt."""
-        grad_norm = table.column("grad_norm")
+    def of_tables(cls, tables: Sequence[IterationTable]) -> Series:
+        """Return the columns of parts of the logs of attempts, oldest first.
+
+        Iterations that a later attempt repeats are left out.
+        """
+        rows: list[tuple[int, int, int]] = []
+        for attempt, table in enumerate(tables):
+            numbers = [int(number) for number in table.column("number")]
+            if numbers:
+                rows = [row for row in rows if row[0] < numbers[0]]
+            rows += [(number, attempt, row) for row, number in enumerate(numbers)]
+
+        def column(name: str) -> list[float]:
+            columns = [table.column(name) for table in tables]
+            return [columns[attempt][row] for _, attempt, row in rows]
+
+        grad_norm = column("grad_norm")
+        losses = sorted({name for table in tables for name in table.names if name.startswith(LOSS_PREFIX)})
         return cls(
-            number=[int(number) for number in table.column("number")],
-            attempt=[0] * len(table),
-            step_time_ms=table.column("step_time_ms"),
-            loss=table.column(_main_loss([name for name in table.names if name.startswith(LOSS_PREFIX)])),
-            mixed=[row == 1 for row in range(len(table))],
+            number=[number for number, _, _ in rows],
+            attempt=[attempt for _, attempt, _ in rows],
+            step_time_ms=column("step_time_ms"),
+            loss=column(_main_loss(losses)),
+            mixed=[row == 1 for _, _, row in rows],
             grad_norm=grad_norm,
             has_grad_norm=any(map(math.isfinite, grad_norm)),
-            not_finite=table.column(NOT_FINITE),
-            skipped=table.column("skipped_iterations"),
-            nan=table.column("nan_iterations"),
+            not_finite=column(NOT_FINITE),
+            skipped=column("skipped_iterations"),
+            nan=column("nan_iterations"),
         )
 
     def is_nan(self, i: int) -> bool:
@@ -168,27 +183,38 @@ def _main_loss(names: Sequence[str]) -> str:
 
 
 def health_of(
-    steady: SteadyState, arguments: Mapping[str, object], limits: HealthLimits = LIMITS
+    steady: SteadyState,
+    validations: Sequence[Validation],
+    arguments: Mapping[str, object],
+    limits: HealthLimits = LIMITS,
 ) -> tuple[HealthProblem, ...]:
     """Return the health problems of a run. `arguments` are Megatron's, empty if unknown."""
-    return _problems(Series.of(steady.lines), Series.of(steady.kept), arguments, limits)
+    return _problems(Series.of(steady.lines), Series.of(steady.kept), validations, arguments, limits)
 
 
-def health_of_table(
-    table: IterationTable, arguments: Mapping[str, object], limits: HealthLimits = LIMITS
+def health_of_tables(
+    tables: Sequence[IterationTable],
+    validations: Sequence[Validation],
+    arguments: Mapping[str, object],
+    limits: HealthLimits = LIMITS,
 ) -> tuple[HealthProblem, ...]:
-    """Return the same for a part of the log of one attempt, while a run is going."""
-    series = Series.of_table(table)
-    return _problems(series, series, arguments, limits)
+    """Return the same for parts of the logs of attempts, oldest first, while a run is going."""
+    series = Series.of_tables(tables)
+    return _problems(series, series, validations, arguments, limits)
 
 
 def _problems(
-    series: Series, timed: Series, arguments: Mapping[str, object], limits: HealthLimits
+    series: Series,
+    timed: Series,
+    validations: Sequence[Validation],
+    arguments: Mapping[str, object],
+    limits: HealthLimits,
 ) -> tuple[HealthProblem, ...]:
     if not series.number:
         return ()
     found = [
         *_not_a_number(series),
+        *_validation(series, validations),
         *_grad_norm(series),
         *_loss(series, arguments, limits),
         *_skipped(series, limits),
@@ -211,6 +237,21 @@ def _not_a_number(series: Series) -> Iterator[HealthProblem]:
     severity: Severity = "error" if many or bad[-1] == series.number[-1] else "warning"
     lines = counted(len(bad), "logged iteration")
     yield HealthProblem("nan", severity, f"the loss or gradient norm is NaN or infinite in {lines}", bad[0], bad[-1])
+
+
+def _validation(series: Series, validations: Sequence[Validation]) -> Iterator[HealthProblem]:
+    """Report validation losses that are NaN or infinite, although the training loss may not be."""
+    bad = [i for i, one in enumerate(validations) if not all(map(math.isfinite, one.losses.values()))]
+    if not bad:
+        return
+    # The line of the last evaluation has no iteration in it.
+    last_line = series.number[-1]
+    first, last = (
+        last_line if validations[i].iteration is None else validations[i].iteration for i in (bad[0], bad[-1])
+    )
+    severity: Severity = "error" if bad[-1] == len(validations) - 1 else "warning"
+    message = f"the validation loss is NaN or infinite in {counted(len(bad), 'evaluation')}"
+    yield HealthProblem("nan", severity, message, first or last_line, last or last_line)
 
 
 def _grad_norm(series: Series) -> Iterator[HealthProblem]:
@@ -248,7 +289,11 @@ def _loss(series: Series, arguments: Mapping[str, object], limits: HealthLimits)
     jump = _jump(loss, number, noise, resumes, limits)
     if jump:
         yield jump
-    if number[0] <= _FLAT_ITERATIONS and (jump is None or jump.severity == "warning"):
+    if (
+        number[0] <= _FLAT_ITERATIONS
+        and not _starts_trained(arguments)
+        and (jump is None or jump.severity == "warning")
+    ):
         yield from _flat(loss, number, arguments, limits)
 
 
@@ -331,6 +376,11 @@ def _jump(
     return HealthProblem("loss-jump", "warning", f"{message} and recovers", first, number[worst.end - 1])
 
 
+def _starts_trained(arguments: Mapping[str, object]) -> bool:
+    """Whether the run loads weights and counts its iterations from 1 again, so that its loss may be flat."""
+    return bool(arguments.get("finetune") or arguments.get("pretrained_checkpoint"))
+
+
 def _flat(
     loss: Sequence[float], number: Sequence[int], arguments: Mapping[str, object], limits: HealthLimits
 ) -> Iterator[HealthProblem]:
@@ -369,32 +419,56 @@ def _skipped(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
 
 
 def _slowdown(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
-    """Report steps that become slower within one attempt; attempts may run on other nodes."""
-    slowest: HealthProblem | None = None
-    ratio = 0.0
+    """Report the largest slowdown within one attempt; attempts may run on other nodes."""
     usable = [i for i, ms in enumerate(series.step_time_ms) if 0 < ms < math.inf]
+    slowest: _Slowdown | None = None
     for _, group in groupby(usable, key=lambda i: series.attempt[i]):
         lines = _thinned(list(group))
         times = [series.step_time_ms[i] for i in lines]
-        if len(times) < _FEWEST_TIMES:
-            continue
-        rolling = [statistics.median(times[end - _TIME_WINDOW : end]) for end in range(_TIME_WINDOW, len(times) + 1)]
-        noise = _SIGMAS * _noise(times)
-        best = math.inf
-        begin: int | None = None
-        for i, middle in enumerate(rolling):
-            if middle - best > max(limits.slowdown * best, noise):
-                begin = i if begin is None else begin
-            else:
-                begin = None
-                best = min(best, middle)
-        if begin is None or len(rolling) - begin < _TIME_WINDOW // 2:
-            continue
-        now = statistics.median(times[begin + _TIME_WINDOW // 2 :])
-        if now / best > ratio:
-            ratio = now / best
-            first = series.number[lines[begin + _TIME_WINDOW // 2]]
-            message = f"steps take {now:,.0f} ms from iteration {first} on, {ratio:.2f} times the {best:,.0f} ms before"
-            slowest = HealthProblem("slowdown", "warning", message, first, series.number[lines[-1]])
+        for window, factor, share in _TIME_WINDOWS:
+            slowdown = _lasting_slowdown(times, window, factor * limits.slowdown, share)
+            if slowdown is None:
+                continue
+            if slowest is None or slowdown.now_ms / slowdown.best_ms > slowest.now_ms / slowest.best_ms:
+                slowest = slowdown
+                first, last = series.number[lines[slowdown.begin]], series.number[lines[-1]]
+            break
     if slowest:
-        yield slowest
+        ratio = slowest.now_ms / slowest.best_ms
+        message = (
+            f"steps take {slowest.now_ms:,.0f} ms from iteration {first} on, {ratio:.2f} times the "
+            f"{slowest.best_ms:,.0f} ms before"
+        )
+        yield HealthProblem("slowdown", "warning", message, first, last)
+
+
+@dataclass(frozen=True)
+class _Slowdown:
+    """Step times from index `begin` on, against the best median before."""
+
+    begin: int
+    now_ms: float
+    best_ms: float
+
+
+def _lasting_slowdown(times: Sequence[float], window: int, limit: float, share: float) -> _Slowdown | None:
+    """Return the slowdown by the fraction `limit` in rolling medians that lasts to the end, or None."""
+    if len(times) < 3 * window:
+        return None
+    rolling = [statistics.median(times[end - window : end]) for end in range(window, len(times) + 1)]
+    noise = _SIGMAS * _noise(times)
+    best = math.inf
+    begin: int | None = None
+    for i, middle in enumerate(rolling):
+        if middle - best > max(limit * best, noise):
+            begin = i if begin is None else begin
+        else:
+            begin = None
+            best = min(best, middle)
+    if begin is None:
+        return None
+    # The median follows a rise after half of its window.
+    slow = begin + window // 2
+    if len(times) - slow < max(window, share * len(times)):
+        return None
+    return _Slowdown(slow, statistics.median(times[slow:]), best)

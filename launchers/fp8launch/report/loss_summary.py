@@ -11,7 +11,7 @@ from typing import TypeVar
 from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts
 from fp8launch.report.intervals import Interval, interval_json, mean_interval
 from fp8launch.report.json_values import json_mapping
-from fp8launch.report.loss_curves import finite_losses, values_of
+from fp8launch.report.loss_curves import finite_losses, losses, values_of
 from fp8launch.report.run_data import RunData
 
 Row = TypeVar("Row", bound=HasFacts)
@@ -80,9 +80,13 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
     lasts, smoothed, counts = [], [], []
     of_seed: dict[str, list[float]] = {}
     for run in runs:
+        curve = losses(run)
         values = values_of(finite_losses(run))
-        if values:
-            count = min(len(values), max(LEAST, round(SHARE * len(values))))
+        count = min(len(curve), max(LEAST, round(SHARE * len(curve))))
+        at_end = sorted(curve)[-count:] if count else []
+        # A loss that is NaN or infinite for most of the end has no number there, whatever it was before.
+        if 2 * sum(math.isfinite(curve[number]) for number in at_end) > count:
+            count = min(count, len(values))
             lasts.append(values[-1])
             smoothed.append(statistics.fmean(values[-count:]))
             of_seed.setdefault(str(run.facts.get("seed")), []).append(smoothed[-1])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.logs import Iteration, Scan, Scanner
-from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_table
+from fp8launch.logs import Iteration, IterationTable, Scan, Scanner
+from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_tables
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import RunFolder
@@ -91,13 +91,22 @@ def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) ->
     head, tail = _ends(attempts[-1].log)
     scan = _scanned(head, tail)
     if len(scan.table):
-        return _of_iterations(scan, manifest, running)
+        earlier = [_newest_iterations(attempt.log) for attempt in attempts[-2:-1]]
+        return _of_iterations(scan, earlier, manifest, running)
     if running:
         return Progress(_stage(head, manifest))
     return Progress()
 
 
-def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Progress:
+def _newest_iterations(log: Path) -> IterationTable:
+    """Return the last iterations of an earlier attempt, with which a resume is compared."""
+    head, tail = _ends(log)
+    return _scanned(b"", b"\n" + (tail or head[-TAIL_BYTES:])).table
+
+
+def _of_iterations(
+    scan: Scan, earlier: Sequence[IterationTable], manifest: Mapping[str, Any], running: bool
+) -> Progress:
     every = list(scan.table)
     last = every[-1]
     times, tflops = map(scan.table.column, ("step_time_ms", "tflops_per_gpu"))
@@ -109,6 +118,9 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
     eta = None
     if running and step and total:
         eta = max(total - last.number, 0) * step / 1000
+    health = health_of_tables(
+        [*earlier, scan.table], [one for _, one in scan.validations], arguments, HealthLimits.from_manifest(manifest)
+    )
     # The second line of a process may have the mean loss of two iterations.
     separate = [one for row, one in enumerate(every) if row != 1]
     losses = [one.loss for one in separate if one.loss is not None and math.isfinite(one.loss)]
@@ -121,7 +133,7 @@ def _of_iterations(scan: Scan, manifest: Mapping[str, Any], running: bool) -> Pr
         tflops_per_gpu=_median(tflops[-RECENT:]),
         peak_memory_mib=scan.peak_memory.get("max allocated") or None,
         eta_s=eta,
-        health=health_of_table(scan.table, arguments, HealthLimits.from_manifest(manifest)),
+        health=health,
         step_times_ms=_shortened(times),
         losses=tuple(losses),
     )

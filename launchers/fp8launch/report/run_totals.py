@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fp8launch.logs import LoggedProcesses, ParsedLog
+from fp8launch.logs.field_names import IS_NAN, NOT_FINITE
 from fp8launch.report.run_report import LARGEST
 from fp8launch.report.steady_state import Line, values
 
@@ -35,6 +36,11 @@ def count_of(attempts: LoggedProcesses, lines: Sequence[Line], name: str) -> int
             continue
         total += int(value)
     return total
+
+
+def nan_lines(lines: Sequence[Line]) -> int:
+    """Count the lines that print NaN: not every program counts such iterations itself."""
+    return sum(value == IS_NAN for value in values(lines, NOT_FINITE))
 
 
 def peak_memory_mib(logs: Sequence[ParsedLog], kept: Sequence[Line]) -> float | None:

@@ -137,7 +137,7 @@ def _facts(report: RunReport) -> list[str]:
     if report.lines:
         facts.append(_loss(report))
     for validation in report.validations[-1:]:
-        facts.append(f"last validation, iteration {validation['iteration']}: {validation['losses']}")
+        facts.append(_validation(validation))
     if report.fp8:
         facts += _fp8(report.fp8)
     facts += tensor_lines(report.tensor_stats)
@@ -158,16 +158,23 @@ def _iterations(numbers: Sequence[int]) -> str:
 
 
 def _loss(report: RunReport) -> str:
-    text = f"loss {_loss_value(report.loss_first)} to {_loss_value(report.loss_last)}"
+    missing = "NaN" if report.nan_iterations else "missing"
+    text = f"loss {_loss_value(report.loss_first, missing)} to {_loss_value(report.loss_last, missing)}"
     if report.grad_norm_last is not None:
         text += f", last grad norm {report.grad_norm_last:.3f}"
     return f"{text}; {report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
 
 
-def _loss_value(loss: float | None) -> str:
+def _loss_value(loss: float | None, missing: str) -> str:
     if loss is None:
-        return "missing"
+        return missing
     return f"{loss:.4f}"
+
+
+def _validation(validation: Mapping[str, Any]) -> str:
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in validation["losses"].items())
+    where = "" if validation["iteration"] is None else f", iteration {validation['iteration']}"
+    return f"last validation{where}: {losses}"
 
 
 def _sizes_and_versions(report: RunReport) -> str:

@@ -22,7 +22,7 @@ from fp8launch.report.run_notes import run_notes
 from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
 from fp8launch.report.run_setup import RunSetup, positive, setup_of
 from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
-from fp8launch.report.run_totals import count_of, parameters_of, peak_memory_mib, validations_of
+from fp8launch.report.run_totals import count_of, nan_lines, parameters_of, peak_memory_mib, validations_of
 from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
 from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import precision_asked_for, verify
@@ -137,7 +137,7 @@ def summarise(
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
     speed = _speed(steady.kept, setup)
-    health = health_of(steady, setup.arguments, limits)
+    health = health_of(steady, [one for log in logs for one in log.validations], setup.arguments, limits)
     status, failure = status_of(attempts, steady, verification, health)
     ends = _ends(steady, setup)
     return RunReport(
@@ -160,7 +160,7 @@ def summarise(
         loss_first=ends.loss_first,
         loss_last=ends.loss_last,
         grad_norm_last=ends.grad_norm,
-        nan_iterations=count_of(attempts, steady.lines, "nan_iterations"),
+        nan_iterations=max(count_of(attempts, steady.lines, "nan_iterations"), nan_lines(steady.lines)),
         skipped_iterations=count_of(attempts, steady.lines, "skipped_iterations"),
         warmup_dropped=steady.warmup_dropped,
         dropped=steady.dropped,
