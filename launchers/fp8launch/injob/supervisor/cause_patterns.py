@@ -346,11 +346,23 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "hub-unreachable",
+        "the job cannot reach Hugging Face: download the tokenizer or model where it can be reached, set "
+        "HF_HUB_OFFLINE: 1 and HF_HOME to that shared folder under `env:`, or set data.tokenizer to the folder",
+        r"couldn't connect to 'https?://",
+        r"LocalEntryNotFoundError: ",
+        r"outgoing traffic has been disabled",
+        r"OfflineModeIsEnabled: ",
+    ),
+    Pattern(
+        CAUSE,
         "damaged-data",
         "the .idx file is damaged, cut off, or not Megatron's: `fp8launch data inspect PREFIX` shows it; build or copy "
         "the dataset again",
         r"bad header, cannot read: ",
         r"bad version, cannot read: ",
+        r"cannot mmap an empty file",
+        r"buffer is smaller than requested size",
     ),
     Pattern(
         CAUSE,
@@ -363,7 +375,6 @@ CAUSES: tuple[Pattern, ...] = (
         r"ataset .*(?:does not exist|not found)",
         r"does not exist.*\.(?:bin|idx)",
         r"Can't load tokenizer for",
-        r"couldn't connect to 'https?://",
     ),
     Pattern(
         CAUSE,

@@ -57,6 +57,7 @@ RULES: Mapping[str, str] = {
     "missing-optimizer": "stop",
     "gated-repository": "stop",
     "hub-rate-limit": "stop",
+    "hub-unreachable": "stop",
     "damaged-data": "stop",
     "stream-capture": "stop",
     "triton-kernel": "stop",

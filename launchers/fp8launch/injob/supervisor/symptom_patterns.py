@@ -48,6 +48,7 @@ SYMPTOMS: tuple[Pattern, ...] = (
         "NCCL_NVLS_ENABLE: 0 under `env:`, and report it to the site",
         r"Cuda failure 801\b",
         r"transport/nvls\.cc.*NCCL WARN Cuda failure",
+        r"NVLink SHARP \(NVLS\) [Mm]ulticast memory",
     ),
     Pattern(
         EXCEPTION,
