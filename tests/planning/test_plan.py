@@ -259,6 +259,10 @@ def test_gpus_that_do_not_divide_are_said_in_a_sentence(refusal: Callable[..., t
     ("words", "message"),
     [
         (("llama8b_fp8", "--precision", "fp7"), "no precision 'fp7'"),
+        (
+            ("llama3_8b", "--gpus", "8", "--gpu", "h100", "--precision", "fp8"),
+            "write one of delayed, tensorwise, blockwise\n",
+        ),
         (("tiny_cpu",), "nothing is known of the speed of cpu"),
         (("llama8b_fp8", "--gpus", "8", "--nodes", "1"), "exclude each other"),
         (("no_such_model",), "no such recipe"),

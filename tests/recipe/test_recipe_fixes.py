@@ -22,7 +22,7 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("parallel.tp=two", "write a value such as tp: 8, or remove it"),
         ("train.iterations=0", "write iterations: 1 or more, or remove it"),
         ("train.warmup=-1", "write warmup: 0 or more, or remove it"),
-        ("precision.recipe=tensorwize", "write recipe: tensorwise"),
+        ("precision.recipe=tensorwize", "write tensorwise"),
         ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise"),
         ("precision.recipe=fp8", "write one of delayed, tensorwise, blockwise"),
         ("resources.gpu=vr200", "write one of a100, h100, h200, b200, b300, gb200, gb300, cpu"),

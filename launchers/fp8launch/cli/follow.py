@@ -107,7 +107,7 @@ def watch_to_end(
 ) -> JobState:
     """Show a run's progress until it ends, then its state; return that. Ctrl-C does not end what the run does.
 
-    `alarm` is called for each kind of problem in the training's health, as soon as the log shows it.
+    `alarm` is called once for each code and severity in the training's health, as soon as the log shows it.
     """
     try:
         state = _watch(run, scheduler, alarm)
@@ -133,7 +133,7 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
         TimeRemainingColumn(),
     )
     news = _NewIterations(run)
-    reported: set[str] = set()
+    reported: set[tuple[str, str]] = set()
     asked, lost = 0.0, 0.0
     state = JobState("pending")
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
@@ -149,8 +149,10 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
             if now - asked >= every:
                 asked, state = now, scheduler.state(run)
                 for problem in progress_of(run, manifest, state).health:
-                    if problem.code not in reported:
-                        reported.add(problem.code)
+                    # A warning may become an error, which is reported too.
+                    kind = (problem.code, problem.severity)
+                    if kind not in reported:
+                        reported.add(kind)
                         alarm(problem)
                 progress.update(task, description=_stage(run, manifest, state))
                 if state.status != "unknown":

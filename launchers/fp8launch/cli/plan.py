@@ -80,7 +80,7 @@ def plan(
         from fp8launch.report.plots import require_drawable
 
         require_drawable(picture, "--picture")
-    precisions = precisions_of(precision)
+    precisions = precisions_of(precision, gpu_name)
     with tempfile.TemporaryDirectory() as folder:
         source, parents = source_of(recipe, gpu_name, precisions, Path(folder))
         asked = [*overrides, *resource_overrides(source, overrides, gpu_name, gpus, nodes)]

@@ -18,6 +18,7 @@ from fp8launch.megatron.model_arithmetic import whole
 from fp8launch.planning.change import Change, Target
 from fp8launch.planning.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
+from fp8launch.recipe.validation_problems import precision_fix
 from fp8launch.resources import pack_folder
 
 # A model alone has no batch: this many tokens a step.
@@ -25,13 +26,14 @@ TOKENS = 4 * 2**20
 SEQUENCE = 8192
 
 
-def precisions_of(text: str | None) -> tuple[str, ...]:
+def precisions_of(text: str | None, gpu_name: str | None) -> tuple[str, ...]:
+    """Split a list of precisions. An unknown one is answered with those that the GPU can compute."""
     if not text:
         return ()
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in PRECISIONS:
-            raise error("unknown-precision", f"no precision {name!r}", "--precision", f"use {', '.join(PRECISIONS)}")
+            raise error("unknown-precision", f"no precision {name!r}", "--precision", precision_fix(name, gpu_name))
     return names
 
 

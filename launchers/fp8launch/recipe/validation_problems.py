@@ -73,7 +73,7 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
         return Problem("error", "bad-value", f"'{dotted or model.__name__.lower()}': {message}", place, fix)
     fix = _instead(kind, ctx, given, path)
     if path == ("precision", "recipe") and kind == "literal_error":
-        fix = _precision_fix(str(given), node.find(("resources", "gpu")).text)
+        fix = precision_fix(str(given), node.find(("resources", "gpu")).text)
     elif path == ("resources", "gpu") and kind == "literal_error":
         # Names of GPUs resemble each other: vr200 is no misspelt h200.
         fix = f"write one of {', '.join(GPUS)}"
@@ -221,7 +221,7 @@ def _allowed(key: str, expected: str, given: object) -> str:
     return f"write one of {', '.join(allowed) or expected}"
 
 
-def _precision_fix(given: str, gpu: str | None) -> str:
+def precision_fix(given: str, gpu: str | None) -> str:
     """Return the fix for an unknown precision: a similar name, or those that the recipe's GPU can compute."""
     able = list(SELECTABLE)
     if gpu in GPUS:
@@ -229,7 +229,7 @@ def _precision_fix(given: str, gpu: str | None) -> str:
     near = nearest(given, [*UNQUANTIZED, *able])
     operands = [name for name in able if QUANTIZATION[name].operands == given.lower()]
     if near and not operands:
-        return f"write recipe: {near}"
+        return f"write {near}"
     return f"write one of {', '.join(operands or [*UNQUANTIZED, *able])}"
 
 
