@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.importer.from_argv import effective_values
-from fp8launch.importer.from_values import recipe_from_values
 from fp8launch.logs.open_log import open_log
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.schema import FlagSchema
+from fp8launch.plugins.importer.from_argv import effective_values
+from fp8launch.plugins.importer.from_values import recipe_from_values
 
 TESTS = Path(__file__).resolve().parent
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -64,7 +64,7 @@ def real_logs(kind: str) -> Path:
 
 def published_arguments() -> list[Path]:
     """NVIDIA's published benchmark configurations as argument lists, NAME.args, by name."""
-    return sorted(unpacked(TESTS / "importer" / "data" / "published.tar.xz", "published").glob("*.args"))
+    return sorted(unpacked(TESTS / "plugins" / "importer" / "data" / "published.tar.xz", "published").glob("*.args"))
 
 
 @functools.cache

@@ -6,8 +6,7 @@ from fp8launch.plugin_registry import Command, Plugin
 
 
 def _command(group: str, name: str, text: str) -> Command:
-    module = {"import": "import_"}.get(name, name)
-    return Command(f"fp8launch.cli.{module}:{module}", group, text)
+    return Command(f"fp8launch.cli.{name}:{name}", group, text)
 
 
 # Headings of `fp8launch --help`, with the commands in their order.
@@ -15,7 +14,6 @@ _GROUPS = {
     "Prepare": {
         "init": "write a first cluster profile or recipe",
         "recipes": "list the recipes of the pack, or explain one",
-        "import": "turn an argument list or launch script into a recipe",
         "data": "build datasets from text; inspect, split and blend them",
         "check": "find what would stop or spoil a run, before it is submitted",
         "estimate": "estimate parameters, memory per GPU, time of a step, GPU-hours",

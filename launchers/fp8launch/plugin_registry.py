@@ -32,7 +32,7 @@ ENTRY_POINTS = "fp8launch.plugins"
 SELECTION = "FP8LAUNCH_PLUGINS"
 
 _CORE = "fp8launch.core:PLUGIN"
-_BUILT_IN = ("bridge", "accelerate", "convert")
+_BUILT_IN = ("importer", "bridge", "accelerate", "convert")
 
 # `module:name`, or the object itself for a plugin that is made at run time.
 Target: TypeAlias = "str | Callable[..., Any]"

@@ -15,10 +15,10 @@ from fp8launch.check.memory import CODES, problems, run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cli import run
 from fp8launch.hardware.gpus import gpu
-from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.memory import MIB
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.importer.shell_interpreter import read_list
 from fp8launch.recipe.write_yaml import write_yaml
 
 ROOT = Path(__file__).parents[2]

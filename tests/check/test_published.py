@@ -10,9 +10,9 @@ from sets import RULES, TESTS
 from support import published_arguments, recipe_from_argv
 
 from fp8launch.check.checker import check_all
-from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.importer.shell_interpreter import read_list
 
 PUBLISHED = published_arguments()
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))

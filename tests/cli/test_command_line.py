@@ -90,7 +90,7 @@ def test_the_login_node_needs_neither_torch_nor_submitit(home: Path, arguments: 
         (["render", "recipes/llama8b_fp8.yaml"], ["check", "cluster.profile", "data", "logs", "report", "schedulers"]),
         (
             ["check", "recipes/llama8b_fp8.yaml"],
-            ["data.manifest", "importer", "logs", "planning", "rehearsal", "report"],
+            ["data.manifest", "plugins.importer.cli", "logs", "planning", "rehearsal", "report"],
         ),
     ],
     ids=["render", "check"],

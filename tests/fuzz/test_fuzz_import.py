@@ -27,7 +27,7 @@ PIECES = (
 
 @functools.cache
 def originals() -> tuple[bytes, ...]:
-    files = [*published_arguments(), *sorted((TESTS / "importer/data").rglob("*.sh"))]
+    files = [*published_arguments(), *sorted((TESTS / "plugins/importer/data").rglob("*.sh"))]
     texts = [file.read_bytes() for file in files]
     # Argument lists are a line or a line each: also in short lines, for mutations that count by line.
     return (*texts, *(text.replace(b" --", b" \\\n  --") for text in texts))

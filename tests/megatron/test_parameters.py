@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from support import as_megatron_parses, published_arguments
 
-from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.megatron.architecture import architecture, division, stages
 from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.model_arithmetic import parse_layout
@@ -23,6 +22,7 @@ from fp8launch.megatron.parameters import parameters
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.attributes import of_recipe
 from fp8launch.plugins.bridge.index import find
+from fp8launch.plugins.importer.shell_interpreter import read_list
 
 HERE = Path(__file__).parent
 PUBLISHED = published_arguments()[0].parent

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.importer import shell_commands
 from fp8launch.logs import open_log
+from fp8launch.plugins.importer import shell_commands
 from fp8launch.recipe import yaml_source
 
 Say = Callable[..., tuple[int, str, str]]

@@ -20,9 +20,9 @@ from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import BF16, PRECISIONS, QUANTIZATION
-from fp8launch.importer.hf_config import read_config
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.first_recipe import Draft, recipe_text
+from fp8launch.recipe.hf_config import read_config
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 from fp8launch.rundir.atomic_io import write_atomically

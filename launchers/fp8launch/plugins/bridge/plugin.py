@@ -1,4 +1,4 @@
-"""Recipes of Megatron-Bridge, trained by Bridge's own loop: see docs/bridge.md."""
+"""Recipes of Megatron-Bridge, trained by Bridge's own loop: see docs/recipes.md."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.importer.from_argv import import_text
-from fp8launch.importer.launch_script import read_launch
-from fp8launch.importer.shell_interpreter import read_list, read_script
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.importer.launch_script import read_launch
+from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
 
 SCRIPTS = sorted((Path(__file__).with_name("data") / "scripts").glob("*.sh"))
 SCHEMA = load_schema("0.19")
@@ -164,7 +164,7 @@ python pretrain_gpt.py --num-layers $(touch CANARY; echo 2) --hidden-size $((a[$
 
 _GUARD = """
 import sys, pathlib
-from fp8launch.importer.from_argv import import_text
+from fp8launch.plugins.importer.from_argv import import_text
 text = pathlib.Path(sys.argv[1]).read_text()
 import_text("--bf16", "warm", None)
 def guard(event, args):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from fp8launch.diagnostics import Problem
-from fp8launch.importer.shell_holes import is_known
-from fp8launch.importer.shell_reading import Command, Reading
 from fp8launch.megatron.schema import FlagSchema
+from fp8launch.plugins.importer.shell_holes import is_known
+from fp8launch.plugins.importer.shell_reading import Command, Reading
 
 # Programs that start the training's processes; their own options come before the script's name.
 LAUNCHER = re.compile(r"(torchrun|ft_launcher|accelerate|deepspeed|horovodrun|python[\d.]*)")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from fp8launch.importer.shell_tokens import Part, Text, Word
+from fp8launch.plugins.importer.shell_tokens import Part, Text, Word
 
 MAX_WORDS = 10_000
 MAX_PIECES = 1 << 20

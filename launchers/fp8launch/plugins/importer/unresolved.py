@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8launch.diagnostics import Problem
-from fp8launch.importer.shell_holes import Hole, Holes, is_known
 from fp8launch.megatron.schema import Flag, FlagSchema
+from fp8launch.plugins.importer.shell_holes import Hole, Holes, is_known
 
 
 def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: str) -> tuple[list[str], list[Problem]]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fp8launch.diagnostics import error
-from fp8launch.importer.shell_expand import Value, WordExpander, assigned_name, assigned_value, size_of
-from fp8launch.importer.shell_reading import ASSUMED, Command, Mode, Reading, Truth
-from fp8launch.importer.shell_tokens import Word
+from fp8launch.plugins.importer.shell_expand import Value, WordExpander, assigned_name, assigned_value, size_of
+from fp8launch.plugins.importer.shell_reading import ASSUMED, Command, Mode, Reading, Truth
+from fp8launch.plugins.importer.shell_tokens import Word
 
 MAX_DEPTH = 20
 _MAX_COMMANDS = 20_000

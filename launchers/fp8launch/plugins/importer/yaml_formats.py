@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.diagnostics import Problem, UserError, error
-from fp8launch.importer.launch import Launch
-from fp8launch.importer.launch_sections import environment
-from fp8launch.importer.shell_interpreter import read_list, read_script
-from fp8launch.importer.unresolved import without_holes
 from fp8launch.megatron.schema import FlagSchema
+from fp8launch.plugins.importer.launch import Launch
+from fp8launch.plugins.importer.launch_sections import environment
+from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
+from fp8launch.plugins.importer.unresolved import without_holes
 from fp8launch.recipe.yaml_source import Node, parse_yaml
 from fp8launch.untyped import as_mapping
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import pytest
 
-from fp8launch.importer.launch_script import read_launch
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.importer.launch_script import read_launch
 
 CASES = {
     "case-and-options-string": (

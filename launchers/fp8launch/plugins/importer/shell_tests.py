@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 
-from fp8launch.importer.shell_holes import is_known
+from fp8launch.plugins.importer.shell_holes import is_known
 
 
 class Test:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
-from fp8launch.importer.shell_holes import Holes
+from fp8launch.plugins.importer.shell_holes import Holes
 
 
 @dataclass(frozen=True)

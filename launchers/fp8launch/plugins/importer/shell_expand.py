@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from fp8launch.diagnostics import error
-from fp8launch.importer.shell_braces import TooManyWords, expand_braces
-from fp8launch.importer.shell_holes import Holes, is_known
-from fp8launch.importer.shell_tests import whole_number
-from fp8launch.importer.shell_tokens import Arithmetic, Opaque, Part, Text, Variable, Word
+from fp8launch.plugins.importer.shell_braces import TooManyWords, expand_braces
+from fp8launch.plugins.importer.shell_holes import Holes, is_known
+from fp8launch.plugins.importer.shell_tests import whole_number
+from fp8launch.plugins.importer.shell_tokens import Arithmetic, Opaque, Part, Text, Variable, Word
 from fp8launch.secrets import names_a_secret
 
 MAX_TEXT = 1 << 20

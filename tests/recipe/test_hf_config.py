@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import only, refused
 
-from fp8launch.importer.hf_config import read_config, translate
+from fp8launch.recipe.hf_config import read_config, translate
 from fp8launch.recipe.load import read_recipe
 
 LLAMA3 = {

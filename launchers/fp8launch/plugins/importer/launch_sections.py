@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from fp8launch.diagnostics import Problem
-from fp8launch.importer.launch_options import SlurmWords, launcher_counts, read_options
-from fp8launch.importer.shell_holes import Holes, is_known
-from fp8launch.importer.training_command import LAUNCHER, Training
 from fp8launch.megatron.schema import megatron_script
+from fp8launch.plugins.importer.launch_options import SlurmWords, launcher_counts, read_options
+from fp8launch.plugins.importer.shell_holes import Holes, is_known
+from fp8launch.plugins.importer.training_command import LAUNCHER, Training
 from fp8launch.secrets import is_secret
 
 # Variables that change how training runs; any other belongs to the machine or the cluster profile.

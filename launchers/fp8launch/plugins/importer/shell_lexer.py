@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from fp8launch.diagnostics import UserError, error
-from fp8launch.importer.shell_tokens import (
+from fp8launch.plugins.importer.shell_tokens import (
     Arithmetic,
     Opaque,
     Operator,

@@ -10,15 +10,15 @@ from itertools import chain
 from pathlib import PurePosixPath
 
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.importer.launch import Launch
-from fp8launch.importer.launch_options import SlurmWords, read_options, sbatch_lines
-from fp8launch.importer.launch_sections import entry, environment, resources_and_container
-from fp8launch.importer.shell_interpreter import read_list, read_script
-from fp8launch.importer.shell_reading import Reading
-from fp8launch.importer.training_command import argument_variables, other_trainings, training_command
-from fp8launch.importer.unresolved import without_holes
-from fp8launch.importer.yaml_formats import read_yaml_launch
 from fp8launch.megatron.schema import FlagSchema, load_schema
+from fp8launch.plugins.importer.launch import Launch
+from fp8launch.plugins.importer.launch_options import SlurmWords, read_options, sbatch_lines
+from fp8launch.plugins.importer.launch_sections import entry, environment, resources_and_container
+from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
+from fp8launch.plugins.importer.shell_reading import Reading
+from fp8launch.plugins.importer.training_command import argument_variables, other_trainings, training_command
+from fp8launch.plugins.importer.unresolved import without_holes
+from fp8launch.plugins.importer.yaml_formats import read_yaml_launch
 from fp8launch.secrets import is_secret, secret_in
 
 

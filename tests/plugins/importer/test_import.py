@@ -16,17 +16,17 @@ from support import as_megatron_parses, published_arguments, recipe_from_argv
 
 from fp8launch.diagnostics import UserError
 from fp8launch.engines.megatron_lm.engine import MegatronLM
-from fp8launch.importer.from_argv import import_text
-from fp8launch.importer.shell_interpreter import read_list
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.argv import emit_argv, parse_argv
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
+from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.importer.shell_interpreter import read_list
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 
-sys.path.append(str(Path(__file__).parents[1] / "megatron"))
+sys.path.append(str(Path(__file__).parents[2] / "megatron"))
 from flag_values import SIDE_EFFECTS, flag_values
 
 DATA = Path(__file__).with_name("data")

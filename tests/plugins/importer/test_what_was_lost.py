@@ -14,9 +14,9 @@ from support import only, refused
 
 from fp8launch.cli import run
 from fp8launch.diagnostics import Problem
-from fp8launch.importer.from_argv import import_text
-from fp8launch.importer.launch_script import read_launch
 from fp8launch.megatron.schema import load_schema, supported_versions
+from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.importer.launch_script import read_launch
 from fp8launch.recipe.yaml_source import parse_yaml
 
 SCHEMA = load_schema("0.19")

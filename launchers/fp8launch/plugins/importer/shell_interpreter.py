@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from fp8launch.diagnostics import error
-from fp8launch.importer.shell_commands import MAX_DEPTH, SimpleCommands, Wrappers
-from fp8launch.importer.shell_expand import MAX_TEXT, Value, WordExpander
-from fp8launch.importer.shell_holes import Holes, without_marks
-from fp8launch.importer.shell_lexer import tokens
-from fp8launch.importer.shell_reading import ASSUMED, Mode, Reading, Truth
-from fp8launch.importer.shell_tests import Test, matches
-from fp8launch.importer.shell_tokens import Operator, Redirect, Sum, Token, Word
+from fp8launch.plugins.importer.shell_commands import MAX_DEPTH, SimpleCommands, Wrappers
+from fp8launch.plugins.importer.shell_expand import MAX_TEXT, Value, WordExpander
+from fp8launch.plugins.importer.shell_holes import Holes, without_marks
+from fp8launch.plugins.importer.shell_lexer import tokens
+from fp8launch.plugins.importer.shell_reading import ASSUMED, Mode, Reading, Truth
+from fp8launch.plugins.importer.shell_tests import Test, matches
+from fp8launch.plugins.importer.shell_tokens import Operator, Redirect, Sum, Token, Word
 
 
 def read_list(text: str, name: str) -> tuple[list[str], Holes]:

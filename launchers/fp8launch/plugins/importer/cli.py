@@ -23,7 +23,7 @@ def import_(file: str, megatron: str | None) -> int:
 
     Nothing in it is executed. What cannot be carried over is said on stderr and noted in the recipe.
     """
-    from fp8launch.importer.from_argv import import_text
+    from fp8launch.plugins.importer.from_argv import import_text
 
     name = "<stdin>" if file == "-" else file
     try:

@@ -10,10 +10,6 @@ from typing import Any
 
 from fp8launch import engines
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.importer.from_values import Tree, Values, effective, recipe_from_values
-from fp8launch.importer.launch import Launch
-from fp8launch.importer.launch_script import read_launch
-from fp8launch.importer.launch_sections import OWN_ENTRY
 from fp8launch.megatron.arguments import as_parsed, takes_words
 from fp8launch.megatron.argv import parse_argv, split_unknown
 from fp8launch.megatron.schema import (
@@ -23,6 +19,10 @@ from fp8launch.megatron.schema import (
     megatron_script,
     supported_versions,
 )
+from fp8launch.plugins.importer.from_values import Tree, Values, effective, recipe_from_values
+from fp8launch.plugins.importer.launch import Launch
+from fp8launch.plugins.importer.launch_script import read_launch
+from fp8launch.plugins.importer.launch_sections import OWN_ENTRY
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe, recipe_class
 from fp8launch.recipe.write_yaml import write_yaml
