@@ -79,6 +79,21 @@ def test_points_go_as_one_array_and_the_same_command_submits_nothing_more(slurm:
     assert len(set(submitted(slurm)) - before) == 6
 
 
+def test_tasks_that_are_cancelled_while_they_wait_are_cancelled(slurm: Cluster, env: dict[str, str]) -> None:
+    """Slurm removes such a task from its array, and keeps no record of it. Every second task of a long list."""
+    study = fp8launch(env, *grid(60, "--slurm", "begin=now+600")).stdout.split()[-1]
+    jobs = {run["run"]: run["jobs"][0] for run in json.loads(fp8launch(env, "runs", study, "--json").stdout)}
+    gone = [job for job in jobs.values() if int(job.partition("_")[2]) % 2]
+    slurm.run("scancel", *gone)
+    expected = {run: "cancelled" if job in gone else "pending" for run, job in jobs.items()}
+    assert until(lambda: states(env, study) == expected, 30, 0.5), states(env, study)
+    slurm.run("scancel", gone[0].partition("_")[0])
+    assert until(lambda: set(states(env, study).values()) == {"cancelled"}, 30, 0.5), states(env, study)
+    again = fp8launch(env, *grid(60, "--slurm", "begin=now+600", "--retry-failed"))
+    assert "60 submitted" in again.stderr, again.stderr
+    fp8launch(env, "cancel", study)
+
+
 def test_a_study_asks_before_it_submits(slurm: Cluster, env: dict[str, str]) -> None:
     done = fp8launch(env, *[word for word in grid(3) if word != "--yes"])
     assert done.returncode == 2

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8launch.job.job_comment import key_in, key_in_command
@@ -113,12 +113,20 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
             return Answer()
         return Answer(trouble=slurm_cli.trouble(shown))
     rows = []
+    arrays: dict[str, JobRow] = {}
     for line in shown.stdout.splitlines():
         listed, word, code, reason, name, comment, submitted_by = [*line.split("|", 6), *[""] * 6][:7]
-        for job in tasks_of(listed):
-            if job in asked:
-                row = JobRow(job, word, reason, name, comment, exit_code(code), submitted_by=submitted_by)
-                rows.append(row)
+        row = JobRow(listed, word, reason, name, comment, exit_code(code), submitted_by=submitted_by)
+        if "_" in listed:
+            arrays[number_of(listed)] = row
+        rows += [replace(row, job=job) for job in tasks_of(listed) if job in asked]
+    # A task that is cancelled while it waits is removed from its array without a record.
+    recorded = {row.job for row in rows}
+    for job, run in asked.items():
+        array = arrays.get(number_of(job))
+        began = any(attempt.job_id == job for attempt in run.attempts())
+        if array is not None and job not in recorded and not began:
+            rows.append(replace(array, job=job, word="CANCELLED while it waited", reason="", exit_code=None))
     return Answer(_rows_of(jobs, rows))
 
 

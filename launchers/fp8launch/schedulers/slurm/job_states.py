@@ -134,7 +134,7 @@ def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
         return replace(state, detail=detail)
     if state.status == "cancelled" and run.manifest().get("cancelled"):
         # In place of Slurm's number of the user.
-        return replace(state, detail=f"{re.sub(r' by [0-9]+$', '', state.detail)} {BY_US}")
+        return replace(state, detail=f"{re.sub(r'( by [0-9]+| while it waited)$', '', state.detail)} {BY_US}")
     return state
 
 
