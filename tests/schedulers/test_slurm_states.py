@@ -387,6 +387,10 @@ def test_only_what_belongs_to_a_surrounding_job_is_left_out(name: str, kept: boo
     assert (name in clean_environment({name: "x"})) == kept
 
 
+def test_an_empty_slurm_conf_is_left_out() -> None:
+    assert clean_environment({"SLURM_CONF": "", "A": ""}) == {"A": ""}
+
+
 def test_the_processs_own_environment_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 

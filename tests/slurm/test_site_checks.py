@@ -197,6 +197,46 @@ def test_a_controller_that_is_gone_is_one_warning(look: Look, slurm: Slurm) -> N
     assert (problem.code, problem.severity) == ("slurm-silent", "warning")
 
 
+@pytest.mark.parametrize(
+    ("closed", "opened", "fields", "words"),
+    [
+        ("AllowAccounts=other", "AllowAccounts=ALL", {}, f"closed to account {ACCOUNT}"),
+        (f"DenyAccounts={ACCOUNT}", "DenyAccounts=", {"account": ACCOUNT}, f"closed to account {ACCOUNT}"),
+        ("AllowQos=vip", "AllowQos=ALL", {}, "closed to QOS normal"),
+        ("AllowQos=vip", "AllowQos=ALL", {"qos": SHORT_QOS}, f"closed to QOS {SHORT_QOS}"),
+        (f"AllowAccounts={ACCOUNT}", "AllowAccounts=ALL", {}, None),
+        (f"AllowQos=vip,{SHORT_QOS}", "AllowQos=ALL", {"qos": SHORT_QOS}, None),
+    ],
+)
+def test_a_partition_that_is_closed_to_the_user(
+    look: Look, slurm: Slurm, closed: str, opened: str, fields: dict[str, str], words: str | None
+) -> None:
+    """sbatch accepts such a job, which then waits forever."""
+    slurm.run("scontrol", "update", "PartitionName=high", closed)
+    try:
+        found = look("resources.time=5", partition="high", **fields)
+        elsewhere = look("resources.time=5", partition="main,high", **fields)
+    finally:
+        slurm.run("scontrol", "update", "PartitionName=high", opened)
+    assert elsewhere == []
+    if words is None:
+        assert found == []
+    else:
+        problem = only(found)
+        assert (problem.code, problem.severity) == ("slurm-partition-closed", "warning")
+        assert words in problem.message
+
+
+def test_an_empty_slurm_conf_counts_as_unset(slurm: Slurm, tmp_path: Path) -> None:
+    """Every command of Slurm would look for a file of that name for a minute."""
+    env = {**slurm.env, "HOME": str(tmp_path), "FP8LAUNCH_RUNS": str(tmp_path / "runs"), "SLURM_CONF": ""}
+    for words in (["submit", "tiny_cpu", "--backend", "sbatch", "--dry-run"], ["doctor"]):
+        command = [sys.executable, "-m", "fp8launch", *words]
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert "did not answer" not in done.stdout + done.stderr
+        assert "slurm-silent" not in done.stderr
+
+
 def test_a_slurm_conf_that_is_gone_costs_no_minute(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     problem = only(look())

@@ -32,9 +32,15 @@ _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"}
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment (default: this process's) without the variables that belong to a surrounding job."""
+    """Return an environment (default: this process's) without the variables that belong to a surrounding job.
+
+    An empty SLURM_CONF counts as unset: every Slurm command would wait a minute for a file with an empty name.
+    """
     source = os.environ if environment is None else environment
-    return {name: value for name, value in source.items() if not _belongs_to_a_job(name)}
+    kept = {name: value for name, value in source.items() if not _belongs_to_a_job(name)}
+    if kept.get("SLURM_CONF") == "":
+        del kept["SLURM_CONF"]
+    return kept
 
 
 def _belongs_to_a_job(name: str) -> bool:

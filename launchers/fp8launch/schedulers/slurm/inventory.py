@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.slurm_time import slurm_seconds
@@ -40,6 +39,28 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """The accounts or QOS that a partition admits; `allowed` is None where it admits all that are not denied."""
+
+    allowed: frozenset[str] | None = None
+    denied: frozenset[str] = frozenset()
+
+    def admits(self, name: str) -> bool:
+        if self.allowed is None:
+            return name.lower() not in self.denied
+        return name.lower() in self.allowed
+
+    @property
+    def restricts(self) -> bool:
+        return self.allowed is not None or bool(self.denied)
+
+    def __str__(self) -> str:
+        if self.allowed is None:
+            return f"all but {', '.join(sorted(self.denied))}"
+        return ", ".join(sorted(self.allowed))
+
+
+@dataclass(frozen=True)
 class Partition:
     """`max_minutes` and `max_nodes` are None without a limit."""
 
@@ -51,6 +72,8 @@ class Partition:
     min_nodes: int
     total_nodes: int
     nodes: tuple[Node, ...]
+    accounts: Admission = Admission()
+    qos: Admission = Admission()
 
     @property
     def in_service(self) -> tuple[Node, ...]:
@@ -80,9 +103,6 @@ def read_site(slurm_conf: str | None) -> Site | Silent | None:
 
     `slurm_conf` is the environment's SLURM_CONF, which selects the cluster.
     """
-    if slurm_conf and not Path(slurm_conf).is_file():
-        # Slurm's commands would look for it for a minute.
-        return Silent(f"SLURM_CONF is {slurm_conf}, which is not a file")
     # Other commands wait and try again for a minute and more when nobody is there; ping comes back sooner.
     ping = slurm_cli.call("scontrol", "ping", timeout=TIMEOUT)
     if ping.returncode == 127 or "Could not establish a configuration source" in ping.stderr:
@@ -157,9 +177,22 @@ def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partiti
                 number(words.get("MinNodes")) or 0,
                 number(words.get("TotalNodes")) or len(own),
                 own,
+                _admission(words.get("AllowAccounts"), words.get("DenyAccounts")),
+                _admission(words.get("AllowQos"), words.get("DenyQos")),
             )
         )
     return found
+
+
+def _admission(allowed: str | None, denied: str | None) -> Admission:
+    """Read a partition's lists of names; Slurm prints `ALL`, or the list of those denied instead."""
+    if allowed is None or allowed == "ALL":
+        return Admission(denied=_names(denied))
+    return Admission(_names(allowed))
+
+
+def _names(text: str | None) -> frozenset[str]:
+    return frozenset(filter(None, (text or "").lower().split(",")))
 
 
 def number(text: str | None) -> int | None:

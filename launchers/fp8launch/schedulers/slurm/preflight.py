@@ -17,7 +17,7 @@ from fp8launch.job.batch_script import batch_script
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers.slurm import slurm_cli
-from fp8launch.schedulers.slurm.accounts import account_names, qos_names
+from fp8launch.schedulers.slurm.accounts import account_names, associations, default_account, qos_names
 from fp8launch.schedulers.slurm.inventory import (
     TIMEOUT,
     Node,
@@ -33,7 +33,8 @@ SUBMIT_TIMEOUT = 30.0
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("slurm-partition", "slurm-time-limit", "slurm-nodes", "slurm-constraint", "slurm-gpus"), "error"),
     **dict.fromkeys(("slurm-account", "slurm-qos", "slurm-refuses"), "error"),
-    **dict.fromkeys(("slurm-silent", "slurm-partition-down", "slurm-nodes-down", "slurm-gpu-model"), "warning"),
+    **dict.fromkeys(("slurm-silent", "slurm-partition-down", "slurm-partition-closed"), "warning"),
+    **dict.fromkeys(("slurm-nodes-down", "slurm-gpu-model"), "warning"),
 }
 
 
@@ -124,8 +125,35 @@ def _against_one(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterat
         yield Problem(
             "warning", "slurm-partition-down", message, f"{PROFILE}: partition", "choose another partition, or wait"
         )
+    yield from _closed(partition, job)
     yield from _time(partition, job, loaded)
     yield from _nodes(partition, job, loaded)
+
+
+def _closed(partition: Partition, job: Job) -> Iterator[Problem]:
+    """Warn of a partition that does not admit the job's account or QOS: Slurm lets such a job in, where it waits.
+
+    A site's job_submit plugin may still change all three.
+    """
+    options = dict(job.slurm)
+    account = options.get("account")
+    if account is None and (partition.accounts.restricts or partition.qos.restricts):
+        account = default_account()
+    if account is not None and not partition.accounts.admits(account):
+        yield _closed_to(partition, f"account {account}", f"accounts {partition.accounts}", "account")
+    if not partition.qos.restricts:
+        return
+    qos = options.get("qos")
+    if qos is None:
+        qos = next((one.default_qos for one in associations() if one.account == account), None)
+    if qos is not None and not partition.qos.admits(qos):
+        yield _closed_to(partition, f"QOS {qos}", f"QOS {partition.qos}", "qos")
+
+
+def _closed_to(partition: Partition, used: str, admitted: str, field: str) -> Problem:
+    message = f"partition {partition.name} is closed to {used}, so the job would wait forever; it admits {admitted}"
+    fix = f"choose another partition, or set `{field}:` in the cluster profile to one that it admits"
+    return Problem("warning", "slurm-partition-closed", message, f"{PROFILE}: partition", fix)
 
 
 def _time(partition: Partition, job: Job, loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -238,6 +266,7 @@ def _refused(words: str, options: Mapping[str, str | None], loaded: LoadedRecipe
         fix = did_you_mean(qos or "", allowed, "set `qos:` in the cluster profile to one that you may use")
         return Problem("error", "slurm-qos", message, f"{PROFILE}: qos", fix)
     fixes = {
+        "group not permitted": "choose another partition: this one admits only the members of certain groups",
         "policy": "lower resources.time or nodes, or choose another `qos:`; `sacctmgr show qos` shows the limits",
         "reservation": "correct `reservation:` in the cluster profile; `scontrol show reservation` lists them",
         "node name": "correct `nodelist:` or `exclude:` in the cluster profile",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from pathlib import Path
 
 from fp8launch.schedulers.environment import clean_environment
 
@@ -17,9 +18,15 @@ RESTART_SECONDS = 180.0
 def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
     """Run a Slurm command in a clean environment; one that does not answer in time has exit status 124."""
     env = clean_environment()
+    conf = env.get("SLURM_CONF")
+    if conf is not None and not Path(conf).is_file():
+        # Slurm's commands would wait for it for a minute.
+        words = f"SLURM_CONF is {conf}, which is not a file"
+        return subprocess.CompletedProcess(command, 1, "", words)
     submits = command[0] == "sbatch"
     if not submits:  # an sbatch's environment becomes the job's
-        env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+        # Without BITSTR_LEN the tasks of an array are cut off after 64 characters.
+        env |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
     try:
         return subprocess.run(
             command,
