@@ -79,6 +79,25 @@ def test_points_go_as_one_array_and_the_same_command_submits_nothing_more(slurm:
     assert len(set(submitted(slurm)) - before) == 6
 
 
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+def test_a_study_above_the_limit_of_jobs_is_submitted_in_parts(
+    slurm: Cluster, env: dict[str, str], backend: str
+) -> None:
+    """An array counts as many jobs as it has tasks, and Slurm refuses it as a whole."""
+    command = grid(8, "--slurm", "begin=now+600", "--backend", backend)
+    slurm.run("sacctmgr", "-i", "modify", "user", slurm.site.user, "set", "MaxSubmitJobs=5")
+    try:
+        first = fp8launch(env, *command)
+        assert first.returncode == 3
+        assert "[submit-limit]" in first.stderr and "(5 of 8 runs submitted)" in first.stderr, first.stderr
+        assert len(slurm.run("squeue", "-h", "-r", "-t", "PD").stdout.splitlines()) == 5
+    finally:
+        slurm.run("sacctmgr", "-i", "modify", "user", slurm.site.user, "set", "MaxSubmitJobs=-1")
+    again = fp8launch(env, *command)
+    assert "3 submitted" in again.stderr and "5 already existed" in again.stderr, again.stderr
+    assert len(slurm.run("squeue", "-h", "-r", "-t", "PD").stdout.splitlines()) == 8
+
+
 def test_tasks_that_are_cancelled_while_they_wait_are_cancelled(slurm: Cluster, env: dict[str, str]) -> None:
     """Slurm removes such a task from its array, and keeps no record of it. Every second task of a long list."""
     study = fp8launch(env, *grid(60, "--slurm", "begin=now+600")).stdout.split()[-1]

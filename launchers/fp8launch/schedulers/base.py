@@ -32,6 +32,8 @@ Status = Literal[
     "interrupted",
     "unknown",
 ]
+# The code of a refusal because the user has, or would have, as many jobs as the site allows.
+SUBMIT_LIMIT = "submit-limit"
 # `interrupted`: nothing of the run is left in the scheduler, and its training is not done.
 FINAL: frozenset[Status] = frozenset(
     ("completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted")

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fp8launch.rundir.registry import job_ids, need_mine, remember_root
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder
 from fp8launch.rundir.study import StudyFolder, add_points, create_study, locked
 from fp8launch.rundir.trust import need_safe_root
-from fp8launch.schedulers.base import Scheduler
+from fp8launch.schedulers.base import SUBMIT_LIMIT, Scheduler
 from fp8launch.secrets import refuse_secrets
 from fp8launch.submit.grid import Point, point_key, run_name, study_id
 from fp8launch.submit.provenance import Origin
@@ -38,6 +38,7 @@ from fp8launch.submit.submission import (
     submit_job,
 )
 from fp8launch.submit.submit import make_run, origin, plan_run
+from fp8launch.wording import counted
 
 # Of a run that ended like this another attempt is worth its cost when the user asks for it.
 RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted"))
@@ -122,15 +123,18 @@ def submit_study(
                 outcome.present.append(run)
             else:
                 missing.append(folders.make(one, run))
-        for group in _groups(missing, scheduler, cluster):
-            if len(group) == 1:
-                submit_job(*group[0], scheduler)
-            else:
-                _submit_array(study, group, scheduler, max_running)
-            outcome.calls += 1
-            outcome.submitted += [run for run, _ in group]
-            if between is not None:
-                between(group[0][0])
+        try:
+            for group in _groups(missing, scheduler, cluster):
+                for part in _submit_group(study, group, scheduler, max_running):
+                    outcome.calls += 1
+                    outcome.submitted += [run for run, _ in part]
+                    if between is not None:
+                        between(part[0][0])
+        except UserError as exc:
+            count = f"{len(outcome.submitted)} of {counted(len(missing), 'run')} submitted"
+            raise UserError(
+                [replace(one, message=f"{one.message} ({count})") for one in exc.problems], exc.exit_code
+            ) from None
     return outcome
 
 
@@ -199,6 +203,24 @@ def _groups(missing: Group, scheduler: Scheduler, cluster: Cluster) -> Iterator[
         return
     for positions in scheduler.array_groups([job for _, job in missing]):
         yield [missing[position] for position in positions]
+
+
+def _submit_group(study: StudyFolder, group: Group, scheduler: Scheduler, max_running: int | None) -> Iterator[Group]:
+    """Submit runs as one array, or in halves while the array exceeds the user's limit of jobs; yield each part."""
+    if len(group) == 1:
+        submit_job(*group[0], scheduler)
+        yield group
+        return
+    try:
+        _submit_array(study, group, scheduler, max_running)
+    except UserError as exc:
+        if exc.problems[0].code != SUBMIT_LIMIT:
+            raise
+        half = len(group) // 2
+        yield from _submit_group(study, group[:half], scheduler, max_running)
+        yield from _submit_group(study, group[half:], scheduler, max_running)
+    else:
+        yield group
 
 
 def _submit_array(study: StudyFolder, group: Group, scheduler: Scheduler, max_running: int | None) -> None:

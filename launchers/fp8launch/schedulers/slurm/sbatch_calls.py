@@ -13,6 +13,7 @@ from fp8launch.diagnostics import UserError, advice_on, error
 from fp8launch.injob.supervisor.slurm_cli import will_pass
 from fp8launch.job.job import Job
 from fp8launch.job.job_comment import find_key, job_comment, text_in
+from fp8launch.schedulers.base import SUBMIT_LIMIT
 from fp8launch.schedulers.slurm import slurm_cli
 from fp8launch.schedulers.slurm.job_rows import number_of
 
@@ -22,12 +23,13 @@ SBATCH_SECONDS = 120.0
 NODE_TRIES = 6
 NODE_SECONDS = 5.0
 
+_OVER_LIMIT = "submit limit"
 # A word of sbatch's message, and what to change.
 _ADVICE = {
     # Slurm's words for all limits of an account or QOS: "Job violates accounting/QOS policy (job submit limit, ...)".
-    "submit limit": "you have as many jobs as the account or QOS allows, or this one is too large or too long: wait, "
-    "submit fewer points, or lower resources; `sacctmgr show assoc user=$USER format=account,qos,maxsubmit,maxjobs,"
-    "maxwall` shows the limits",
+    _OVER_LIMIT: "you have as many jobs as the account or QOS allows, or this one is too large or too long: repeat the "
+    "command when some have ended (it submits only what is missing), or lower resources; `sacctmgr show assoc "
+    "user=$USER format=account,qos,maxsubmit,maxjobs,maxwall` and `sacctmgr show qos` show the limits",
     "account": "set `account:` in the cluster profile; `sacctmgr show assoc user=$USER` lists yours",
     "partition": "set `partition:` in the cluster profile; `sinfo -s` lists those that exist",
     "qos": "set `qos:` in the cluster profile",
@@ -79,7 +81,8 @@ def refusal(message: str, script: Path) -> UserError:
         fix = "Slurm accepts no jobs now; the run folder is kept, so repeat the command later to complete it"
     if slurm_cli.waits_for_nodes(words):
         fix = "the controller has just started and waits for its nodes; repeat the command in a minute"
-    return error("sbatch-refused", f"Slurm did not accept the job: {words}", str(script), fix, exit_code=3)
+    code = SUBMIT_LIMIT if _OVER_LIMIT in words else "sbatch-refused"
+    return error(code, f"Slurm did not accept the job: {words}", str(script), fix, exit_code=3)
 
 
 def find_jobs(keys: Sequence[str]) -> dict[str, str]:
