@@ -92,13 +92,16 @@ def test_a_job_in_an_image_without_python(pyxis_site: Site, pyxis_image: PyxisIm
     assert "python4" in pyxis_site.json("parse", run)["failure"]["message"]
 
 
-def test_a_node_whose_disk_for_containers_is_full_is_left_out(
-    pyxis_site: Site, pyxis_image: PyxisImage, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "cause"), [("size=16k,nr_inodes=8", "container-disk-full"), ("ro", "container-unwritable")]
+)
+def test_a_node_whose_disk_for_containers_is_unusable_is_left_out(
+    pyxis_site: Site, pyxis_image: PyxisImage, tmp_path: Path, options: str, cause: str
 ) -> None:
-    """A real full disk: enroot cannot unpack the image there."""
+    """A real disk that is full or read-only: enroot cannot unpack the image there."""
     profile = pyxis_image.profile(tmp_path, "run_root: " + str(pyxis_site.runs))
     data = pyxis_site.slurm.root / "local" / "enroot" / "data"
-    small = f"mkdir -p {data} && mount -t tmpfs -o size=16k,nr_inodes=8 tmpfs {data}"
+    small = f"mkdir -p {data} && mount -t tmpfs -o {options} tmpfs {data}"
     in_node = ["nsenter", "-t", str(pyxis_site.slurm.node_process(1)), "-m"]
     pyxis_site.slurm.run(*in_node, "sh", "-c", small)
     inside = sets(
@@ -111,7 +114,7 @@ def test_a_node_whose_disk_for_containers_is_full_is_left_out(
     finally:
         pyxis_site.slurm.run(*in_node, "umount", str(data))
     state = json.loads(log.read_text())
-    assert [one["cause"] for one in state["attempts"]] == ["container-disk-full", "finished"]
+    assert [one["cause"] for one in state["attempts"]] == [cause, "finished"]
     assert state["excluded"] == ["node1"]
 
 

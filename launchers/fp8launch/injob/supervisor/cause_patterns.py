@@ -239,6 +239,16 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     Pattern(
         CAUSE,
+        "container-unwritable",
+        "enroot cannot write to its folders on the node: correct ENROOT_RUNTIME_PATH, ENROOT_DATA_PATH and the like if "
+        "you set them, else exclude the node, and report it to the site",
+        r"pyxis: .*cannot create directory .*Permission denied",
+        r"pyxis: .*cannot create directory .*Read-only file system",
+        r"failed to make directory .*Permission denied",
+        r"failed to make directory .*Read-only file system",
+    ),
+    Pattern(
+        CAUSE,
         "container-left",
         "an earlier attempt on this node left its container: remove it with `enroot remove`, or submit a new job",
         r"File already exists: .*/pyxis_",

@@ -77,6 +77,7 @@ RULES: Mapping[str, str] = {
     "user-namespaces": "stop",
     "container-left": "free",
     "container-disk-full": "exclude",
+    "container-unwritable": "exclude",
     "command-not-found": "stop",
     "exception": "stop",
     "crash": "stop",
@@ -93,6 +94,7 @@ MEANS = {
     "damaged-checkpoint": " (it is set aside, and an older one is next)",
     "container-left": " (an earlier attempt left its container on the node)",
     "container-disk-full": " (the node's disk for containers is full)",
+    "container-unwritable": " (enroot cannot write to its folders on the node)",
 }
 
 WHY_STOP = {
