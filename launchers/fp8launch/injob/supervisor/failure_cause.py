@@ -161,7 +161,7 @@ def node_of(line: str, batch_output: str, env: Mapping[str, str]) -> str | None:
         nodes = hang_watchdog.nodes_of([int(label.group(1))], env)
         if nodes:
             return nodes[0]
-    missed = _NODE_FAILED.search(batch_output)
+    missed = _NODE_FAILED.search(line) or _NODE_FAILED.search(batch_output)
     return missed.group(1) if missed else None
 
 

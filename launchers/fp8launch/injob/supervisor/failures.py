@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, STEP_CANCELLED, VAGUE, Pattern
+from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, PEER, STEP_CANCELLED, VAGUE, Pattern
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.injob.supervisor.line_pattern import needles
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
@@ -51,11 +51,14 @@ _STEP_ENDED_BY_SRUN = re.compile(r"srun: [^*]{0,100}?Terminating (?:StepId=|job 
 _STEP_ABORTED = re.compile(r"srun: Job step aborted")
 # How srun reports the tasks that end badly, in the order of their ends.
 _TASK_ENDED = re.compile(r"srun: error: [\w.-]{1,255}: tasks? \d[\d,-]{0,200}: (.{1,100})")
-# The first process to end so cannot have done it because another one was gone: nobody had ended anything yet.
-_FIRST_ENDS = (
+# A process that ends so before srun ends the step has not done it because another one was gone.
+_ENDS_BY_SIGNAL = (
     (re.compile(r"Killed|Exited with exit code 137\b"), "killed"),
     (re.compile(r"Segmentation fault|Exited with exit code 139\b"), "segfault"),
 )
+# The words of a peer whose connection the other side's kernel closed, because the process there was gone.
+_CONNECTION_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|remote process exit")
+_TIMED_OUT = re.compile(r"[Tt]imed[ _]?out|[Tt]imeout")
 _ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}\d{1,15}\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
 _SLURM_ANNOUNCES = re.compile(r"DUE TO |CANCELLED AT ")
 _EXITING = re.compile(r"\[(exiting program[^\]]{0,200})")
@@ -224,7 +227,7 @@ def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
     of_srun = read_ending(_telling_lines(batch_output)).failure
     if of_srun is None or ending.whole:
         return ending
-    first = _first_to_end(batch_output)
+    first = _first_to_end(batch_output, _peer_is_gone(log, ending.failure))
     if first is not None and (ending.failure is None or ending.failure.depth >= EXCEPTION):
         return replace(ending, failure=first)
     # The log is the training's own; srun's words only say more where those of the log say next to nothing.
@@ -245,18 +248,32 @@ def failures_of(log: str) -> Iterator[tuple[str, str]]:
             yield pattern.code, source
 
 
-def _first_to_end(batch_output: str) -> Failure | None:
-    """The signal that ended the first process of the step, where it explains why the others failed."""
+def _peer_is_gone(log: str, failure: Failure | None) -> bool:
+    """Whether processes failed because another one had ended, and not because it was silent.
+
+    Who was silent may live on, and is killed when srun ends the step.
+    """
+    if failure is None or failure.depth != PEER:
+        return False
+    reports = [source for _, source in failures_of(log)]
+    return any(map(_CONNECTION_CLOSED.search, reports)) and not any(map(_TIMED_OUT.search, reports))
+
+
+def _first_to_end(batch_output: str, peer_is_gone: bool) -> Failure | None:
+    """The signal that ended a process of the step, where it explains why the others failed.
+
+    srun may report a peer first that failed because the process was gone, and end the step: then the peers' words
+    (`peer_is_gone`) tell a process that was gone from one that srun's own signals killed.
+    """
     for offset, raw in _telling_lines(batch_output):
-        if _STEP_ENDED_BY_SRUN.search(raw) or _SLURM_ANNOUNCES.search(raw):
+        if _SLURM_ANNOUNCES.search(raw) or (_STEP_ENDED_BY_SRUN.search(raw) and not peer_is_gone):
             return None
         ended = _TASK_ENDED.search(raw)
         if ended is None:
             continue
-        for how, code in _FIRST_ENDS:
+        for how, code in _ENDS_BY_SIGNAL:
             if how.match(ended.group(1)):
                 return Failure(code, _short(raw), ADVICE[code], EXCEPTION, offset, source=raw)
-        return None
     return None
 
 
