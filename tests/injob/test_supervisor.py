@@ -34,6 +34,7 @@ SLURM = {
         *--exclude=$IMPOSSIBLE*) echo "sbatch: error: $REFUSAL" >&2; exit 1 ;;
         *) echo 77 ;;
     esac""",
+    "sinfo": 'printf "%b" "$NODES"',
     "srun": 'echo "oom_kill $MEMORY_KILLS"',
     "scancel": "true",
 }
@@ -68,6 +69,7 @@ class Job:
         hour = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + s)) for s in (0, 3600)]
         slurm = {"FAKE_DIR": str(self.bin), "TIMES": " ".join(hour), "SLURM_JOB_NODELIST": "node[1-2]"}
         slurm |= {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)", "MEMORY_KILLS": "3"}
+        slurm |= {"NODES": "", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_PARTITION": "main"}
         slurm |= {"IMPOSSIBLE": "nothing", "REFUSAL": "Requested node configuration is not available"}
         return {
             "args": [sys.executable, str(SUPERVISOR), what, str(self.run), str(self.run / "logs" / name), *rest],
@@ -204,6 +206,7 @@ def test_what_follows_an_end(
 GLOO = "0: RuntimeError: [gloo/x.cc:1] Connection closed by peer\n"
 KILLED = "srun: error: node2: task 2: Killed\n"
 TORCHRUN = "2: E1122 15:19:19.2 13 torch/distributed/elastic/x.py:1] failed (exitcode: -9) local_rank: 1 (pid: 15)\n"
+PEER_FIRST = "srun: error: node1: tasks 0-1: Exited with exit code 1\n"
 BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=5.0\n"
 NODE = '{}: fp8launch-node: {{"node": "node{}", "rank": {}, "gpus": {{}}, "driver": null, "memory_kills": 2}}\n'
 NODES = NODE.format(0, 1, 0) + NODE.format(2, 2, 2)
@@ -229,6 +232,12 @@ NODES = NODE.format(0, 1, 0) + NODE.format(2, 2, 2)
             "node2",
         ),
         (GLOO, "srun: error: node2: task 2: Exited with exit code 137\n", 2, "killed", "node2"),
+        # srun reports the peer first, and ends the step before it reports the rank.
+        (GLOO, PEER_FIRST + KILLED, 2, "killed", "node2"),
+        (NODES + GLOO, PEER_FIRST + BY_SRUN + KILLED, 3, "host-out-of-memory", "node2"),
+        (GLOO, PEER_FIRST + BY_SRUN + "srun: error: node2: tasks 2-3: Segmentation fault\n", 2, "segfault", "node2"),
+        # A rank that was silent lived on, until srun ended the step. (The killed rank of a lost node does too.)
+        (MISSED, PEER_FIRST + BY_SRUN + "srun: error: node2: task 3: Killed\n", 2, "network", "node2"),
         (GLOO, "srun: error: node2: task 2: Segmentation fault (core dumped)\n", 2, "segfault", "node2"),
         # Somebody who cancels the step makes srun wait, and kill what stays.
         (STEP_ENDED, "srun: Job step aborted: Waiting up to 32 seconds\n" + KILLED, 2, "cancelled", "node1"),
@@ -271,6 +280,7 @@ EXISTS = (
         ("[ERROR] No such file or directory: /images/gone.sqsh", "container", "stop"),
         ("[ERROR] Invalid image format: /images/text.sqsh", "container", "stop"),
         ("mkdir: cannot create directory: No space left on device", "container-disk-full", "exclude"),
+        ("mkdir: cannot create directory '/local/run-1001': Permission denied", "container-unwritable", "exclude"),
         ("unsquashfs: Write on output file failed because No space left on device", "container-disk-full", "exclude"),
     ],
 )
@@ -305,6 +315,32 @@ def test_without_enough_other_nodes_the_bad_one_is_used_again(job: Callable[...,
         assert "scontrol requeue 5" in one.calls
     else:
         assert "ExcNodeList=node2" not in one.calls and one.record["waiting"] == "77"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "req", "waits"),
+    [
+        ("node1 idle\\nnode2 idle\\nnode3 drained\\n", "(null)", True),
+        ("node1 idle\\nnode2 idle\\nnode3 draining\\n", "(null)", True),
+        ("node1 idle\\nnode2 idle\\nnode3 down\\n", "(null)", False),
+        ("node1 idle\\nnode2 idle\\nnode3 drained*\\n", "(null)", False),
+        ("node1 drained\\nnode2 idle\\n", "(null)", False),
+        # The job names its nodes: no other one can replace the bad one.
+        ("node1 idle\\nnode2 idle\\nnode3 drained\\n", "node[1-2]", False),
+    ],
+)
+def test_nodes_that_are_drained_for_a_while_are_waited_for(
+    job: Callable[..., Job], nodes: str, req: str, waits: bool
+) -> None:
+    """`--test-only` refuses a job for drained nodes, sbatch accepts it."""
+    one = job("survive.attempts=3", continue_by="dependency")
+    one.begin()
+    one.reach(10)
+    ended = one.end(1, XID, IMPOSSIBLE="node2", NODES=nodes, SHOWN=f"JobState=RUNNING ReqNodeList={req}")
+    assert ended.returncode == 0
+    assert one.record["excluded"] == (["node2"] if waits else [])
+    assert ("ExcNodeList=node2" in one.calls) == waits
+    assert ("may wait for node3 rather than use node2" in ended.stderr) == waits
 
 
 def test_the_newest_bad_node_stays_excluded_where_that_is_possible(job: Callable[..., Job]) -> None:

@@ -29,6 +29,8 @@ _IMPOSSIBLE = (
     "Requested nodes are unavailable",
     "More nodes requested than",
 )
+# States in which sinfo shows nodes that an administrator took out of service for a while.
+_COME_BACK = ("drain", "maint", "reboot", "reserved")
 
 
 def prepare_next(run: Run) -> None:
@@ -118,7 +120,26 @@ def drop_impossible_exclusions(run: Run) -> None:
 
 def _possible_without(nodes: list[str], run: Run) -> bool:
     answer = ask("sbatch", "--test-only", *_exclude(nodes), _script(run), tries=1)
-    return not is_impossible(answer.complaint)
+    return not is_impossible(answer.complaint) or _can_wait_without(nodes, run)
+
+
+def _can_wait_without(nodes: list[str], run: Run) -> bool:
+    """Whether enough other nodes are left once those come back that are only drained, reserved or rebooting.
+
+    `sbatch --test-only` refuses a job for them that sbatch accepts, and that waits.
+    """
+    needed = run.env.get("SLURM_JOB_NUM_NODES", "")
+    if not needed.isdigit() or "ReqNodeList=(null)" not in (slurm("scontrol", "show", "job", run.job, tries=1) or ""):
+        return False
+    shown = slurm("sinfo", "-h", "-N", "-p", run.env.get("SLURM_JOB_PARTITION", ""), "-o", "%N %T", tries=1) or ""
+    others = dict(line.split(" ", 1) for line in shown.splitlines() if line.split(" ", 1)[0] not in nodes)
+    # A trailing * marks a node that does not respond, and a down node may never come back.
+    usable = [node for node, state in others.items() if not state.startswith(("down", "fail")) and "*" not in state]
+    away = [node for node in usable if others[node].startswith(_COME_BACK)]
+    if not away or len(usable) < int(needed):
+        return False
+    say(f"the next attempt may wait for {', '.join(away)} rather than use {', '.join(nodes)} again")
+    return True
 
 
 def _exclude_only(run: Run, nodes: list[str]) -> None:
