@@ -185,3 +185,30 @@ def test_a_peer_that_all_others_miss(chain: Callable[..., Chain]) -> None:
     assert first["node"] in (None, f"node{node}")
     one.site.run("cancel", one.run)
     row("a rank that all others wait for until gloo's time-out", one, first["then"])
+
+
+def test_a_killed_rank_whose_peer_is_reported_first(chain: Callable[..., Chain]) -> None:
+    """A slow slurmstepd: srun has reported the peer and ended the step when it hears of the rank that was killed."""
+    one = chain("--attempts", "3", "--nodes", "2", *sets("resources.gpus_per_node=1"))
+    one.trained(40)
+    node = int(one.record["attempts"][0]["nodes"][-2])  # node[1-2]
+    [rank] = one.ranks(node)
+    steps = [
+        process
+        for process in one.site.slurm.processes(f"node{node}")
+        if Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(f"slurmstepd: [{one.job}.0]".encode())
+    ]
+    assert steps
+    for step in steps:
+        os.kill(step.pid, signal.SIGSTOP)
+    os.kill(rank.pid, signal.SIGKILL)
+    try:
+        one.reaches(lambda: "Terminating StepId" in one.said, 60)
+    finally:
+        for step in steps:
+            os.kill(step.pid, signal.SIGCONT)
+    finished(one)
+    first = one.record["attempts"][0]
+    assert (first["cause"], first["node"]) == ("killed", f"node{node}"), first
+    assert one.record["excluded"] == []
+    row("a rank killed with SIGKILL, srun reports its peer first", one, first["then"])
