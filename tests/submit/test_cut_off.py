@@ -46,7 +46,14 @@ def launch(home: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
 
 @pytest.mark.parametrize(
     ("step", "offset"),
-    [("os.rename runs/RUN", 0), ("os.rename runs/RUN", 1), ("command bash", 0), ("command bash", 1)],
+    [
+        ("os.rename runs/RUN", 0),
+        ("os.rename runs/RUN", 1),
+        ("command bash", 0),
+        ("command bash", 1),
+        # Everything is recorded but that the user was told.
+        ("last os.rename runs/RUN/manifest.json", 0),
+    ],
 )
 def test_the_same_command_completes_a_run(
     launch: Callable[..., subprocess.CompletedProcess[str]], home: Path, tmp_path: Path, step: str, offset: int
@@ -54,7 +61,9 @@ def test_the_same_command_completes_a_run(
     log = tmp_path / "steps"
     assert launch(KILLED, KILL_LOG=str(log)).returncode == 0
     steps = log.read_text().splitlines()
-    at = steps.index(step) + 1 + offset
+    at = steps.index(step.removeprefix("last ")) + 1 + offset
+    if step.startswith("last "):
+        at = len(steps) - steps[::-1].index(step.removeprefix("last "))
     before = {path.name for path in (home / "runs").iterdir()}
     # The folders that are there by now are not made again.
     at -= sum(one == "os.mkdir runs" or ".local" in one or ".cache" in one for one in steps[:at])

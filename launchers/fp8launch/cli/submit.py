@@ -43,6 +43,7 @@ from fp8launch.submit.grid import (
     seeds_from,
     with_seeds,
 )
+from fp8launch.submit.submission import record_reported
 from fp8launch.submit.submit import new_run_id, plan_run
 from fp8launch.submit.submit import submit as submit_run
 from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
@@ -178,6 +179,7 @@ def submit(
     else:
         run = submit_run(ready[0].prepared, profile, place, scheduler, ready[0].checked, ready[0].job)
         eprint(_describe_run(ready[0].prepared, run, scheduler.name))
+        record_reported(run)
         name, submitted, everything = run.run_id, [run], [run]
     status = 0
     if wait:

@@ -82,7 +82,13 @@ def new_submission(key: str, index: int | None = None) -> dict[str, Any]:
     """Return a manifest's entry for a submission that has begun."""
     pid = os.getpid()
     launcher = {"begun": now(), "host": os.uname().nodename, "pid": pid, "started": start_of(pid)}
-    return {"key": key, "index": index, "answered": False, **launcher}
+    return {"key": key, "index": index, "answered": False, "reported": False, **launcher}
+
+
+def record_reported(run: RunFolder) -> None:
+    """Record that the user was told of the run's job: the same command again means another run."""
+    with contextlib.suppress(OSError):
+        run.update(submission={**run.manifest()["submission"], "reported": True})
 
 
 def record_job(run: RunFolder, job_id: str, **entries: Any) -> None:
@@ -137,12 +143,12 @@ def content_key(prepared: Prepared) -> str:
 
 
 def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> RunFolder | None:
-    """Return the newest run below `root` that would run the same, and whose launcher was killed while it submitted."""
+    """Return the newest run below `root` that would run the same, and whose launcher was killed before it said so."""
     oldest = time.time() - REMEMBERED_SECONDS
     for file in sorted(root.glob(f"{name}-*/{MANIFEST}"), reverse=True):
         run = RunFolder(file.parent)
         with contextlib.suppress(OSError, UserError):
-            if file.stat().st_mtime < oldest or not run.is_mine or not (is_open(run) or _was_recovered(run)):
+            if file.stat().st_mtime < oldest or not run.is_mine or not (is_open(run) or _is_unreported(run)):
                 continue
             manifest = run.manifest()
             same = manifest.get("content") == content and manifest.get("backend") == scheduler.name
@@ -151,13 +157,13 @@ def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> R
     return None
 
 
-def _was_recovered(run: RunFolder) -> bool:
-    """Return whether another command recorded the job of a submission that was cut off just now.
+def _is_unreported(run: RunFolder) -> bool:
+    """Return whether a job was recorded, by its launcher or by another command, and its launcher was killed just then.
 
     Whoever submitted it was never told, and repeats the command.
     """
     submission = run.manifest().get("submission") or {}
-    return bool(submission.get("recovered")) and _age(run) < REPEATED_SECONDS
+    return submission.get("reported") is False and bool(job_ids(run)) and _age(run) < REPEATED_SECONDS
 
 
 def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = False) -> None:
@@ -169,8 +175,7 @@ def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: boo
         with contextlib.suppress(OSError, UserError, Busy):
             if is_open(run) and run.is_mine and not under_way(run):
                 with held(run.path):
-                    for found in recover_jobs([run], scheduler, settle):
-                        found.update(submission={**found.manifest()["submission"], "recovered": True})
+                    recover_jobs([run], scheduler, settle)
 
 
 def describe_without_job(run: RunFolder) -> str:

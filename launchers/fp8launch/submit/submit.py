@@ -97,7 +97,6 @@ def submit(
     try:
         with held(folder, HELD_SECONDS) if cut_off else nullcontext():
             if cut_off and (recover_jobs([cut_off], scheduler) or job_ids(cut_off)):
-                cut_off.update(submission={**cut_off.manifest()["submission"], "recovered": False})
                 return cut_off
             job = plan_run(prepared, cluster, folder, scheduler, job)
             entries = {"check": checked, "content": content, "submission": new_submission(folder.name)}

@@ -35,6 +35,7 @@ from fp8launch.recipe.load import load_recipe
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.submission import record_reported
 from fp8launch.submit.submit import submit as submit_run
 
 _TOKEN = "HF_TOKEN"
@@ -168,6 +169,7 @@ def _run(
         scheduler.require()
         run = submit_run(prepared, profile, place, scheduler, checked.as_json(), checked.job)
         eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
+        record_reported(run)
     status = "submitted"
     if wait:
         status = _follow(wanted, run, scheduler)
