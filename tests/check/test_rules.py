@@ -19,6 +19,7 @@ from fp8launch.check.rules.entry import CPU_FLAGS
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.megatron_lm.engine import NOT_IN_ENTRY
 from fp8launch.megatron.model_arithmetic import expert_layers, virtual_stages
+from fp8launch.megatron.schema import load_schema
 from fp8launch.resources import in_job_folder
 
 
@@ -41,6 +42,22 @@ def test_an_image_with_an_old_torch_is_told(tmp_path: Path, monkeypatch: pytest.
     case = Set(BLOCKWISE, software={"cuda": None}, more={"container": {"image": "site"}})
     assert said(case, "blockwise-needs-cuda", tmp_path)
     assert not said(Set(BLOCKWISE, more={"container": {"image": "site"}}), "blockwise-needs-cuda", tmp_path)
+
+
+def test_a_misspelt_argument_is_no_answer(tmp_path: Path) -> None:
+    """It read as "not set", so that a rule with a typo never said anything."""
+    run = run_of(Set(BF16), tmp_path)
+    assert run.value("train_iters") and run.value("fp8_recipe") is not None
+    for misspelt in ("train_iter", "fp8-recipe"):
+        with pytest.raises(KeyError, match=misspelt):
+            run.on(misspelt)
+
+
+def test_an_argument_of_another_version_is_not_set(tmp_path: Path) -> None:
+    run = run_of(Set(BF16, software={"megatron": "0.17"}), tmp_path)
+    newer = load_schema("0.19").defaults().keys() - load_schema("0.17").defaults().keys() - run.arguments.keys()
+    assert newer
+    assert not any(run.on(name) for name in newer)
 
 
 MUON = {"optimizer": "dist_muon"}

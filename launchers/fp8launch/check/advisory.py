@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fp8launch.engines.base import Layout, Scope
 from fp8launch.megatron.model_arithmetic import expert_tensor_size, virtual_stages
+from fp8launch.megatron.schema import value_of
 from fp8launch.megatron.versions import Release, release
 from fp8launch.untyped import as_int
 from fp8launch.wording import joined
@@ -46,7 +47,8 @@ class Setup:
     versions: Mapping[Package, Release]
 
     def value(self, name: str) -> Any:
-        return self.arguments.get(name)
+        """Return the value of an argument, None if it is unknown. Raises KeyError for a name that no Megatron has."""
+        return value_of(self.arguments, name)
 
     def on(self, name: str) -> bool:
         """Return whether a switch is set, or a value is neither zero nor empty."""

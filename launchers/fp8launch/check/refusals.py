@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.megatron.flag_map import FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import Flag, load_schema
+from fp8launch.untyped import as_int
 
 # Megatron's attribute to the field of a recipe, where that is not a field with the flag's own value (flag_map).
 _FIELDS = {
@@ -151,7 +152,7 @@ _NOT_SET = " (not set)"
 def _shown(run: ResolvedRun, name: str) -> str:
     """Return a field with its value, from the recipe or Megatron's default."""
     field = recipe_field(run, name) or name
-    value = run.value(name)
+    value = run.arguments.get(name)
     if field.startswith("env."):
         value = run.env.get(name)
     elif field.startswith("launch.config."):
@@ -187,8 +188,8 @@ def _multiple_of(run: ResolvedRun, groups: Sequence[str]) -> str | None:
     total, parts = recipe_field(run, groups[0]), recipe_field(run, groups[1])
     if total is None or parts is None:
         return None
-    size = run.integer(groups[1])
-    if size > 1:
+    size = as_int(run.arguments.get(groups[1]))
+    if size is not None and size > 1:
         return f"make {total} a multiple of {size}, or change {parts}"
     return f"make {total} a multiple of {parts}, or change {parts}"
 

@@ -181,7 +181,7 @@ def problem_of(seen: ResolvedRun, outcome: Outcome) -> Problem:
         fix = fix_for(seen, outcome.message, involved[:MOST_SETTINGS])
     else:
         # Advice is written for recipes of Megatron-LM, whose keys have other names.
-        shown = [f"{name} ({seen.value(name)})" for name in dict.fromkeys(stated) if name in seen.places]
+        shown = [f"{name} ({seen.arguments.get(name)})" for name in dict.fromkeys(stated) if name in seen.places]
         fix = NAMELESS
         if shown:
             fix = f"change {' or '.join(shown[:MOST_SETTINGS])}"

@@ -13,6 +13,7 @@ from fp8launch.engines.base import EngineArguments, EngineDescription, EntryTrai
 from fp8launch.hardware.gpus import Gpu, gpu
 from fp8launch.hardware.quantization import DEFAULT_RECIPE, QUANTIZATION, UNQUANTIZED, QuantizationRecipe, requested
 from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.schema import value_of
 from fp8launch.megatron.versions import Release, release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.untyped import as_int
@@ -59,8 +60,11 @@ class ResolvedRun:
         return {**self.defaults, **self.given}
 
     def value(self, dest: str) -> Any:
-        """Return the value of an argument by Megatron's attribute name; None if this version lacks it."""
-        return self.arguments.get(dest)
+        """Return the value of an argument by Megatron's attribute name; None if this version lacks it.
+
+        Raises KeyError for a name that no supported version has.
+        """
+        return value_of(self.arguments, dest)
 
     def integer(self, dest: str, default: int = 0) -> int:
         value = as_int(self.value(dest))

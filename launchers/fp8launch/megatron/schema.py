@@ -192,6 +192,24 @@ def parser_defaults(version: str) -> Mapping[str, Any]:
     return load_schema(version).defaults()
 
 
+def value_of(arguments: Mapping[str, Any], name: str) -> Any:
+    """Return the value of one of Megatron's arguments, by attribute name; None if this version lacks it.
+
+    Raises KeyError for a name that no supported version has: a misspelt name would disable a rule silently.
+    """
+    if name in arguments:
+        return arguments[name]
+    if not any(name in _attributes(version) for version in reversed(supported_versions())):
+        raise KeyError(f"no supported Megatron has an argument {name!r}")
+    return None
+
+
+@functools.cache
+def _attributes(minor: str) -> frozenset[str]:
+    schema = _load(minor)
+    return frozenset([*schema.defaults(), *schema.added_by_parse_args, *schema.config_only])
+
+
 def versions_with(name: str) -> tuple[str, ...]:
     """The supported minor versions whose parser has a flag of this name, oldest first."""
     return tuple(version for version in supported_versions() if _load(version).find(name))

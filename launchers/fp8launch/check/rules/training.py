@@ -58,7 +58,7 @@ def there_is_a_learning_rate(run: ResolvedRun) -> Iterator[Finding]:
     scope="megatron_lm",
 )
 def there_is_an_end(run: ResolvedRun) -> Iterator[Finding]:
-    lengths = ("train_iters", "train_samples", "train_tokens", "skip_train")
+    lengths = ("train_iters", "train_samples", "skip_train")
     if not any(map(run.on, lengths)):
         yield Finding("the number of iterations is not set", run.where(), "set train.iterations")
 
