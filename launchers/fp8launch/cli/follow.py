@@ -36,7 +36,7 @@ _TRACEBACK_BYTES = 1 << 20
 
 
 def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
-    """Show the run's progress until it ends, then its report; return whether it completed and is healthy.
+    """Show the run's progress until it ends, then its report; return whether it completed, did not fail and is healthy.
 
     Ctrl-C does not end the run. With `brief`, for the runs of a study, a run that completed gets one line.
     """
@@ -53,7 +53,8 @@ def wait_for(run: RunFolder, scheduler: Scheduler, brief: bool = False) -> bool:
     state = watch_to_end(run, scheduler, "run", alarm)
     completed = state.status == "completed"
     report = _report(run)
-    good = completed and (report is None or report.status != "unhealthy")
+    # A job may end well although its training is NaN, or did not run in FP8: that is what `parse` reports.
+    good = completed and (report is None or report.status not in ("failed", "unhealthy"))
     if report is not None and not (brief and good):
         _show_report(report)
     if not completed:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.logs import Iteration, IterationTable, Scan, Scanner
+from fp8launch.logs.field_names import NOT_FINITE
 from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_tables
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.rundir.atomic_io import is_own_file
@@ -140,7 +141,10 @@ def _of_iterations(
 
 
 def _last_loss(iterations: Sequence[Iteration]) -> float | None:
+    """Return the newest loss, None if the run has become NaN since. A skipped step has no loss."""
     for one in reversed(iterations):
+        if NOT_FINITE in one.values or one.values.get("nan_iterations", 0) > 0:
+            return None
         if one.loss is not None and math.isfinite(one.loss):
             return one.loss
     return None
