@@ -71,7 +71,7 @@ MEANING = {
         "container.mounts": "`/source[:/target[:ro]]`",
         "container.contains": "files and folders in the image that the run reads",
         "launch.mode": "`srun`: one task per GPU; `torchrun`: one torchrun per node",
-        "launch.script": "another training script, which gets the same arguments",
+        "launch.script": "another training script, with the same arguments; a relative path starts at the recipe file",
         "launch.arguments": "the script's own arguments, passed after Megatron's",
         "launch.python": "Python interpreter of the processes",
         "launch.health_check": "check every node before training; an unhealthy one ends the job with status 75",

@@ -22,7 +22,7 @@ from fp8launch.rehearsal.rehearse import Plan, request_of
 from fp8launch.rehearsal.roles import Role, roles_of
 from fp8launch.rehearsal.server import Server
 from fp8launch.rehearsal.shrink import Shrunk, shrink
-from fp8launch.rehearsal.workers import Request
+from fp8launch.rehearsal.workers import LIMITS, Request
 
 SERVERS = 3
 POLL_SECONDS = 0.05
@@ -41,7 +41,7 @@ _lock = threading.Lock()
 def _server(key: str, setup: dict[str, Any], paths: list[str]) -> Server:
     """The server of this setup; the lock is held. Those used least recently are closed."""
     if key not in _servers:
-        _servers[key] = Server(setup, paths)
+        _servers[key] = Server(setup, paths, LIMITS.memory_gib)
     _servers.move_to_end(key)
     for idle in [each for each in _servers if not _busy[each] and each != key][: max(len(_servers) - SERVERS, 0)]:
         _servers.pop(idle).close()

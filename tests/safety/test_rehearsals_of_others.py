@@ -31,6 +31,8 @@ def recipe(write: Callable[[str, str], str], tmp_path: Path, canary: Path) -> Pa
     write("theirs/train.py", f"open({str(canary)!r}, 'w').close()\n")
     text = (
         "name: theirs\nextends: [models/llama3_8b, parts/pretrain, hardware/h200]\nprecision: {recipe: bf16}\n"
+        "model: {num_layers: 2}\n"
+        'software: {megatron: "0.19", transformer_engine: "2.20"}\n'
         "batch: {micro: 1, global: 1, sequence: 8192}\nresources: {nodes: 1, gpus_per_node: 1}\n"
         "train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}\nlaunch: {script: train.py}\n"
     )

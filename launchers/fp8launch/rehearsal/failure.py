@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import re
 import traceback
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 
 # A package that this machine lacks may be in the image: its kernels have no stand-in.
 WITHOUT_VERDICT = ("NotRehearsed", "MachineLacks", "ImportError", "ModuleNotFoundError", "MemoryError")
+# torch's words for memory that it does not get.
+_NO_MEMORY = "can't allocate memory"
+# Rehearsals have no network. Libraries wrap what the socket says, so the causes are looked at too.
+_NO_NETWORK = ("gaierror", "URLError", "ConnectionError", "ConnectError", "MaxRetryError", "LocalEntryNotFoundError")
 _PACKAGE = re.compile(r"^.*/(?=(?:megatron|transformer_engine)/)")
 
 
@@ -43,14 +48,30 @@ def described(failure: BaseException) -> dict[str, Any]:
             "settings": settings_read(Path(last.filename), line),
         }
         message = message or (last.line or "")
+    unknown = type(failure).__name__ in WITHOUT_VERDICT
+    if isinstance(failure, MemoryError) or _NO_MEMORY in message:
+        unknown, message = True, "it needs more memory than a rehearsal may use"
+    if _needs_network(failure):
+        unknown, message = True, f"it needs a network, which rehearsals do not have: {message}"
     return {
         "ok": False,
         "exception": type(failure).__name__,
         "message": message,
         **found,
-        "unknown": type(failure).__name__ in WITHOUT_VERDICT,
+        "unknown": unknown,
         "traceback": "".join(traceback.format_exception(failure))[-20000:],
     }
+
+
+def _needs_network(failure: BaseException | None) -> bool:
+    """Whether an exception, or one that caused it, is about an address that cannot be reached."""
+    for _ in range(20):
+        if failure is None:
+            return False
+        if type(failure).__name__ in _NO_NETWORK or getattr(failure, "errno", None) == errno.ENETUNREACH:
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False
 
 
 def settings_read(file: Path, line: int) -> list[str]:

@@ -1,7 +1,8 @@
 """Many rehearsals with the imports done once: `python -m fp8launch.rehearsal.forked`, requests on stdin.
 
 The first line is a request as `worker.py` takes it, of which the software and the environment count, with `parent`, the
-id of the process that asks. The software is imported once. Each further line is a rehearsal: `id`, `result` (the file
+id of the process that asks, `limit_gib` for its memory, and `python_path`, the folders to import from first. The
+software is imported once. Each further line is a rehearsal: `id`, `result` (the file
 for its result), `messages` (the file for what it prints) and the rest of the request. A forked process rehearses it.
 The lines `{"id": 3, "pid": 4711}` and `{"id": 3, "status": 0}` on stdout say that it has begun and ended. A line
 `{"kill": 3}` ends it. At the end of stdin all of them are ended.
@@ -15,18 +16,21 @@ import os
 import resource
 import select
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fp8launch.rehearsal import worker
+from fp8launch.rehearsal import containment, worker
 
 
 def main() -> None:
     """Import, then fork for each request until stdin ends."""
     setup = json.loads(_first_line())
-    worker.end_with_parent(setup["parent"])
+    containment.enter(setup["limit_gib"], setup["parent"])
+    # Not in PYTHONPATH: Python would run a sitecustomize.py there before anything is limited.
+    sys.path[1:1] = setup["python_path"]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what Megatron prints is no answer
     gc.disable()  # searching all that is imported for garbage takes a third of the time of the imports
@@ -42,6 +46,8 @@ def main() -> None:
 
 
 def _serve(setup: Mapping[str, Any], failure: dict[str, Any] | None, answers: IO[str]) -> None:
+    containment.adopt_orphans()
+    helpers = containment.children_of(os.getpid())
     running: dict[int, int] = {}
     text = b""
     while True:
@@ -61,6 +67,8 @@ def _serve(setup: Mapping[str, Any], failure: dict[str, Any] | None, answers: IO
         for pid in list(running):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
+                # What the rehearsal started and left behind.
+                containment.end_children(keep=[*helpers, *running])
                 answers.write(json.dumps({"id": running.pop(pid), "status": status}) + "\n")
     _kill(running)
 
@@ -84,7 +92,8 @@ def _fork(request: dict[str, Any], failure: dict[str, Any] | None) -> int:
     if pid:
         return pid
     try:
-        worker.end_with_parent(parent)
+        containment.end_with_parent(parent)
+        containment.adopt_orphans()
         if "cpu_seconds" in request:
             resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"],) * 2)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)

@@ -20,6 +20,7 @@ from queue import Queue
 from typing import Any
 from unittest.mock import patch
 
+from fp8launch.rehearsal import containment
 from fp8launch.rehearsal.checkpoint_plan import as_images, plan
 from fp8launch.rehearsal.failure import FailedElsewhere, NotRehearsed, described
 from fp8launch.rehearsal.shrink import ITERATIONS
@@ -89,7 +90,7 @@ def later(work: Callable[[], None]) -> Callable[[bool], None]:
     if pid == 0:
         try:
             os.close(started)
-            importlib.import_module("fp8launch.rehearsal.worker").end_with_parent(parent)
+            containment.end_with_parent(parent)
             if os.read(go, 1):
                 _answer(work, answered)
         finally:

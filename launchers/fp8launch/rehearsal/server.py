@@ -12,43 +12,48 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# `python -m` would import what somebody left in the working folder under the name of a module.
+from fp8launch.rehearsal import containment
+
+# `python -m` would import what somebody left in the working folder under the name of a module, and `-P` is new in
+# Python 3.11. The argument is the folder of this package.
 _START = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; "
     "import runpy; runpy.run_module('fp8launch.rehearsal.forked', run_name='__main__')"
 )
+
+# Twice as long as the process takes at most.
+CLOSING_SECONDS = 20.0
 
 
 class Server:
     """The process, and what it has said of the rehearsals that it was asked for, by number."""
 
-    def __init__(self, setup: Mapping[str, Any], python_path: Sequence[str]) -> None:
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "NVTE_", "NCCL_"))
-        }
+    def __init__(self, setup: Mapping[str, Any], python_path: Sequence[str], limit_gib: float) -> None:
         launchers = Path(__file__).resolve().parents[2]
-        environment["PYTHONPATH"] = os.pathsep.join([str(launchers), *python_path])
         self.folder = tempfile.TemporaryDirectory(prefix="fp8launch-rehearsal-")
         self.place = Path(self.folder.name)
         self.pids: dict[int, int] = {}
         self.ended: set[int] = set()
         self.over = False
+        self.stopped = ""
         self._asked = 0
         self._text = b""
         with (self.place / "messages").open("wb") as messages:
             # A session of its own: Ctrl-C reaches this process, which ends its workers without their tracebacks.
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+                [sys.executable, "-c", _START, str(launchers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
-                env=environment,
+                env=containment.minimal_environment(os.environ),
+                cwd=self.place,  # as in a job, nothing of the user's is in the working folder
                 start_new_session=True,
                 umask=0o022,  # what Python compiles into the cache is run later
             )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
-        self._write({**setup, "parent": os.getpid()})
+        folders = list(map(os.path.abspath, python_path))
+        self._write({**setup, "parent": os.getpid(), "limit_gib": limit_gib, "python_path": folders})
 
     def submit(self, request: Mapping[str, Any]) -> int:
         """Ask for a rehearsal; its number."""
@@ -72,7 +77,7 @@ class Server:
                 self.pids[said["id"]] = said["pid"]
             else:
                 self.ended.add(said["id"])
-        self.over = over
+        self.over = self.over or over
 
     def has_ended(self, number: int) -> bool:
         """Whether there is nothing to wait for, as of the last time of listening."""
@@ -98,15 +103,23 @@ class Server:
         """End a rehearsal. The process knows whether its child still has this number, a process id may be reused."""
         self._write({"kill": number})
 
+    def stop(self, why: str) -> None:
+        """End the process while it imports, with all rehearsals that wait for it."""
+        self.stopped, self.over = why, True
+        self.process.terminate()
+
     def close(self) -> None:
-        """End the process; the kernel or its end of file ends its children."""
+        """End the process, which first ends all that was started below it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(OSError):
             self.process.stdin.close()
-        if sys.platform == "linux" or not self.pids:
+        self.process.terminate()
+        try:
+            self.process.wait(CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        self.process.wait()
+            self.process.wait()
         self.process.stdout.close()
         self.folder.cleanup()
 

@@ -13,12 +13,10 @@ missing, which says nothing of the recipe.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import resource
 import runpy
-import signal
 import sys
 import time
 from pathlib import Path
@@ -26,7 +24,6 @@ from typing import Any
 
 from fp8launch.rehearsal.failure import described
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ATTENTION = "fp8launch.rehearsal.compiled_te.attention"
 BRIDGE = "fp8launch.plugins.rehearse.bridge"
 
@@ -76,14 +73,6 @@ def result_of(request: dict[str, Any]) -> dict[str, Any]:
     result["memory_mib"] = usage.ru_maxrss >> 10
     result["seconds"] = round(time.monotonic() - began, 2)
     return result
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when the one that started it is gone, however that ended (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone already
-        os._exit(1)
 
 
 def prepare_software(request: dict[str, Any]) -> None:

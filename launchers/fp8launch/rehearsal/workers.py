@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fp8launch.rehearsal.containment import GIB, usage_of
 from fp8launch.rehearsal.server import Server
 
 T = TypeVar("T")
 # A task asks for one worker after the other, gets the result of each, and returns its own.
 Task = Generator["Request", "Result", T]
 
-GIB = 2**30
 POLL_SECONDS = 0.05
 # A login node is shared: never more workers than this, however many cores there are.
 MOST_WORKERS = 8
@@ -30,9 +30,10 @@ MOST_WORKERS = 8
 @dataclass(frozen=True)
 class Limits:
     """What one worker may use. Processor time does not depend on what else the machine does; `seconds` is for a worker
-    that waits for something that never comes."""
+    that waits for something that never comes. `import_seconds` is processor time of the imports that workers share."""
 
     processor_seconds: float = 60
+    import_seconds: float = 240
     seconds: float = 900
     memory_gib: float = 4
 
@@ -105,7 +106,7 @@ def run_tasks(tasks: Sequence[Task[T]], limits: Limits = LIMITS, done: Callable[
             while waiting and len(running) < room:
                 number, request = waiting.popleft()
                 if request.key not in servers:
-                    servers[request.key] = Server(request.setup, request.python_path)
+                    servers[request.key] = Server(request.setup, request.python_path, limits.memory_gib)
                 running.append((number, _Worker(request, limits, servers[request.key])))
             for server in servers.values():
                 server.listen()
@@ -143,28 +144,28 @@ class _Worker:
         pid = self.server.pids.get(self.number)
         # Gone already, and the server will say so.
         with suppress(psutil.Error):
-            if pid is not None:
-                process = psutil.Process(pid)
-                times = process.cpu_times()
-                self.processor_seconds = times.user + times.system
-                self.memory_gib = max(self.memory_gib, process.memory_info().rss / GIB)
-        self.exceeded = self._exceeded()
-        if self.exceeded:
+            self.processor_seconds, memory_gib = usage_of(pid or self.server.process.pid)
+            self.memory_gib = max(self.memory_gib, memory_gib)
+        self.exceeded = self._exceeded(pid is None)
+        if self.exceeded and pid is None:
+            self.server.stop(self.exceeded)
+        elif self.exceeded:
             self.server.kill(self.number)
         return bool(self.exceeded)
 
-    def _exceeded(self) -> str:
+    def _exceeded(self, importing: bool) -> str:
+        seconds = self.limits.import_seconds if importing else self.limits.processor_seconds
         if self.memory_gib > self.limits.memory_gib:
             return f"it needs more than {self.limits.memory_gib:g} GiB of memory, the limit of a rehearsal"
-        if self.processor_seconds > self.limits.processor_seconds:
-            return f"it needs more than {self.limits.processor_seconds:g} s of processor time, the limit of a rehearsal"
+        if self.processor_seconds > seconds:
+            return f"it needs more than {seconds:g} s of processor time, the limit of a rehearsal"
         if time.monotonic() - self.began > self.limits.seconds:
             return f"it took longer than {self.limits.seconds:g} s, the limit of a rehearsal"
         return ""
 
     def result(self) -> Result:
         """The answer of a process that is over."""
-        failure = self.exceeded
+        failure = self.exceeded or self.server.stopped
         answer = None if failure else self.server.answer(self.number)
         if answer is None and not failure:
             failure = f"its process ended without a result: {self.server.last_words(self.number)}"
