@@ -67,6 +67,27 @@ def test_the_scripts_of_an_axis_too(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("container.image", "x.sqsh", "{}/x.sqsh"),
+        ("container.image", "../images/x.sif", "{}/../images/x.sif"),
+        ("container.image", "nemo-26.04", "nemo-26.04"),
+        ("container.image", "site/mine:1", "site/mine:1"),
+        ("launch.python", ".venv/bin/python", "{}/.venv/bin/python"),
+        ("launch.python", "python3.12", "python3.12"),
+    ],
+)
+def test_the_image_and_the_python_too(write: Write, tmp_path: Path, key: str, value: str, found: str) -> None:
+    """They choose the program as well."""
+    section, name = key.split(".")
+    loaded = load_recipe(write("r.yaml", f"name: r\n{section}: {{{name}: {value!r}}}\n"))
+    assert getattr(getattr(loaded.recipe, section), name) == found.format(tmp_path)
+    changed = load_recipe(write("o.yaml", "name: r\n"), [f"{key}={value}"])
+    assert getattr(getattr(changed.recipe, section), name) == found.format(Path.cwd())
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_check_submit_and_the_job_mean_the_same_script(write: Write, tmp_path: Path, home: Path, say: Say) -> None:
     write("mine/train.py", "print('the right script')\n")
     recipe = write("mine/r.yaml", "extends: [tiny_cpu]\nname: r\nlaunch: {script: train.py}\n")

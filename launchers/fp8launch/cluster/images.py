@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch.diagnostics import UserError, did_you_mean, error
+from fp8launch.recipe.own_paths import is_image_file
 from fp8launch.recipe.yaml_source import is_there, read_yaml
 from fp8launch.resources import pack_folder
 from fp8launch.secrets import secret_in
@@ -49,7 +50,7 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
         place = cluster.images[name]
     elif name in known:
         place = _catalogue_uri(known[name])
-    if _is_file(place):
+    if is_image_file(place):
         # pyxis reads a relative x.sqsh as the name of an image in a registry.
         path = local_path(place, where)
         if must_exist and not is_there(path):
@@ -133,7 +134,3 @@ def local_path(text: str, where: str | None = None) -> Path:
         raise error(
             "no-such-home", f"{Path(text).parts[0]} is not the home of a user of this machine", where or text
         ) from None
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith((".sqsh", ".sqfs", ".sif")) or place.startswith(("/", "./", "../", "~"))

@@ -13,9 +13,9 @@ from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, error, nearest
 from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
 from fp8launch.injob.ownership import foreign_owner
+from fp8launch.recipe.own_paths import with_absolute_programs
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe, recipe_class
-from fp8launch.recipe.script_path import with_absolute_script
 from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
 from fp8launch.resources import pack_folder
 
@@ -216,7 +216,7 @@ def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node,
 
 
 def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
-    own = with_absolute_script(read_yaml(path), _folder_of(path))
+    own = with_absolute_programs(read_yaml(path), _folder_of(path))
     tree, files = Node({}, own.where), dict[Path, None]()
     problems: list[Problem] = []
     for parent in _parents(own):
@@ -312,8 +312,8 @@ def _apply(tree: Node, override: str) -> Node:
         if step == "software":
             node = numbers_as_written(node)  # A shell takes the quotes that would make a version text.
         node = Node({step: node}, place)
-    if steps[0] in ("launch", "axes"):
-        node = with_absolute_script(node, Path.cwd())
+    if steps[0] in ("launch", "container", "axes"):
+        node = with_absolute_programs(node, Path.cwd())
     return merge(tree, node)
 
 
