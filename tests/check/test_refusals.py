@@ -60,6 +60,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ResolvedRun:
             "pre_forward_comm must be called from IDLE state, but current state is PRE_FORWARD_COMM_DONE",
             "change the argument that the message names; `fp8launch render RECIPE --as args` shows all arguments",
         ),
+        (
+            "Muon optimizer does not support overlap grad reduce. Use dist_muon instead.",
+            "change megatron.overlap_grad_reduce (true) or megatron.optimizer (adam), so that they agree",
+        ),
         ("Please set NVTE_FUSED_ATTN", "set env.NVTE_FUSED_ATTN"),
         ("assert args.lr_decay_samples is None", "remove megatron.lr_decay_samples, or set it to null"),
         ("assert not args.use_tp_pp_dp_mapping", "remove megatron.use_tp_pp_dp_mapping, or set it to null"),
