@@ -135,8 +135,34 @@ def test_each_point_runs_once_per_seed(
     words: tuple[str, ...], seeds: list[int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     found = points(capsys, "--run-root", str(tmp_path), "--sweep", "train.lr=0.001,0.01", *words)
-    expected = [f"seed={seed}, lr={lr}, repeat 1" for seed in seeds for lr in ("0.001", "0.01")]
+    expected = [f"lr={lr}, seed={seed}, repeat 1" for seed in seeds for lr in ("0.001", "0.01")]
     assert found == expected
+
+
+def test_each_recipe_varies_its_own_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """All recipes took the seeds of the first one."""
+    other = tmp_path / "other.yaml"
+    other.write_text("extends: tiny_cpu\nname: other\nmegatron: {seed: 7}\n")
+    words = ("--run-root", str(tmp_path), "--repeat", "2", "--vary-seed")
+    assert points(capsys, *words, str(other)) == [f"seed={seed}, repeat 1" for seed in (1234, 7, 1235, 8)]
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (("--seeds", "1,2"), (1, 2)),
+        (("--repeat", "2", "--vary-seed"), (1234, 1235)),
+        (("--repeat", "2", "--vary-seed", "--set", "rng.seed=7"), (7, 8)),
+    ],
+)
+def test_seeds_of_a_bridge_recipe_are_in_its_own_field(
+    words: tuple[str, ...], seeds: tuple[int, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`--set megatron.seed=1` was refused, with the advice to write Bridge's fields."""
+    recipe = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
+    assert run(["submit", recipe, "--run-root", str(tmp_path), "--backend", "sbatch", "--dry-run", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)["points"]
+    assert [point["point"] for point in found] == [f"seed={seed}, repeat 1" for seed in seeds]
 
 
 @pytest.mark.parametrize(

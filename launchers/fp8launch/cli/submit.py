@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fp8launch.cli.output import (
 from fp8launch.cli.slurm_options import time_override
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, errors_in, exit_code, problems_of
+from fp8launch.engines import engine_of
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
 from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
@@ -41,7 +42,6 @@ from fp8launch.submit.grid import (
     parse_nodes,
     parse_seeds,
     seeds_from,
-    with_seeds,
 )
 from fp8launch.submit.submission import record_reported
 from fp8launch.submit.submit import new_run_id, plan_run
@@ -128,11 +128,8 @@ def submit(
     sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     varied = dict(map(parse_axis, (*axes, *axes_over)))
-    numbers = _seed_axis(bases.values(), repeat, seeds, vary_seed)
-    if numbers is not None:
-        varied = with_seeds(varied, numbers)
-        repeat = 1 if vary_seed else repeat
-    points = _points(bases, counts, varied, repeat)
+    seed_axes = {name: _seed_axis(base, varied, repeat, seeds, vary_seed) for name, base in bases.items()}
+    points = _points(bases, counts, varied, seed_axes, repeat=1 if vary_seed else repeat)
     profile, scheduler = destination("submit", cluster, backend_name, slurm)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
@@ -237,29 +234,45 @@ def _report_study(outcome: Outcome) -> None:
     eprint(f"{submitted}, {len(outcome.present)} already existed: {outcome.study.path}")
 
 
-def _seed_axis(bases: Iterable[LoadedRecipe], repeat: int, seeds: str | None, vary_seed: bool) -> list[int] | None:
-    """Return the seeds that `--seeds` or `--vary-seed` request, None without either."""
-    if not vary_seed:
-        return None if seeds is None else parse_seeds(seeds)
+def _seed_axis(
+    base: LoadedRecipe, axes: Mapping[str, list[Any]], repeat: int, seeds: str | None, vary_seed: bool
+) -> dict[str, list[Any]]:
+    """Return the axis that `--seeds` or `--vary-seed` requests for a recipe; empty without either."""
+    if seeds is None and not vary_seed:
+        return {}
+    option = "--vary-seed" if vary_seed else "--seeds"
+    if vary_seed and seeds is not None:
+        raise error("two-options", "--seeds states what --vary-seed would choose", option, "pass one of them")
+    if vary_seed and repeat < 2:
+        raise error("no-repeats", "there is one run per point", option, "add --repeat with at least 2")
+    engine = engine_of(base)
+    if engine.seed_key in axes:
+        message = f"--sweep {engine.seed_key} and {option} both state the seeds"
+        raise error("two-options", message, option, "pass one of them")
     if seeds is not None:
-        raise error("two-options", "--seeds states what --vary-seed would choose", "--vary-seed", "pass one of them")
-    if repeat < 2:
-        raise error("no-repeats", "there is one run per point", "--vary-seed", "add --repeat with at least 2")
-    return seeds_from(next(iter(bases)).recipe, repeat)
+        return {engine.seed_key: parse_seeds(seeds)}
+    return {engine.seed_key: seeds_from(engine.stated_seed(base.recipe), repeat)}
 
 
 def _points(
     bases: Mapping[str, LoadedRecipe],
     nodes: Sequence[int],
-    axes: dict[str, list[Any]],
+    axes: Mapping[str, list[Any]],
+    seed_axes: Mapping[str, Mapping[str, list[Any]]],
     repeat: int,
 ) -> list[Point]:
-    """Return the grid of each recipe: its own axes, with those of the command line added or in their place."""
-    found: list[Point] = []
+    """Return the grid of each recipe: its own axes, with those of the command line added or in their place.
+
+    Repeats and seeds vary slowest: a study that is cut short has one run of every point.
+    """
+    found: list[tuple[int, int, Point]] = []
     for name, base in bases.items():
         recipe = base.recipe
-        found += expand([name], nodes or recipe.nodes or [], {**recipe.axes, **axes}, repeat)
-    return sorted(found, key=lambda point: point.repeat)
+        every = {**recipe.axes, **axes, **seed_axes[name]}
+        for point in expand([name], nodes or recipe.nodes or [], every, repeat):
+            turn = sum(seeds.index(point.values[key]) for key, seeds in seed_axes[name].items())
+            found.append((point.repeat, turn, point))
+    return [point for _, _, point in sorted(found, key=lambda one: one[:2])]
 
 
 def _ready(

@@ -258,6 +258,7 @@ class Engine(ABC):
     and no `engine` is for this engine, and another engine refuses it. The module of an engine must import quickly:
     finding the engine of a recipe imports all of them. `packages` are the modules that every process of a run imports,
     with the names under which pip installs them. `installation` says how they are installed where pip alone does not.
+    `seed_key` is the recipe key of the random seed.
     """
 
     name: ClassVar[str]
@@ -265,6 +266,11 @@ class Engine(ABC):
     own_keys: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch"}
     installation: ClassVar[str | None] = None
+    seed_key: ClassVar[str] = "megatron.seed"
+
+    def stated_seed(self, recipe: Recipe) -> int | None:
+        """Return the random seed that a recipe states, None if the engine's default holds."""
+        return as_int(recipe.megatron.get("seed"))
 
     def catalog(self) -> RecipeCatalog | None:
         """The recipes of the engine's own project; None for an engine whose recipes are those of the pack."""

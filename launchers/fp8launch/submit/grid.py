@@ -15,13 +15,11 @@ from fp8launch.engines.base import Entry
 from fp8launch.job.prepared import Prepared
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import parse_yaml
-from fp8launch.untyped import as_int
 from fp8launch.wording import counted
 
 MAX_POINTS = 10_000
-SEED = "megatron.seed"
-# The default of Megatron's --seed.
-MEGATRON_SEED = 1234
+# The default seed of Megatron-LM and of Megatron-Bridge.
+DEFAULT_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -94,18 +92,10 @@ def parse_seeds(text: str) -> list[int]:
     return numbers
 
 
-def seeds_from(recipe: Recipe, count: int) -> list[int]:
-    """Return consecutive seeds from the recipe's seed on."""
-    stated = as_int(recipe.megatron.get("seed"))
-    first = MEGATRON_SEED if stated is None else stated
-    return list(range(first, first + count))
-
-
-def with_seeds(axes: Mapping[str, list[Any]], seeds: list[int]) -> dict[str, list[Any]]:
-    """Add the seeds as the outermost axis: a study that is cut short has one seed of every point."""
-    if SEED in axes:
-        raise error("two-options", f"--sweep {SEED} and --seeds both state the seeds", "--seeds", "pass one of them")
-    return {SEED: seeds, **axes}
+def seeds_from(first: int | None, count: int) -> list[int]:
+    """Return consecutive seeds from `first` on, by default from Megatron's own."""
+    start = DEFAULT_SEED if first is None else first
+    return list(range(start, start + count))
 
 
 def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:

@@ -38,7 +38,7 @@ from fp8launch.plugins.bridge.settings import Setting, settings, size
 from fp8launch.plugins.bridge.spelling import spelled
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
-from fp8launch.untyped import as_mapping
+from fp8launch.untyped import as_int, as_mapping
 
 # The releases whose recipes the in-job program can start, and the tasks. Up to 0.5 recipes lie in scripts/performance.
 TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0")
@@ -84,6 +84,13 @@ class Bridge(Engine):
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "Megatron-Bridge"}
     installation: ClassVar[str | None] = "set PYTHONPATH to the src folder of a release of Megatron-Bridge"
     own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
+    seed_key: ClassVar[str] = "rng.seed"
+
+    def stated_seed(self, recipe: Recipe) -> int | None:
+        for field, _, value in flat(recipe.bridge.overrides):
+            if field == self.seed_key:
+                return as_int(value)
+        return None
 
     def catalog(self) -> RecipeCatalog:
         from fp8launch.plugins.bridge.catalog import BridgeCatalog

@@ -70,6 +70,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "ddp.average_in_collective": "ddp_average_in_collective",
     "scheduler.lr_warmup_iters": "lr_warmup_iters",
     "scheduler.lr_decay_iters": "lr_decay_iters",
+    "rng.seed": "seed",
 }
 # Sections whose other fields have Megatron's own names.
 SAME_NAMES = ("model", "mixed_precision", "ddp", "optimizer", "comm_overlap", "train", "checkpoint", "dataset")
