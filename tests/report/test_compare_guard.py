@@ -98,7 +98,7 @@ class TestGuard:
         found = of(full, bare)
         speedup = found.entries[1].speedup
         assert (speedup.value, speedup.unit) == (2.0, "iterations/s")
-        assert "speed-up of bare is of iterations/s" in terminal(found)
+        assert "bare: speed-up in iterations/s" in terminal(found)
         assert found.entries[0].speedup.unit == "tokens/s/GPU"
 
     def test_scaling_without_a_sequence_length_counts_samples(self, tmp_path: Path) -> None:
@@ -181,3 +181,50 @@ class TestGuard:
         assert (a.row.label, b.row.label) == ("a", "b"), "nobody knows that they are repeats"
         assert b.speedup.value == pytest.approx(2)
         assert any("do not both state" in noted for noted in b.speedup.comparability.noted)
+
+
+def sweep_beside_logs(root: Path) -> Comparison:
+    runs = [write_run(root / f"{lr}", Made(arguments={"lr": lr, "weight_decay": 0.125})) for lr in (1e-4, 3e-4)]
+    logs = []
+    for precision in ("bf16", FP8):
+        made = Made(ms=lambda i: 900.0 + 10 * (i % 3), precision=precision, arguments={"num_layers": 32})
+        logs.append(write_log(root / f"{precision}.log", made))
+    return of(*runs, *logs, gpu=None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_breaks_no_interval_and_names_what_it_does_not_show(width: int, tmp_path: Path) -> None:
+    """Labels and intervals took five lines each in 80 columns."""
+    found = sweep_beside_logs(tmp_path)
+    out = io.StringIO()
+    Console(file=out, width=width).print(to_terminal(found, width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    table = lines[: lines.index("")]
+    assert len(table) <= 2 + 2 * len(found.entries), "\n".join(table)
+    for line in table[2:]:
+        assert line.count("[") == line.count("]"), line
+    if width == 80:
+        assert any(line.startswith("not shown in 80 columns, but in --md, --csv and --html: ") for line in lines)
+
+
+def test_long_lists_are_cut_in_the_terminal(tmp_path: Path) -> None:
+    """A line named some thirty arguments; parity repeated for each row that the runs are too short."""
+    many = {f"some_argument_{i}": i for i in range(20)}
+    logs = [write_log(tmp_path / "bf16.log", Made())]
+    for i in (1, 2):
+        arguments = {"micro_batch_size": i, **dict.fromkeys(many, i)}
+        logs.append(write_log(tmp_path / f"{i}.log", Made(precision=FP8, arguments=arguments)))
+    logs[0].write_text(Made(arguments=dict.fromkeys(many, 0)).text())
+    text = " ".join(terminal(of(*logs)).split())
+    assert " more (--md or --html lists all)" in text
+    assert text.count("too short") == 1
+
+
+def test_only_an_unnamed_difference_is_marked(logs) -> None:
+    """`MBS 2` was marked as differing in the micro batch."""
+    named = of(*logs(one=Made(), two=Made(arguments={"micro_batch_size": 2})))
+    assert named.entries[1].row.label == "MBS 2"
+    assert named.entries[1].speedup.comparability.noted == ()
+    both = of(*logs(one=Made(), fp8=Made(precision=FP8, arguments={"micro_batch_size": 2})))
+    assert both.entries[1].speedup.comparability.noted == ("micro_batch_size 2 against 1",)

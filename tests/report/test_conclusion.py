@@ -28,9 +28,9 @@ def learning(root: Path, gap: float, repeats: int) -> str:
 def test_of_learning_rates_it_is_about_the_loss(tmp_path: Path) -> None:
     assert learning(tmp_path / "a", 0.1, 3).startswith("Lowest loss at the end: lr 0.0001 with 3.2059 ± 0.0100, ")
     assert learning(tmp_path / "b", 0.0, 3).startswith("No difference in loss can be shown between lr ")
-    assert learning(tmp_path / "c", 0.1, 1).startswith(
-        "Lowest loss at the end, of single seeds whose order may be chance: lr 0.0001 with "
-    )
+    single = learning(tmp_path / "c", 0.1, 1)
+    assert single.startswith("Lowest loss at the end: lr 0.0001 with ")
+    assert "The order may be chance, because each has a single seed: --seeds 1,2,3 measures the noise" in single
 
 
 def test_of_two_programs_it_is_about_the_speed(tmp_path: Path) -> None:
@@ -114,7 +114,8 @@ def test_each_task_has_its_own_best_rate(tmp_path: Path) -> None:
             made = Made(iterations=60, loss=loss, arguments={"lr": lr, "num_layers": layers})
             points.append(({"train.lr": lr, "model.num_layers": layers}, 1, 1, made))
     found = conclusion(of(write_study(tmp_path, points), gpu=None))
-    assert found.count("order may be chance: lr 0.0003, ") == 2
+    for layers in (2, 4):
+        assert f"Lowest loss at the end: lr 0.0003, layers {layers} with " in found
 
 
 def test_the_global_batch_is_about_loss_and_speed(tmp_path: Path) -> None:
@@ -185,3 +186,72 @@ def test_a_clearly_worse_rate_is_named_next_to_those_without_a_difference(tmp_pa
     assert found.startswith("No difference in loss can be shown between lr 0.0001 and lr 0.0003 (")
     assert "lr 0.0003 minus lr 0.0001: -" in found
     assert found.endswith("; lr 0.001 is worse.")
+
+
+def rates(seeds: dict[float, int], root: Path, **bad: Made) -> str:
+    """The conclusion of learning rates with different numbers of seeds."""
+    points = []
+    for lr, count in seeds.items():
+        for seed in range(1, count + 1):
+            loss = partial(lambda i, off: 2 + off, off=1e3 * lr + 0.01 * seed)
+            made = Made(iterations=60, loss=loss, arguments={"lr": lr, "seed": seed})
+            points.append(({"train.lr": lr, "megatron.seed": seed}, 1, 1, bad.get(f"lr{lr}seed{seed}", made)))
+    return conclusion(of(write_study(root, points), gpu=None))
+
+
+def test_of_rows_with_and_without_seeds_it_names_those_without(tmp_path: Path) -> None:
+    """ "Of single seeds" was said of a row with three seeds."""
+    found = rates({1e-4: 3, 3e-4: 1}, tmp_path)
+    assert "because lr 0.0003 has a single seed" in found
+
+
+def test_seeds_without_a_result_are_named(tmp_path: Path) -> None:
+    """A rate at which two of three seeds ended was ranked by the third one alone, without a word."""
+    gone = Made(iterations=1, end=OUT_OF_MEMORY)
+    found = rates({1e-4: 3, 3e-4: 3}, tmp_path, **{"lr0.0001seed2": gone, "lr0.0001seed3": gone})
+    assert found.endswith("Only 1 of 3 runs of lr 0.0001 count (failed: out-of-memory).")
+    none = rates({1e-4: 1, 3e-4: 1, 1e-3: 1}, tmp_path / "none", **{"lr0.0001seed1": gone})
+    assert none.endswith(" No result: lr 0.0001 (failed: out-of-memory).")
+
+
+def test_seeds_of_precisions_are_about_speed_and_parity(tmp_path: Path) -> None:
+    """Losses of bf16 and FP8 were ranked, next to the verdict of their comparison iteration by iteration."""
+    points = []
+    for precision, ms in (("bf16", 1000), ("tensorwise", 750)):
+        for seed in (1, 2, 3):
+            loss = partial(lambda i, off: 2 + off + 8 / (1 + i / 10), off=0.001 * seed)
+            times = partial(lambda i, ms: ms + i % 3, ms=ms + seed)
+            made = Made(ms=times, iterations=300, loss=loss, precision=precision, arguments={"seed": seed})
+            points.append(({"precision.recipe": precision, "megatron.seed": seed}, 1, 1, made))
+    found = of(write_study(tmp_path, points), gpu=None)
+    assert conclusion(found).startswith("tensorwise was fastest: 1.33× bf16 (")
+    assert conclusion(found).endswith("losses agree (within 2 % of bf16).")
+    assert "loss at the end (perplexity)" in main_table(found.entries).headers
+
+
+def test_a_sweep_beside_logs_of_another_model_has_its_ranking(tmp_path: Path) -> None:
+    """The headline named only the speeds of the logs, and rows of one speed had ratios."""
+    points = []
+    for lr in (1e-4, 3e-4):
+        made = Made(iterations=60, loss=lambda i, lr=lr: 2 + 1e3 * lr, arguments={"lr": lr})
+        points.append(({"train.lr": lr}, 1, 1, made))
+    logs = []
+    for precision, ms in (("bf16", 1000), ("tensorwise", 750)):
+        made = Made(ms=lambda i, ms=ms: ms + i % 3, iterations=60, precision=precision, arguments={"num_layers": 8})
+        logs.append(write_log(tmp_path / f"{precision}.log", made))
+    found = of(write_study(tmp_path, points), *logs, gpu=None)
+    said = conclusion(found)
+    assert said.startswith("Lowest loss at the end: ") and "lr 0.0001 with 2.1000, next " in said
+    assert "tensorwise, layers 8 was fastest: 1.33× bf16, layers 8" in said
+    table = main_table(found.entries)
+    at = table.headers.index("speed-up [95 % interval]")
+    assert [row[at] for row in table.rows[:3]] == ["1.00×", "1.00×", "1.00×"]
+
+
+def test_scaling_says_whether_the_batch_grew(tmp_path: Path) -> None:
+    logs = []
+    for world, ms in ((1, 1000), (2, 600)):
+        made = Made(ms=lambda i, ms=ms: ms + i % 3, iterations=40, world=world, batch=8)
+        logs.append(write_log(tmp_path / f"{world}.log", made))
+    found = conclusion(of(*logs, gpu=None))
+    assert found.startswith("Strong scaling: bf16, 2 GPUs kept 83.3 % of the speed per GPU of bf16, 1 GPU (")

@@ -62,8 +62,8 @@ def test_seeds_of_a_study_share_a_row_that_names_them(tmp_path: Path) -> None:
     found = of(learning_rates(tmp_path), gpu=None)
     assert [row.label for row in found.rows] == ["lr 0.0001", "lr 0.0003", "lr 0.001", "lr 0.003"]
     assert all(len(row.runs) == 2 for row in found.rows)
-    [note] = [note for note in found.notes if note.startswith("lr 0.0001, ")]
-    assert note.startswith("lr 0.0001, 1 node: 2 seeds (1, 2), mean loss ") and note.endswith(": run00, run01")
+    [note] = [note for note in found.notes if note.startswith("lr 0.0001: ")]
+    assert note.startswith("lr 0.0001: 2 seeds (1, 2), mean loss ") and note.endswith(": run00, run01")
 
 
 def test_a_study_beside_another_run_keeps_its_rows(tmp_path: Path) -> None:
@@ -104,6 +104,7 @@ def test_only_seeds_give_the_loss_a_spread(tmp_path: Path) -> None:
     [entry] = of(*same, gpu=None).entries
     assert entry.loss is not None and "±" not in entry.loss.text
     assert (entry.loss.runs, entry.loss.seeds, entry.loss.interval) == (3, 1, None)
+    assert entry.loss.as_json()["spread"] is None, "a spread of 0.0 was said of repeats of one seed"
     seeds = [write_run(tmp_path / f"seed{i}", losses(0.02 * i, i)) for i in (1, 2, 3)]
     [entry] = of(*seeds, gpu=None).entries
     assert entry.loss is not None and "± 0.0200 (" in entry.loss.text
@@ -160,7 +161,9 @@ def test_seeds_of_a_bridge_recipe_are_in_its_own_field(
 ) -> None:
     """`--set megatron.seed=1` was refused, with the advice to write Bridge's fields."""
     recipe = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
-    assert run(["submit", recipe, "--run-root", str(tmp_path), "--backend", "sbatch", "--dry-run", "--json", *words]) == 0
+    assert (
+        run(["submit", recipe, "--run-root", str(tmp_path), "--backend", "sbatch", "--dry-run", "--json", *words]) == 0
+    )
     found = json.loads(capsys.readouterr().out)["points"]
     assert [point["point"] for point in found] == [f"seed={seed}, repeat 1" for seed in seeds]
 

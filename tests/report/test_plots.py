@@ -7,15 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_study
+from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
 from support import real_logs
 from tests.support import only, refused
 
 from fp8launch.cli.compare import read_runs
 from fp8launch.report.comparison import Comparison, compare
 from fp8launch.report.html import to_html
+from fp8launch.report.plot_bars import THROUGHPUT
 from fp8launch.report.plot_curves import rolling
 from fp8launch.report.plot_style import Picture
+from fp8launch.report.plot_sweep import swept_loss_pictures
 from fp8launch.report.plots import figure_of, panel_figure, pictures, write_plots
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -272,3 +274,34 @@ def test_a_swept_number_is_the_axis_of_its_loss(tmp_path: Path) -> None:
     low, high = bars.get_segments()[0][:, 1]
     # By hand: t(2) * 0.1 / sqrt(3) on either side.
     assert (high - low) / 2 == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-3)
+
+
+def test_a_loss_is_not_drawn_below_zero(tmp_path: Path) -> None:
+    points = []
+    for lr, losses in ((1e-4, (4.0, 4.1)), (1e-3, (0.1, 2.0))):
+        for seed, loss in enumerate(losses):
+            made = Made(iterations=40, loss=lambda i, loss=loss: loss, arguments={"lr": lr, "seed": seed})
+            points.append(({"train.lr": lr, "megatron.seed": seed}, 1, 1, made))
+    [picture] = swept_loss_pictures(of(write_study(tmp_path, points), gpu=None).entries)
+    [axes] = panel_figure(picture.panels[0]).axes
+    assert axes.get_ylim()[0] == 0 and axes.get_ylabel() == "loss"
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
+
+
+def test_a_sweep_beside_logs_of_another_model_has_its_picture(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{lr}", Made(arguments={"lr": lr})) for lr in (1e-4, 3e-4)]
+    log = write_log(tmp_path / "other.log", Made(arguments={"num_layers": 32}))
+    [picture] = swept_loss_pictures(of(*runs, log, gpu=None).entries)
+    assert picture.title == "Loss at the end over lr"
+
+
+def test_bars_give_no_ratio_that_the_table_does_not(tmp_path: Path) -> None:
+    """Two single runs whose steps vary more than they differ had a ratio at the end of the bar."""
+    logs = []
+    for mbs, ms in ((1, 1000), (4, 890)):
+        times = partial(lambda i, ms: ms * (0.8 + 0.4 * (7 * i % 11) / 10), ms=ms)
+        made = Made(ms=times, iterations=400, arguments={"micro_batch_size": mbs})
+        logs.append(write_log(tmp_path / f"{mbs}.log", made))
+    entry = of(*logs).entries[1]
+    value = THROUGHPUT.value(entry)
+    assert value is not None and THROUGHPUT.text(entry, value).endswith("not distinguishable")

@@ -23,6 +23,8 @@ from fp8launch.report.run_data import RunData, run_from_events, run_from_folder,
 from fp8launch.report.tensorboard import event_files
 from fp8launch.rundir.atomic_io import as_utf8, write_atomically
 
+# Columns of the output in a pipe.
+_WIDTH = 120
 _FILE = click.Path(dir_okay=False, path_type=Path)
 gpu_option = click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 _options = (
@@ -126,8 +128,8 @@ def _read(name: str, gpu: str | None) -> list[RunData]:
 def _show(comparison: Comparison) -> None:
     from fp8launch.report.export import to_terminal
 
-    shown = console(width=260, soft_wrap=True)
-    shown.print(to_terminal(comparison, shown.width if shown.is_terminal else None))
+    shown = console(width=_WIDTH)
+    shown.print(to_terminal(comparison, shown.width))
 
 
 def _write_files(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
@@ -16,19 +16,22 @@ from fp8launch.report.differences import (
     differing_facts,
     facts_of_axis,
     kind_of,
+    settings_change_speed,
     speed_comparability,
 )
 from fp8launch.report.entry import Entry, about_loss, scaling_modes
 from fp8launch.report.goodput import goodput_of_runs
 from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
 from fp8launch.report.json_values import json_list
-from fp8launch.report.loss_summary import loss_summary
+from fp8launch.report.loss_summary import loss_summary, swept_learning
 from fp8launch.report.parity import TOLERANCE, Parity, parity
 from fp8launch.report.published import published_speed
 from fp8launch.report.run_data import RunData, with_unset
+from fp8launch.report.run_facts import SETTINGS
 from fp8launch.report.run_report import RunReport, Statistic
 from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
 from fp8launch.report.steady_state import RULE
+from fp8launch.report.variant_labels import words_of
 
 # A larger relative difference means that the log counts TFLOP/s by another formula, not that it rounds them.
 SAME_FORMULA = 0.01
@@ -156,15 +159,33 @@ def _axes(runs: Sequence[RunData]) -> set[str]:
     for run in runs:
         if run.study:
             keys.update(run.study.point)
-    return set().union(*map(facts_of_axis, keys - {"nodes", "resources.nodes"}))
+    return set().union(*map(facts_of_axis, keys - {"nodes", "resources.nodes"})) - {"seed"}
 
 
 def _speedup(row: ComparisonRow, base: ComparisonRow, axes: set[str], force: bool) -> Ratio | None:
     if base is not row:
-        return ratio(row, base, speed_comparability(row.facts, base.facts, axes), force)
+        compared = axes | {name for name in differing_facts([row, base]) if _names_tell(name, row, base)}
+        found = ratio(row, base, speed_comparability(row.facts, base.facts, compared), force)
+        if swept_learning([row, base]) and not settings_change_speed([row, base]):
+            # Rows that only learn differently have the same speed: their ratio is noise.
+            found = replace(found, value=None, interval=None)
+        return found
     if row.good:
         return ratio(row, row, Comparability(), force)
     return None
+
+
+def _names_tell(fact: str, row: ComparisonRow, base: ComparisonRow) -> bool:
+    """Whether the rows are named by their values of an argument, which then is what is compared."""
+    if kind_of(fact) != "noted" or fact == "script" or fact.startswith(SETTINGS):
+        return False
+    words = []
+    for one in (row, base):
+        if fact not in one.facts:
+            return False
+        words.append(words_of(fact, one.facts[fact]))
+    told = all(not text or text in one.label.split(", ") for text, one in zip(words, (row, base), strict=True))
+    return told and any(words)
 
 
 def _parities(row: ComparisonRow, base: ComparisonRow, tolerance: float) -> list[Parity]:

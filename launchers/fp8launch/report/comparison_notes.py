@@ -46,14 +46,19 @@ def comparison_notes(entries: Sequence[Entry], recomputed: bool) -> list[str]:
     notes += filter(None, map(_merged, entries))
     if absent:
         notes.append(_note_of_absent(absent))
-    if any(len(row.good) == 1 for row in rows):
+    if any(map(_within_single_runs, entries)):
         notes.append(
-            "a variant with a single run: its interval covers that run's iterations, not run-to-run differences; "
+            "the interval between two single runs covers their iterations, not the differences between runs: "
             "--repeat 3 measures them"
         )
     if len(peaks) > 1:
         notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
     return notes
+
+
+def _within_single_runs(entry: Entry) -> bool:
+    ratios = [entry.speedup, entry.efficiency.ratio if entry.efficiency else None]
+    return any(ratio.interval.covers == "iterations" for ratio in ratios if ratio and ratio.interval)
 
 
 def _merged(entry: Entry) -> str:

@@ -13,18 +13,18 @@ from itertools import chain
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import (
     arguments_unknown,
-    differing_facts,
     is_unknown,
     settings_change_speed,
     unstated,
 )
-from fp8launch.report.entry import Entry
-from fp8launch.report.grouping import ComparisonRow
+from fp8launch.report.entry import Entry, scaling_modes
+from fp8launch.report.grouping import ComparisonRow, labels_of
 from fp8launch.report.intervals import Interval, difference_interval
-from fp8launch.report.loss_summary import LossSummary, by_task, loss_summary, swept_learning
+from fp8launch.report.loss_summary import LossSummary, learning_settings, loss_summary, ranked_by_loss
 from fp8launch.report.parity import Parity
 from fp8launch.report.scaling import Ratio
 from fp8launch.report.variant_labels import words_of
+from fp8launch.wording import counted
 
 _MOST_NAMES = 3
 # Longer lists of names, in letters, are counted as well.
@@ -32,26 +32,40 @@ _LONGEST = 90
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return the sentence that a report opens with."""
-    text = _sentence(comparison, comparison.good)
-    # The size is part of every name, and redundant if all rows have the same one.
-    sizes = {entry.row.size for entry in comparison.entries}
-    if len(comparison.entries) > 1 and len(sizes) == 1 and "" not in sizes:
-        text = text.replace(f", {sizes.pop()}", "")
-    return text
-
-
-def _sentence(comparison: Comparison, good: Sequence[Entry]) -> str:
+    """Return the sentences that a report opens with."""
+    good = comparison.good
     if not good:
         return "No run has a number to compare."
-    losses = _about_loss(good) if comparison.about_loss else []
-    if losses and len(good) > 1 and not settings_change_speed([entry.row for entry in good]):
-        return f"{'. '.join(losses)}."
-    speed = [_about_speed(comparison, good), _about_parity(comparison)]
-    out = unlike_rows(comparison)
-    if out:
-        speed.append(f"{names(list(out))} cannot be compared with the rest")
-    return f"{'. '.join([*losses, '; '.join(filter(None, speed))])}."
+    if len(good) == 1:
+        sentences = [_alone(good[0])]
+    else:
+        sentences = _about_loss(good)
+        if not sentences or settings_change_speed([entry.row for entry in good]):
+            speed = [_about_speed(comparison, good), _about_parity(comparison)]
+            out = unlike_rows(comparison)
+            if out:
+                speed.append(f"{names(list(out))} cannot be compared with the rest")
+            sentences.append("; ".join(filter(None, speed)))
+    sentences += _without_result(comparison)
+    return "".join(f"{sentence}. " for sentence in filter(None, sentences)).rstrip()
+
+
+def _without_result(comparison: Comparison) -> list[str]:
+    """Name the runs that the other sentences leave out, such as the seeds that diverged at a high learning rate."""
+    found, none = [], []
+    for entry in comparison.entries:
+        row = entry.row
+        if not row.good:
+            none.append(f"{row.name} ({row.faults})")
+        elif row.faults:
+            found.append(f"Only {len(row.good)} of {counted(len(row.runs), 'run')} of {row.name} count ({row.faults})")
+    if len(found) > _MOST_NAMES:
+        found = [f"{len(found)} rows lack some of their runs"]
+    if len(none) > _MOST_NAMES:
+        found.append(f"{len(none)} rows have no result")
+    elif none:
+        found.append(f"No result: {'; '.join(none)}")
+    return found
 
 
 def unlike_rows(comparison: Comparison) -> dict[str, str]:
@@ -102,7 +116,7 @@ class _Rated:
 
 def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
     scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
-    if len(scaled) > 1 and comparison.about_loss and not _settings_beyond_size(good):
+    if len(scaled) > 1 and not _settings_beyond_size(good):
         return _scaling(scaled)
     rated, unknown = [], False
     for entry in good:
@@ -145,13 +159,16 @@ def _without_arguments(good: Sequence[Entry]) -> str:
 
 
 def _alone(entry: Entry) -> str:
+    found = []
+    if entry.loss and entry.loss.seeds > 1:
+        found.append(_loss_of_seeds(entry.loss))
     if entry.tokens:
-        speed = f"{entry.tokens.median:,.0f} ± {entry.tokens.spread:,.0f} tokens/s/GPU"
+        found.append(f"{entry.tokens.median:,.0f} ± {entry.tokens.spread:,.0f} tokens/s/GPU")
     elif entry.step_time:
-        speed = f"{entry.step_time.median:,.1f} ± {entry.step_time.spread:,.1f} ms per iteration"
+        found.append(f"{entry.step_time.median:,.1f} ± {entry.step_time.spread:,.1f} ms per iteration")
     else:
         return f"{entry.row.name}: no speed known"
-    return f"{entry.row.name}: {speed}, with nothing to compare it to"
+    return f"{entry.row.name}: {'; '.join(found)}, with nothing to compare it to"
 
 
 def _interval(interval: Interval | None) -> str:
@@ -191,10 +208,14 @@ def _fastest(rated: Sequence[_Rated], base: str) -> str:
             f"steps ({noise:.0f} % together); --repeat 3 measures how much runs differ"
         )
     alike = names([base, *(one.name for one in unsure)])
-    interval = unsure[0].interval
-    if interval is None:
+    intervals = [one.interval for one in unsure if one.interval]
+    if not intervals:
         return f"No difference in speed can be shown between {alike}: too few iterations"
-    return f"No difference in speed seen between {alike} ({_interval(interval)})"
+    shown = _interval(intervals[0])
+    if len(intervals) > 1:
+        low, high = min(one.low for one in intervals), max(one.high for one in intervals)
+        shown = f"95 % intervals between {low:.3f} and {high:.3f}{_within(intervals[0])}"
+    return f"No difference in speed seen between {alike} ({shown})"
 
 
 def _in_pairs(rated: Sequence[_Rated], comparison: Comparison) -> str:
@@ -226,6 +247,7 @@ def _range(ratios: Sequence[float]) -> str:
 
 def _scaling(scaled: Sequence[Entry]) -> str:
     """State the efficiencies of a variant at each size, or of several variants at their largest size."""
+    modes = scaling_modes(scaled)
     by_label: dict[str, list[tuple[str, Ratio]]] = {}
     for entry in scaled:
         assert entry.efficiency is not None
@@ -242,7 +264,8 @@ def _scaling(scaled: Sequence[Entry]) -> str:
             bounds = f"{100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
             text += f" (95 % interval {bounds}{_within(ratio.interval)})"
         parts.append(text)
-    return "; ".join(parts)
+    prefix = f"{modes[0].capitalize()} scaling: " if modes in (["weak"], ["strong"]) else ""
+    return f"{prefix}{'; '.join(parts)}"
 
 
 # --- Loss -----------------------------------------------------------------------------------------------------------
@@ -293,7 +316,7 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
     """Describe the parities that share a verdict."""
     rows = names([one.variant for one in parities])
     if parities[0].verdict == "undecided":
-        return f"whether the loss of {rows} agrees is undecided"
+        return f"whether the loss of {rows} agrees with the baseline's is undecided"
     if parities[0].verdict == "diverged":
         return f"the loss of {rows} diverged"
     sizes = []
@@ -309,15 +332,26 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
 
 
 def _about_loss(good: Sequence[Entry]) -> list[str]:
-    """Rank the losses at the end, separately for each task."""
+    """Rank the losses at the end, separately for each task, or state the loss of several seeds of one setting.
+
+    Losses of precisions alone are compared with their baseline's, iteration by iteration, and not ranked.
+    """
+    rows = [entry.row for entry in good if entry.loss]
+    tasks = ranked_by_loss(rows)
     sentences = []
-    tasks = by_task([entry.row for entry in good if entry.loss])
-    for group in tasks:
-        ranked = sorted(_by_setting(group, len(tasks) == 1), key=lambda named: named[1].end)
-        sentence = _alone_in_loss(*ranked[0]) if len(ranked) == 1 else _lowest_loss(ranked)
-        if len({row.trained_tokens for row in group} - {None}) > 1:
-            sentence += "; the rows were trained on different numbers of tokens"
+    for task in tasks:
+        ranked = sorted(_by_setting(task, len(tasks) == 1), key=lambda named: named[1].end)
+        if len(ranked) < 2:
+            continue
+        sentence = _lowest_loss(ranked)
+        if len({row.trained_tokens for row in task} - {None}) > 1:
+            sentence += ". The rows were trained on different numbers of tokens"
         sentences.append(sentence)
+    labels = labels_of(rows)
+    if not tasks and len(labels) == 1:
+        loss = loss_summary(list(chain.from_iterable(row.good for row in rows)))
+        if loss and loss.seeds > 1:
+            sentences.append(f"{labels[0]}: {_loss_of_seeds(loss)}")
     return sentences
 
 
@@ -326,8 +360,7 @@ def _by_setting(rows: Sequence[ComparisonRow], only_task: bool) -> list[tuple[st
 
     A pooled loss has the name of its setting, or of its first row where the setting does not say which task it is.
     """
-    differ = differing_facts(rows)
-    deciding = [*swept_learning(rows), *(name for name in ("precision", "train_iters") if name in differ)]
+    deciding = learning_settings(rows)
     settings: dict[tuple[str, ...], list[ComparisonRow]] = {}
     for row in rows:
         settings.setdefault(tuple(str(row.facts.get(name)) for name in deciding), []).append(row)
@@ -342,24 +375,25 @@ def _by_setting(rows: Sequence[ComparisonRow], only_task: bool) -> list[tuple[st
     return pooled
 
 
-def _alone_in_loss(name: str, loss: LossSummary) -> str:
-    text = f"{name}: loss {loss.end_text} at the end"
+def _loss_of_seeds(loss: LossSummary) -> str:
+    text = f"loss {loss.end_text} at the end, mean ± standard deviation of {loss.seeds} seeds"
     if loss.interval is None:
         return text
-    bounds = f"{loss.interval.low:.4f} to {loss.interval.high:.4f}"
-    return f"{text}, mean ± standard deviation of {loss.seeds} seeds (95 % interval of the mean {bounds})"
+    return f"{text} (95 % interval of the mean {loss.interval.low:.4f} to {loss.interval.high:.4f})"
 
 
 def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
     (first, lowest), (second, next_lowest) = ranked[:2]
     others = f"next {second} with {next_lowest.end_text}"
-    if min(lowest.seeds, next_lowest.seeds) < 2:
+    single = [name for name, loss in ranked[:2] if loss.seeds < 2]
+    if single:
         if len(ranked) > 2:
             last, highest = ranked[-1]
             others += f", highest {last} with {highest.end_text}"
+        whose = "each" if all(loss.seeds < 2 for _, loss in ranked) else names(single)
         return (
-            "Lowest loss at the end, of single seeds whose order may be chance: "
-            f"{first} with {lowest.end_text}, {others} (--seeds 1,2,3 measures the noise between seeds)"
+            f"Lowest loss at the end: {first} with {lowest.end_text}, {others}. "
+            f"The order may be chance, because {whose} has a single seed: --seeds 1,2,3 measures the noise"
         )
     alike: list[str] = []
     worse: list[str] = []

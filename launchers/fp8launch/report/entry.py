@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fp8launch.report.grouping import ComparisonRow, Measure
 from fp8launch.report.json_values import json_mapping
-from fp8launch.report.loss_summary import LossSummary, by_task, swept_learning
+from fp8launch.report.loss_summary import LossSummary, ranked_by_loss
 from fp8launch.report.scaling import Ratio, ScalingEfficiency
 
 
@@ -52,7 +52,7 @@ def about_loss(entries: Sequence[Entry]) -> bool:
     """Return whether the loss is a result of these rows: several seeds, or different ways to learn the same task."""
     if any(entry.loss and entry.loss.seeds > 1 for entry in entries):
         return True
-    return all(swept_learning(group) for group in by_task([entry.row for entry in entries]))
+    return bool(ranked_by_loss([entry.row for entry in entries]))
 
 
 def scaling_modes(entries: Iterable[Entry]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -15,7 +15,7 @@ from fp8launch.diagnostics import printable
 from fp8launch.report.columns import Table, csv_names, csv_row, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
-from fp8launch.report.parity import Parity
+from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
 from fp8launch.report.remarks import difference_lines, differences_table, phases_table, remarks
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.text import add_column
@@ -97,12 +97,13 @@ def csv_cell(value: object) -> object:
     return value
 
 
-def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableType:
-    """Render the table and the remarks; of the differences only names, because the other formats have their values.
+def to_terminal(comparison: Comparison, width: int = 120) -> RenderableType:
+    """Render the table and the remarks in `width` columns; of the differences only names.
 
-    `width` is that of the terminal in columns, where there is one: what is not needed to compare is left out there.
+    The other formats have all values. Columns that are not needed to compare are left out if there is no room.
     """
-    parts: list[RenderableType] = [_rich_table(main_table(comparison.entries), width), Text("")]
+    table = main_table(comparison.entries)
+    parts: list[RenderableType] = [_rich_table(table, width), Text("")]
     parts += [Text(conclusion(comparison), style="bold"), Text("")]
     phases = phases_table(comparison)
     if phases:
@@ -111,50 +112,84 @@ def to_terminal(comparison: Comparison, width: int | None = None) -> RenderableT
         parts.append(Text(f"not valid: {problem}", style="bold red"))
     parts += map(Text, remarks(comparison))
     parts += map(Text, difference_lines(comparison))
-    for parity in comparison.parities:
-        parts.append(Text(f"parity: {parity.sentence()}"))
+    parts += map(Text, _parity_lines(comparison.parities))
+    shown = _widths(table, width)
+    hidden = [header for position, header in enumerate(table.headers) if position not in shown]
+    if hidden:
+        parts.append(Text(f"not shown in {width} columns, but in --md, --csv and --html: {', '.join(hidden)}"))
     parts.append(Text(style="dim"))
     return Group(*parts)
 
 
-# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first.
-_DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "peak memory", "step time", "MFU", "runs", "GPUs")
-# Cells up to this length, such as `1,621 ± 632`, stay on one line.
-_WHOLE = 16
+def _parity_lines(parities: Sequence[Parity]) -> list[str]:
+    """Return a line for each verdict; runs that are too short for one share a line."""
+    short = [parity for parity in parities if parity.verdict == "too short"]
+    if len(short) < 2:
+        return [f"parity: {parity.sentence()}" for parity in parities]
+    lines = [f"parity: {parity.sentence()}" for parity in parities if parity.verdict != "too short"]
+    variants = [parity.variant for parity in short]
+    which = "; ".join(variants) if len(variants) <= _MOST_NAMES else f"{len(variants)} rows"
+    needed = f"at least {FEWEST_ITERATIONS} iterations and {FEWEST_LINES} lines"
+    return [*lines, f"parity: too short to judge {which} (needed: {needed})"]
+
+
+# More variants than these are counted.
+_MOST_NAMES = 4
+# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first. The last
+# two are dropped earlier if all rows have the same value.
+_DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "step time", "peak memory", "MFU")
+_DROPPED_LAST = ("runs", "GPUs")
+# Numbers up to this length, such as `4.9394 ± 0.0179 (139.69)`, stay on one line, and so do shorter texts.
+_WHOLE, _WHOLE_WORDS = 28, 16
+# Longer names of rows take several lines of at least this length.
+_NAME = 22
 _GAP = 2
 
 
-def _rich_table(table: Table, width: int | None) -> RichTable:
+def _rich_table(table: Table, width: int) -> RichTable:
     made = RichTable(box=None, pad_edge=False, header_style="bold")
     widths = _widths(table, width)
     for position, wide in widths.items():
         add_column(made, table.headers[position], table.numbers[position], overflow="fold", width=wide)
     for row in table.rows:
-        made.add_row(*[Text(row[position]) for position in widths])
+        made.add_row(*[Text(_in_lines(row[position], wide)) for position, wide in widths.items()])
     return made
 
 
-def _widths(table: Table, width: int | None) -> dict[int, int | None]:
-    """The columns that are shown, and in a terminal how wide each is: words stay whole, and so do numbers."""
+def _in_lines(cell: str, width: int) -> str:
+    """Put an interval in brackets on a line of its own if the cell is too long for one line."""
+    return cell if len(cell) <= width else cell.replace(" [", "\n[")
+
+
+def _widths(table: Table, width: int) -> dict[int, int]:
+    """Return the columns that are shown, and how wide each is: words, numbers and short cells stay whole."""
     columns: dict[int, tuple[int, int]] = {}
     for position, texts in enumerate(zip(table.headers, *table.rows, strict=True)):
-        columns[position] = _least(*texts), max(map(len, texts))
-    if width is None:
-        return dict.fromkeys(columns)
+        whole = _WHOLE if table.numbers[position] else _WHOLE_WORDS
+        least, most = _least(whole, *texts), max(map(len, texts))
+        if position == 0:
+            least = max(least, min(most, _NAME))
+        columns[position] = least, most
 
     def needed() -> int:
         return sum(least + _GAP for least, _ in columns.values())
 
     room = width + _GAP
-    for start in _DROPPED:
+    has_tokens = "tokens/s/GPU" in table.headers
+    constant = [
+        header
+        for header, *cells in zip(table.headers, *table.rows, strict=True)
+        if header in _DROPPED_LAST and len(set(cells)) == 1
+    ]
+    for start in (*_DROPPED, *constant, *_DROPPED_LAST):
         if needed() <= room:
             break
         for position in list(columns):
-            if table.headers[position].startswith(start):
+            if table.headers[position].startswith(start) and not (start == "step time" and not has_tokens):
                 del columns[position]
     # The columns that need least get their full width first.
     spare = room - needed()
-    widths: dict[int, int | None] = dict.fromkeys(columns)
+    widths = dict.fromkeys(columns, 0)
     for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):
         more = max(min(most - least, spare), 0)
         widths[at] = least + more
@@ -162,12 +197,10 @@ def _widths(table: Table, width: int | None) -> dict[int, int | None]:
     return widths
 
 
-def _least(header: str, *cells: str) -> int:
-    """The width of the longest text of a column that stays on one line."""
+def _least(whole: int, header: str, *cells: str) -> int:
+    """Return the width of the longest text of a column that stays on one line, for cells of up to `whole` letters."""
     parts = header.split()
     for cell in cells:
-        if len(cell) <= _WHOLE:
-            parts.append(cell)
-        else:
-            parts += cell.split()
-    return max(map(len, parts), default=0)
+        for line in cell.replace(" [", "\n[").split("\n"):
+            parts += [line] if len(line) <= whole else line.split()
+    return min(max(map(len, parts), default=0), _WHOLE)

@@ -57,13 +57,15 @@ class Measure:
 class ComparisonRow:
     """All runs of one variant on one number of GPUs. Only those that ended as planned give numbers.
 
-    `by_gpus`: the number of nodes does not tell the rows of a variant apart.
+    `by_gpus`: the number of nodes is unknown or does not tell the rows of a variant apart. `one_size`: all rows have
+    the same size, so names leave it out.
     """
 
     label: str
     runs: tuple[RunData, ...]
     notes: tuple[str, ...] = ()
     by_gpus: bool = False
+    one_size: bool = False
 
     @property
     def good(self) -> tuple[RunData, ...]:
@@ -109,18 +111,24 @@ class ComparisonRow:
 
     @property
     def name(self) -> str:
-        """The label with the size, which together no other row has."""
+        """The label, with the size if sizes differ; no other row has the same name."""
+        if self.one_size:
+            return self.label
         return ", ".join(filter(None, (self.label, self.size)))
+
+    @property
+    def faults(self) -> str:
+        """Why some of the runs have no number; empty if all have one."""
+        return ", ".join(sorted({run.status_text() for run in self.runs if not run.good}))
 
     @property
     def status(self) -> str:
         """`ok`, or how many runs have a number and why the others do not."""
-        bad = ", ".join(sorted({run.status_text() for run in self.runs if not run.good}))
-        if not bad:
+        if not self.faults:
             return "ok"
         if len(self.runs) == 1:
-            return bad
-        return f"{len(self.good)} of {len(self.runs)} ok; {bad}"
+            return self.faults
+        return f"{len(self.good)} of {len(self.runs)} ok; {self.faults}"
 
     def known(self, of: Callable[[RunReport], T | None]) -> list[T]:
         """Return a value of the reports of the runs that have it."""
@@ -165,8 +173,10 @@ def group_runs(runs: Sequence[RunData]) -> list[ComparisonRow]:
             own_notes += notes.get(run.name, ())
         rows.append(ComparisonRow(key[0], tuple(same), tuple(own_notes)))
     distinct = len({row.name for row in rows}) == len(rows)
-    if not distinct:
+    if not distinct or (not all(row.nodes for row in rows) and all(row.world for row in rows)):
         rows = [replace(row, by_gpus=True) for row in rows]
+    if len(rows) > 1 and len({row.size for row in rows}) == 1 and len(labels_of(rows)) == len(rows):
+        rows = [replace(row, one_size=True) for row in rows]
     return rows
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts
+from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts, settings_change_speed
 from fp8launch.report.intervals import Interval, interval_json, mean_interval
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.loss_curves import finite_losses, losses, values_of
@@ -26,16 +26,17 @@ _LARGEST = 50.0
 class LossSummary:
     """The loss at the end of a row's runs, in nats.
 
-    `last` and `smoothed` are medians over the runs, `spread` is the range of the runs' smoothed losses, `values`. The
-    end of a run is smoothed over `iterations`. `seed_values` has the mean of the runs of each seed; `mean`, `std` (of
-    the sample) and the 95 % `interval` of the mean are over these seeds. Only different seeds show how much a loss
-    varies: repeats of one seed compute the same, up to the order of additions.
+    `last` and `smoothed` are medians over the runs; `values` has the smoothed loss of each run. The end of a run is
+    smoothed over `iterations`. `seed_values` has the mean of the runs of each seed; `mean`, `std` (of the sample), the
+    95 % `interval` of the mean and the range, `spread`, are over these seeds. Only different seeds show how much a loss
+    varies: repeats of one seed compute the same, up to the order of additions. With one seed, `std`, `interval` and
+    `spread` are None.
     """
 
     last: float
     smoothed: float
     perplexity: float | None
-    spread: float
+    spread: float | None
     iterations: int
     runs: int
     values: tuple[float, ...] = ()
@@ -98,7 +99,7 @@ def loss_summary(runs: Sequence[RunData]) -> LossSummary | None:
         last=statistics.median(lasts),
         smoothed=statistics.median(smoothed),
         perplexity=None,
-        spread=max(smoothed) - min(smoothed),
+        spread=max(by_seed) - min(by_seed) if len(by_seed) > 1 else None,
         iterations=min(counts),
         runs=len(counts),
         values=tuple(smoothed),
@@ -119,6 +120,25 @@ def by_task(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         groups.setdefault(tuple(str(row.facts.get(name)) for name in names), []).append(row)
     return list(groups.values())
+
+
+def ranked_by_loss(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the tasks whose rows learn differently, so that their losses are a result.
+
+    Among several tasks, rows that also differ in what changes their speed belong to a comparison of speeds, such as a
+    collection of logs of different experiments.
+    """
+    tasks = by_task(rows)
+    found = [task for task in tasks if swept_learning(task)]
+    if len(found) == len(tasks):
+        return found
+    return [task for task in found if not settings_change_speed(task)]
+
+
+def learning_settings(rows: Sequence[HasFacts]) -> list[str]:
+    """Return the differing facts that decide the loss of rows of one task: rows with equal ones share a loss."""
+    differ = differing_facts(rows)
+    return [*swept_learning(rows), *(name for name in ("precision", "train_iters") if name in differ)]
 
 
 def swept_learning(rows: Sequence[HasFacts]) -> list[str]:

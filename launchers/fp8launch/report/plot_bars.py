@@ -27,7 +27,7 @@ _PLACE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
 class Bars:
     """A picture of bars: one quantity in one unit. `text` stands at the end of a bar, `detail` behind its name.
 
-    With `zero` false the axis need not start at zero, and points stand for bars.
+    With `zero` false the axis need not start at zero, and points stand for bars. `remark` explains the error bars.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Bars:
     detail: Callable[[Entry], str] = lambda entry: ""
     published: Callable[[Published], float | None] = lambda published: None
     zero: bool = True
+    remark: str = ""
 
 
 def _number(value: float) -> str:
@@ -52,7 +53,7 @@ def _with_gain(entry: Entry, value: Value, units: Sequence[str]) -> str:
     speedup = entry.speedup
     if speedup is None or speedup.value is None or speedup.against == entry.row.name or speedup.unit not in units:
         return text
-    if speedup.interval and speedup.interval.low < 1 < speedup.interval.high:
+    if speedup.interval and not speedup.distinguishable:
         return f"{text}  not distinguishable"
     return f"{text}  {speedup.value:.2f}×{ratio_mark(speedup)}"
 
@@ -96,6 +97,7 @@ LOSS = Bars(
     loss,
     lambda entry, value: f"{value.number:.4f}",
     zero=False,
+    remark="mean over the seeds; error bars: standard deviation over several seeds",
 )
 
 
@@ -103,15 +105,13 @@ def bar_picture(entries: Sequence[Entry], encoding: Encoding, bars: Bars) -> lis
     """Return a bar from zero for each row, or nothing where no row has the quantity."""
     if not any(map(bars.value, entries)):
         return []
-    sized = len({entry.row.size for entry in entries}) > 1
     names = []
     for entry in entries:
-        title = entry.row.name if sized else entry.row.label
-        names.append(_name(title, bars.detail(entry)))
+        names.append(_name(entry.row.name, bars.detail(entry)))
     rows = sum(1 + _MORE * text.count("\n") for text in names)
     draw = partial(draw_bars, entries=entries, names=names, encoding=encoding, bars=bars)
     tall = (0.65 + 0.4 * rows) / HEIGHT
-    return [Picture(bars.name, bars.title, (Panel(draw, tall=tall, left=0.1),))]
+    return [Picture(bars.name, bars.title, (Panel(draw, tall=tall, left=0.1),), (), bars.remark)]
 
 
 def _name(name: str, detail: str) -> str:

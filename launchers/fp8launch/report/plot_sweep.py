@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 from fp8launch.report.entry import Entry
-from fp8launch.report.loss_summary import LossSummary, by_task, swept_learning
+from fp8launch.report.loss_summary import LossSummary, learning_settings, ranked_by_loss, swept_learning
 from fp8launch.report.plot_style import COLOURS, MARKERS, Key, Panel, Picture, few_ticks, plain
 from fp8launch.report.variant_labels import short_name, words_of
 
@@ -17,24 +18,28 @@ _WIDE = 8
 
 
 def swept_loss_pictures(entries: Sequence[Entry]) -> list[Picture]:
-    """Return the loss over the swept number with a line for each combination of the other settings.
+    """Return for each task the loss over the swept number, with a line for each combination of the other settings.
 
-    The list is empty if no number is swept, or if no line would have two points.
+    A task has no picture if no number is swept, or if no line would have two points.
     """
-    known = [entry for entry in entries if entry.loss]
-    if len(by_task([entry.row for entry in known])) > 1:
-        return []
+    known = {entry.row.name: entry for entry in entries if entry.loss}
+    pictures = []
+    for task in ranked_by_loss([entry.row for entry in known.values()]):
+        pictures += _pictures_of_task([known[row.name] for row in task])
+    if len(pictures) > 1:
+        pictures = [replace(picture, name=f"{picture.name}_{i}") for i, picture in enumerate(pictures, 1)]
+    return pictures
+
+
+def _pictures_of_task(known: Sequence[Entry]) -> list[Picture]:
     name = _swept_number(known)
     if name is None:
         return []
+    settings = learning_settings([entry.row for entry in known])
     lines: dict[str, list[tuple[float, LossSummary]]] = {}
     for entry in known:
         if entry.loss and (value := _number(entry, name)) is not None:
-            own = words_of(name, entry.row.facts[name])
-            others = ", ".join(part for part in entry.row.label.split(", ") if part != own)
-            if len({other.row.size for other in known}) > 1:
-                others = ", ".join(filter(None, (others, entry.row.size)))
-            lines.setdefault(others, []).append((value, entry.loss))
+            lines.setdefault(_other_settings(entry, name, settings), []).append((value, entry.loss))
     if max(map(len, lines.values())) < 2:
         return []
     keys = []
@@ -50,6 +55,17 @@ def swept_loss_pictures(entries: Sequence[Entry]) -> list[Picture]:
     else:
         remark += "; one seed for each point, so the noise between seeds is not known"
     return [Picture("loss_end", f"Loss at the end over {title}", (Panel(draw, keys=shown_keys),), (), remark)]
+
+
+def _other_settings(entry: Entry, swept: str, settings: Sequence[str]) -> str:
+    """Return what a row is besides the swept value. Its label may leave out settings that tell nothing apart."""
+    row = entry.row
+    words = {name: words_of(name, row.facts[name]) for name in settings if name in row.facts}
+    others = [text for name, text in words.items() if name != swept]
+    others += [part for part in row.label.split(", ") if part not in words.values()]
+    if not row.one_size:
+        others.append(row.size)
+    return ", ".join(filter(None, others))
 
 
 def _swept_number(entries: Sequence[Entry]) -> str | None:
@@ -94,6 +110,9 @@ def _draw(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], keys: S
     ax.set_xlabel(label)
     # Intervals of two seeds can be many times wider than the range of the losses; they leave the axes.
     room = 0.25 * (max(reach) - min(reach) or 0.1 * abs(max(reach)))
-    ax.set_ylim(min(reach) - room, max(reach) + room)
-    ax.set_ylabel("loss (axis does not start at 0)")
+    bottom = min(reach) - room
+    if bottom < 0 <= min(reach):
+        bottom = 0.0
+    ax.set_ylim(bottom, max(reach) + room)
+    ax.set_ylabel("loss" if bottom == 0 else "loss (axis does not start at 0)")
     ax.yaxis.set_major_locator(few_ticks(integer=False))

@@ -25,6 +25,8 @@ MEANING = {
 COMPARED = "what is compared"
 # More rows than this do not get a column each.
 _MOST_COLUMNS = 6
+# A longer list of facts is cut in the terminal.
+_MOST_NAMES = 8
 
 
 def differences_table(comparison: Comparison) -> Table:
@@ -93,10 +95,16 @@ def difference_lines(comparison: Comparison) -> list[str]:
         else:
             loss.append(one.name)
     if speed:
-        lines.append("differs: " + ", ".join(speed))
+        lines.append(f"differs: {_first_names(speed)}")
     if loss:
-        lines.append("differs in what changes the loss only: " + ", ".join(loss))
+        lines.append(f"differs in what changes the loss only: {_first_names(loss)}")
     return lines
+
+
+def _first_names(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more (--md or --html lists all)"
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -104,8 +112,8 @@ def remarks(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.baseline and shows_speedup(comparison.entries):
         lines.append(
-            f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); 'within' intervals "
-            "cover the iterations of two single runs, others cover repeats"
+            f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); an interval marked "
+            "'within' covers the iterations of two single runs, others cover repeats"
         )
         shown = [entry.speedup for entry in comparison.entries if entry.speedup and entry.speedup.interval]
         if not all(ratio.distinguishable for ratio in shown):
@@ -114,9 +122,12 @@ def remarks(comparison: Comparison) -> list[str]:
                 text += ", or two single runs differ by less than twice the sum of their ±"
             lines.append(text)
     if comparison.good:
-        lines.append("±: half the range of the repeats' medians; for a single run half its interquartile range")
-    if any(entry.loss and entry.loss.seeds > 1 for entry in comparison.entries):
-        lines.append("± of a loss: standard deviation over the seeds, around their mean")
+        lines.append(f"±: {_meaning_of_spread(comparison)}")
+    if comparison.about_loss:
+        text = "loss at the end: mean of the last 10 % of the iterations, at least 5"
+        if any(entry.loss and entry.loss.seeds > 1 for entry in comparison.entries):
+            text += "; mean over the seeds ± their standard deviation"
+        lines.append(text)
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
     lines += _ratio_remarks(comparison)
@@ -125,6 +136,15 @@ def remarks(comparison: Comparison) -> list[str]:
         if entry.published and (line := f"published: {entry.published.source}") not in lines:
             lines.append(line)
     return [*lines, *comparison.notes]
+
+
+def _meaning_of_spread(comparison: Comparison) -> str:
+    counts = [len(entry.row.good) for entry in comparison.good]
+    single = "half the interquartile range of a run's iterations"
+    if max(counts) < 2:
+        return single
+    several = "half the range of the repeats' medians"
+    return several if min(counts) > 1 else f"{several}; for a single run, {single}"
 
 
 def _row_remarks(comparison: Comparison) -> list[str]:
@@ -150,22 +170,27 @@ def _notes_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _ratio_remarks(comparison: Comparison) -> list[str]:
-    lines = []
+    """Explain missing ratios, other units and marks; rows with the same explanation share a line."""
+    rows: dict[str, list[str]] = {}
     for name, entry, ratio in comparison.ratios():
         own = entry.row.name
         if ratio.missing:
             if name == "speed-up":
-                lines.append(f"{own}: no speed-up, because {ratio.missing}")
+                rows.setdefault(f"no speed-up: {ratio.missing}", []).append(own)
             continue
-        if ratio.value is not None and ratio.unit != UNITS[0]:
-            lines.append(f"{name} of {own} is of {ratio.unit}: its log or the baseline's does not say {UNITS[0]}")
-        if ratio.comparability.noted:
-            which = own
-            if name != "speed-up":
-                which = f"scaling of {own}"
-            differ = [note for note in ratio.comparability.noted if not is_unknown(note)]
-            unknown = [f"{note}, so the work may differ" for note in ratio.comparability.noted if is_unknown(note)]
-            if differ:
-                lines.append(f"* {which} relative to {ratio.against} differs in {'; '.join(differ)}")
-            lines += [f"* {which} relative to {ratio.against}: {note}" for note in unknown]
+        if ratio.value is None or ratio.against == own:
+            continue
+        if ratio.unit != UNITS[0]:
+            note = f"{name} in {ratio.unit}, because its log or the baseline's does not contain {UNITS[0]}"
+            rows.setdefault(note, []).append(own)
+        which = own if name == "speed-up" else f"scaling of {own}"
+        differ = [note for note in ratio.comparability.noted if not is_unknown(note)]
+        if differ:
+            rows.setdefault(f"relative to {ratio.against} differs in {'; '.join(differ)}", []).append(f"* {which}")
+        for note in filter(is_unknown, ratio.comparability.noted):
+            rows.setdefault(f"relative to {ratio.against}: {note}, so the work may differ", []).append(f"* {which}")
+    lines = []
+    for note, owners in rows.items():
+        separator = " " if note.startswith("relative") else ": "
+        lines.append(f"{'; '.join(owners)}{separator}{note}")
     return lines

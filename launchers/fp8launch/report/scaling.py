@@ -64,7 +64,8 @@ def ratio(row: ComparisonRow, base: ComparisonRow, comparability: Comparability,
     """Divide the speed of a row by that of `base`. Between unlike rows the number is given only by force."""
     for one in (row, base):
         if not one.good:
-            return Ratio(None, None, base.name, comparability, f"{one.name}: {one.status}")
+            whose = "" if one is row else f"{one.name}: "
+            return Ratio(None, None, base.name, comparability, f"{whose}{one.status}")
     unit = _common_unit(row, base)
     if unit is None:
         return Ratio(None, None, base.name, comparability, "the logs do not contain speeds in a common unit")

@@ -18,7 +18,7 @@ from fp8launch.report.differences import (
 from fp8launch.report.run_data import RunData, StudyPoint
 from fp8launch.report.run_facts import SETTINGS, UNSET
 
-# Names of facts in labels, in this order. Labels omit a size of 1 and a flag that is off.
+# Names of facts in labels, in this order. Labels omit a parallel size of 1 and whatever is off.
 _SHORT = {
     "gpu": "",
     "GPU": "",
@@ -46,9 +46,19 @@ _SHORT = {
     "init_method_std": "init std",
     "train_iters": "iterations",
 }
-_SILENT = ("1", "None", "False")
-# Longer labels lose the parts that tell nothing apart; the table of differences has them all.
-_MOST_PARTS = 4
+_OFF = ("None", "False", "none")
+_PARALLEL = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+    "context_parallel_size", "expert_model_parallel_size",
+)  # fmt: skip
+# Longer labels, in letters, lose parts that tell nothing apart; the table of differences has them all. Parts that are
+# off in other labels, such as FSDP, are left out only of far longer ones: leaving them out would say that they are off.
+_LONG, _FAR_TOO_LONG = 28, 64
+# Without these parts a label would not say what was measured.
+_KEPT = (
+    "precision", "precision.recipe", "recipe", "script", "run", "gpu", "GPU", "seq_length", "num_layers",
+    "num_experts",
+)  # fmt: skip
 # The largest number of other facts in labels.
 _MOST_OTHERS = 3
 # Sizes, which rows have beside their label.
@@ -145,10 +155,10 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData], by_point: bool) -> lis
         elif any(texts):
             words[name] = texts
     _add_needed(words, others, len(variants))
-    _drop_needless(words, len(variants))
+    _shorten(words, variants)
     labels = dict.fromkeys(first, "")
     for i, key in enumerate(first):
-        labels[key] = ", ".join(texts[i] for texts in words.values() if texts[i])
+        labels[key] = _joined(words, i)
     if "" in labels.values():
         for key, run in first.items():
             known = str(run.facts.get("precision") or run.name)
@@ -176,16 +186,53 @@ def _add_needed(words: dict[str, list[str]], others: Mapping[str, list[str]], va
         words |= added
 
 
-def _drop_needless(words: dict[str, list[str]], variants: int) -> None:
-    """Drop facts that tell nothing apart from long labels, the least important first."""
-    distinct = _distinct(words, variants)
+def _joined(words: Mapping[str, Sequence[str]], variant: int) -> str:
+    return ", ".join(texts[variant] for texts in words.values() if texts[variant])
+
+
+def _shorten(words: dict[str, list[str]], variants: Sequence[Mapping[str, str]]) -> None:
+    """Drop facts from long labels that tell nothing apart, the least important first.
+
+    First from all labels, then from single ones.
+    """
+    every = range(len(variants))
+    distinct = _distinct(words, len(variants))
+    optional = []
     for name in reversed(list(words)):
-        longest = max(sum(map(bool, parts)) for parts in zip(*words.values(), strict=True))
-        if longest <= _MOST_PARTS:
-            return
+        limit = _LONG
+        if name != "sequence_parallel" and _is_off_in_some(name, words[name], variants):
+            limit = _FAR_TOO_LONG
         fewer = {other: texts for other, texts in words.items() if other != name}
-        if _distinct(fewer, variants) == distinct:
+        if name in _KEPT or max(len(_joined(words, i)) for i in every) <= limit:
+            continue
+        if _distinct(fewer, len(variants)) == distinct:
             del words[name]
+        elif limit == _LONG:
+            optional.append(name)
+    full = {name: list(texts) for name, texts in words.items()}
+    for name in optional:
+        # Rows of one model keep what they learn with, other settings where another row differs in nothing else.
+        alike = [_words_of_model(full, i) if name in LEARNING else _without(full, name, i) for i in every]
+        too_long = {alike[i] for i in every if len(_joined(words, i)) > _LONG}
+        for i in every:
+            values = {full[name][j] for j in every if alike[j] == alike[i]}
+            if alike[i] in too_long and len(values) == 1:
+                words[name][i] = ""
+                if _distinct(words, len(variants)) < distinct:
+                    words[name][i] = full[name][i]
+
+
+def _is_off_in_some(name: str, texts: Sequence[str], variants: Sequence[Mapping[str, str]]) -> bool:
+    return any(name in variant and not text for variant, text in zip(variants, texts, strict=True))
+
+
+def _words_of_model(words: Mapping[str, Sequence[str]], variant: int) -> tuple[str, ...]:
+    return tuple(texts[variant] for name, texts in words.items() if name in _KEPT and not name.startswith("precision"))
+
+
+def _without(words: Mapping[str, Sequence[str]], name: str, variant: int) -> tuple[str, ...]:
+    """Return the other words of a variant."""
+    return tuple(texts[variant] for other, texts in words.items() if other != name)
 
 
 def short_name(fact: str) -> str:
@@ -199,13 +246,13 @@ def words_of(fact: str, value: object) -> str:
 
 
 def _word(name: str, value: str, by_point: bool) -> str:
-    """Return the words for one fact or axis; empty for a size of 1 and a flag that is off."""
+    """Return the words for one fact or axis; empty for a parallel size of 1 and for what is off."""
     if by_point:
         # `parallel.tp` has the short name of the argument that it sets.
         for fact in facts_of_axis(name) & _SHORT.keys():
             name = fact
     if name in _SHORT:
-        if value in _SILENT and name not in ("micro_batch_size", "global_batch_size"):
+        if value in _OFF or (value == "1" and name in _PARALLEL):
             return ""
         if value == "True":
             return _SHORT[name]
@@ -218,4 +265,9 @@ def _word(name: str, value: str, by_point: bool) -> str:
         return f"{name.rpartition('.')[2]} {value}"
     if name.startswith(SETTINGS):
         return "" if value == UNSET else f"{name.partition(' ')[2]}={value}"
-    return f"{name.replace('_', ' ')} {shortened(value)}"
+    words = name.replace("_", " ")
+    if value in _OFF:
+        return ""
+    if "/" in value and len(value) > _LONG:
+        value = f"…/{PurePath(value).name}"
+    return words if value == "True" else f"{words} {shortened(value)}"

@@ -87,7 +87,7 @@ class Bridge(Engine):
     seed_key: ClassVar[str] = "rng.seed"
 
     def stated_seed(self, recipe: Recipe) -> int | None:
-        for field, _, value in flat(recipe.bridge.overrides):
+        for field, _, value in flat(bridge_of(recipe).overrides):
             if field == self.seed_key:
                 return as_int(value)
         return None
