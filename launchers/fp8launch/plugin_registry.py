@@ -53,7 +53,8 @@ class Plugin:
 
     `requires` are the names of plugins that this one imports. `engines` are classes that implement
     `fp8launch.engines.base.Engine`, `schedulers` return a `fp8launch.schedulers.base.Scheduler`, and `log_dialects` are
-    values of `fp8launch.logs.dialects.Dialect`. `recipe_sections` are subclasses of
+    values of `fp8launch.logs.dialects.Dialect`. `rules` are functions with the decorator
+    `fp8launch.check.rule.rule`, by their codes. `recipe_sections` are subclasses of
     `fp8launch.recipe.sections.Section`, whose fields all have defaults. `recipe_sources` are values of
     `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names. `in_job` are packages that jobs import: they
     are copied into every run folder, and import nothing but each other, `fp8launch.injob` and what the image has.
@@ -64,6 +65,7 @@ class Plugin:
     commands: Mapping[str, Command] = field(default_factory=dict)
     engines: Mapping[str, Target] = field(default_factory=dict)
     schedulers: Mapping[str, Target] = field(default_factory=dict)
+    rules: Mapping[str, Target] = field(default_factory=dict)
     log_dialects: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)
     recipe_sources: Mapping[str, Target] = field(default_factory=dict)

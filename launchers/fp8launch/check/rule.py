@@ -5,7 +5,7 @@
         if run.precision == "mxfp8" and run.gpu.capability < (10, 0):
             yield Finding("...", run.where("fp8_recipe"), "use ...")
 
-To add a rule, put such a function into any module of `check/rules/`.
+To add a rule, put such a function into any module of `check/rules/`, or name it in the `rules` of a plugin.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fp8launch import plugin_registry
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import Scope
@@ -70,8 +71,10 @@ def rule(
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Return all rules of `check/rules/`, by code."""
+    """Return all rules of `check/rules/` and of plugins, by code."""
     package = importlib.import_module("fp8launch.check.rules")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
+    for _ in plugin_registry.loaded("rules"):
+        pass  # the decorator has registered it
     return dict(_RULES)
