@@ -201,8 +201,8 @@ def rates(seeds: dict[float, int], root: Path, **bad: Made) -> str:
 
 def test_of_rows_with_and_without_seeds_it_names_those_without(tmp_path: Path) -> None:
     """ "Of single seeds" was said of a row with three seeds."""
-    found = rates({1e-4: 3, 3e-4: 1}, tmp_path)
-    assert "because lr 0.0003 has a single seed" in found
+    assert "because lr 0.0003 has a single seed" in rates({1e-4: 3, 3e-4: 1}, tmp_path / "one")
+    assert "because lr 0.0001 and lr 0.0003 have a single seed" in rates({1e-4: 1, 3e-4: 1, 1e-3: 3}, tmp_path / "two")
 
 
 def test_seeds_without_a_result_are_named(tmp_path: Path) -> None:

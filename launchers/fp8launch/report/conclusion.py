@@ -390,10 +390,12 @@ def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
         if len(ranked) > 2:
             last, highest = ranked[-1]
             others += f", highest {last} with {highest.end_text}"
-        whose = "each" if all(loss.seeds < 2 for _, loss in ranked) else names(single)
+        whose = f"{names(single)} {'have' if len(single) > 1 else 'has'}"
+        if all(loss.seeds < 2 for _, loss in ranked):
+            whose = "each has"
         return (
             f"Lowest loss at the end: {first} with {lowest.end_text}, {others}. "
-            f"The order may be chance, because {whose} has a single seed: --seeds 1,2,3 measures the noise"
+            f"The order may be chance, because {whose} a single seed: --seeds 1,2,3 measures the noise"
         )
     alike: list[str] = []
     worse: list[str] = []
