@@ -100,6 +100,20 @@ def test_the_exit_code_is_known_while_squeue_still_shows_the_end(
     assert (state(a_run("12")).status, state(a_run("12", name="r-2")).exit_code) == ("failed", 7)
 
 
+def test_a_task_without_a_record_is_cancelled_only_if_squeue_has_forgotten_it(
+    fake_slurm: Any, a_run: Callable[..., RunFolder]
+) -> None:
+    """The accounting learns of the tasks of an array one by one, and later than squeue."""
+    run = a_run("12_1")
+    fake_slurm.program("sacct", "12_0|COMPLETED|0:0|None")
+    fake_slurm.program("squeue", "12_1|COMPLETED|None")
+    assert (state(run).status, state(run).source) == ("completed", "squeue")
+    fake_slurm.program("squeue", status=1, complaint="Unable to contact slurm controller")
+    assert state(run).status == "unknown"
+    fake_slurm.program("squeue", "")
+    assert (state(run).status, state(run).detail) == ("cancelled", "CANCELLED while it waited")
+
+
 def test_without_accounting_the_end_comes_from_squeue_and_the_run_folder(
     fake_slurm: Any, a_run: Callable[..., RunFolder]
 ) -> None:

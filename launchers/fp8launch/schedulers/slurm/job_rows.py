@@ -97,8 +97,11 @@ def queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
     return rows, ""
 
 
-def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
-    """Return those of these jobs that the accounting knows; none if accounting is disabled."""
+def ask_sacct(jobs: Collection[OwnJob], gone: Collection[OwnJob]) -> Answer:
+    """Return those of these jobs that the accounting knows; none if accounting is disabled.
+
+    `gone` are the jobs that squeue does not know. Of the others the accounting may have no record yet.
+    """
     if not jobs:
         return Answer()
     # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words. An array is
@@ -122,7 +125,7 @@ def ask_sacct(jobs: Collection[OwnJob]) -> Answer:
         rows += [replace(row, job=job) for job in tasks_of(listed) if job in asked]
     # A task that is cancelled while it waits is removed from its array without a record.
     recorded = {row.job for row in rows}
-    for job, run in asked.items():
+    for job, run in gone:
         array = arrays.get(number_of(job))
         began = any(attempt.job_id == job for attempt in run.attempts())
         if array is not None and job not in recorded and not began:

@@ -51,7 +51,8 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     queue = ask_squeue(jobs)
     live = _states_in(queue, "squeue")
     # squeue remembers a job for some minutes after its end, without its exit code.
-    accounts = ask_sacct([own for own in jobs if own not in live or live[own].final])
+    gone = [] if queue.trouble else [own for own in jobs if own not in live]
+    accounts = ask_sacct([own for own in jobs if own not in live or live[own].final], gone)
     ended = _states_in(accounts, "sacct")
     found = []
     for own, waiting in zip(newest, following, strict=True):
