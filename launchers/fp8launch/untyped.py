@@ -18,3 +18,12 @@ def as_int(value: object) -> int | None:
     if isinstance(value, int):
         return value
     return None
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number, and None for anything else: Python reads NaN, Infinity and huge numbers in JSON."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not abs(value) < 1e300:  # so that NaN is refused too; float() refuses larger whole numbers
+        return None
+    return float(value)

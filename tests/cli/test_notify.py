@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,13 +17,22 @@ from fp8launch.cli.notify import Notify, config_file, load_config, notify
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[bytes]]]:
-    """A web server on this machine; its address, and what was posted to it. /no answers 403."""
+    """A web server on this machine; its address and what it was asked. /no answers 403, /to/302 a redirect."""
     posted: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             posted.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(403 if self.path == "/no" else 200)
+            if self.path.startswith("/to/"):
+                self.send_response(int(self.path.removeprefix("/to/")))
+                self.send_header("Location", "/inside")
+            else:
+                self.send_response(403 if self.path == "/no" else 200)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            posted.append(self.path.encode())
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
@@ -76,3 +86,61 @@ def test_the_configuration_is_checked(home: Path) -> None:
     assert "webhook" in str(only(refused(load_config)).fix)
     config_file().write_text("notify: {webhook: 'file:///etc/passwd'}\n")
     only(refused(load_config))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"",
+        b"HTTP/9.9 what\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 500,
+        b"\0" * 100_000,
+    ],
+)
+def test_what_answers_without_http_is_a_warning(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its words are not shown: they may be anything, also for a terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def talk() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        notify(Notify(webhook=f"http://127.0.0.1:{listening.getsockname()[1]}/token"), "x", True, {})
+        thread.join()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("warning: the notification webhook "), lines
+    assert "token" not in lines[0] and "OpenSSH" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:token/x",
+        "http://a..token/x",
+        "http://[token/x",
+        "http://127.0.0.1:1/tok\x7fen",
+        "http:///token",
+    ],
+)
+def test_an_address_that_is_none_is_not_quoted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It often holds a token, and the errors of Python's library quote it."""
+    notify(Notify(webhook=url), "x", True, {})
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the notification webhook ") and said.count("\n") == 1
+    assert "tok" not in said
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(
+    server: tuple[str, list[bytes]], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever answers for the webhook could otherwise make this machine ask services of its own network."""
+    url, posted = server
+    notify(Notify(webhook=f"{url}/to/{code}"), "x", True, {})
+    assert len(posted) == 1
+    assert f"answered {code} (a redirect, which is not followed" in capsys.readouterr().err

@@ -145,3 +145,45 @@ def test_nothing_usable_is_said(tmp_path: Path) -> None:
     done = data("build", tmp_path / "a.jsonl", "--tokenizer", "bytes", "--out", tmp_path / "out", expect=1)
     assert f"no document can be used: 3 no text; the first is {tmp_path}/a.jsonl:1: no text" in done.stderr
     assert not (tmp_path / "out.bin").exists()
+
+
+def bombs(folder: Path) -> list[Path]:
+    """Files of some bytes to kilobytes that unpack to gigabytes."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    found = [folder / name for name in ("a.parquet", "nulls.parquet", "page.parquet", "a.txt.gz", "a.jsonl.zst")]
+    same = arrow.DictionaryArray.from_arrays(arrow.array([0] * 60_000, arrow.int32()), arrow.array(["x" * 100_000]))
+    parquet.write_table(arrow.table({"text": same}), found[0], compression="zstd", store_schema=False)
+    nothing = arrow.array([None] * 20_000_000, arrow.string())
+    parquet.write_table(arrow.table({"text": nothing}), found[1], compression="zstd")
+    parquet.write_table(arrow.table({"text": ["x" * 500_000_000]}), found[2], compression="zstd")
+    lines = (json.dumps({"text": "x" * 1000}) + "\n").encode() * 1000
+    with gzip.open(found[3], "wb", compresslevel=9) as packed:
+        for _ in range(600):
+            packed.write(lines)
+    with arrow.output_stream(found[4], compression="zstd") as packed:
+        for _ in range(3000):
+            packed.write(lines)
+    return found
+
+
+def test_a_file_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path: Path) -> None:
+    """A Parquet file of 523 bytes filled a disk with 6 GB."""
+    for file in bombs(tmp_path):
+        assert file.stat().st_size < 1_000_000, file
+        out = tmp_path / "out" / file.name
+        words = ["build", file, "--tokenizer", "bytes", "--out", out, "--format", form_of(file), "--workers", 1]
+        said = data(*words, expect=1).stderr
+        assert "[data-unpacks-too-far]" in said or "[data-not-text]" in said or "[data-too-long]" in said, said
+        used = peak_kib(*words, "--on-error", "skip")
+        assert used < 1_000_000, file
+        manifest = json.loads(Path(f"{out}.manifest.json").read_text()) if Path(f"{out}.bin").exists() else {}
+        assert manifest.get("skipped", {"unpacks-too-far": 1})["unpacks-too-far"] == 1
+        assert sum(each.stat().st_size for each in out.parent.rglob("*") if each.is_file()) < 1_000_000_000
+
+
+def form_of(file: Path) -> str:
+    if file.suffix == ".parquet":
+        return "parquet"
+    return "lines"

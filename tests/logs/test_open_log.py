@@ -6,6 +6,10 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -151,3 +155,33 @@ def test_an_archive_of_logs_is_not_read_as_one_run(plain: Path, tmp_path: Path) 
         with tarfile.open(tmp_path / name, mode) as archive:
             archive.add(plain, "one.log")
         assert "unpack it" in only(refused(read_logs, [tmp_path / name])).message
+
+
+def test_a_killed_process_leaves_no_unpacked_log(plain: Path, tmp_path: Path) -> None:
+    """It may have 1 GiB, and a batch system ends what is in the way with SIGTERM, or SIGKILL."""
+    packed = plain.with_name("run.log.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fp8launch.logs.open_log import open_log\n"
+        "assert open_log(Path(sys.argv[1])).read(10)\n"
+        "os.kill(os.getpid(), int(sys.argv[2]))"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        words = [sys.executable, "-c", code, str(packed), str(int(number))]
+        done = subprocess.run(words, env={**os.environ, "TMPDIR": str(temporary)}, check=False)
+        assert done.returncode == -number
+        assert list(temporary.iterdir()) == []
+
+
+def test_readers_of_one_unpacked_log_do_not_move_each_other(plain: Path) -> None:
+    packed = plain.with_name("run.log.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    whole = plain.read_bytes()
+    with open_log(packed) as one, open_log(packed) as other:
+        assert one.read(100) == whole[:100]
+        assert other.seek(-50, 2) == len(whole) - 50
+        assert (one.tell(), other.read(), other.read()) == (100, whole[-50:], b"")
+        assert one.seek(10, 1) == 110
+        assert one.read() == whole[110:]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import only, refused
 
-from fp8launch.recipe.hf_config import read_config, translate
+from fp8launch.recipe.hf_config import LLAMA3_ROPE, read_config, translate
 from fp8launch.recipe.load import read_recipe
 
 LLAMA3 = {
@@ -107,3 +107,22 @@ def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_folder_stands_for_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA3))
     assert read_config(tmp_path).model["num_layers"] == 32
+
+
+NUMBERS = ("rope_theta", "rms_norm_eps", "attention_dropout", "initializer_range", "partial_rotary_factor")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, "true", "{}"])
+@pytest.mark.parametrize("field", [*NUMBERS, "rope_parameters", "rope_scaling"])
+def test_what_is_no_number_is_refused_by_name(tmp_path: Path, field: str, number: str) -> None:
+    """Python reads NaN and infinities in JSON, which no whole number and no recipe can be made of."""
+    text = number
+    if field == "rope_parameters":
+        text = f'{{"rope_theta": {number}}}'
+    elif field == "rope_scaling":
+        scaling = {"rope_type": "llama3", "factor": "HERE", **LLAMA3_ROPE}
+        text = json.dumps(scaling).replace('"HERE"', number)
+    rest = {name: value for name, value in LLAMA3.items() if name != field}
+    (tmp_path / "config.json").write_text(f'{json.dumps(rest)[:-1]}, "{field}": {text}}}')
+    named = {"rope_parameters": "rope_theta"}.get(field, field)
+    assert named in only(refused(read_config, tmp_path)).message

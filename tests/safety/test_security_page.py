@@ -59,7 +59,7 @@ def test_runs_are_readable_for_others_and_the_diff_is_not(say: Say, home: Path, 
     assert (run / "git.diff").stat().st_mode & 0o777 == 0o600
     for path in (run, *run.rglob("*")):
         mode = path.stat().st_mode
-        assert not mode & 0o002, path
+        assert not mode & 0o022, path
         if path.name != "git.diff":
             assert mode & 0o004, path
 

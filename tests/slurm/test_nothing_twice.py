@@ -339,7 +339,7 @@ def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path
 # --- who may write, and whose job it is -------------------------------------------------------------------------------
 
 
-def test_nothing_is_writable_for_everyone_under_any_umask(launchers: Launchers) -> None:
+def test_nothing_is_writable_for_others_under_any_umask(launchers: Launchers) -> None:
     """Neither what the launcher makes nor what the job writes."""
     submit = ["submit", "tiny_cpu", "--backend", "sbatch", "--set", "launch.python=/bin/true", "--wait"]
     line = " ".join([*FP8LAUNCH, *submit, "--sweep", "megatron.seed=1,2", "--yes"])
@@ -347,7 +347,7 @@ def test_nothing_is_writable_for_everyone_under_any_umask(launchers: Launchers) 
     assert done.returncode == 0, done.stderr
     found = [launchers.folder / "runs", *(launchers.folder / "runs").rglob("*")]
     assert len(list((launchers.folder / "runs").glob("*/*/logs/*.exit"))) == 2
-    assert [path for path in found if path.stat().st_mode & 0o002 and not path.is_symlink()] == []
+    assert [path for path in found if path.stat().st_mode & 0o022 and not path.is_symlink()] == []
 
 
 def test_another_job_with_the_number_of_ours_is_left_alone(launchers: Launchers) -> None:

@@ -21,6 +21,7 @@ from fp8launch.check.job_paths import (
 )
 from fp8launch.data.index_format import BrokenIndex, Index, read_index
 from fp8launch.diagnostics import Problem, UserError, nearest
+from fp8launch.injob.regular_files import read_regular
 
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
@@ -29,6 +30,7 @@ RELATIVE = "write an absolute path, or name the folder of your datasets in the c
 SPLITS = ("train", "valid", "test")
 # Megatron's default for --data-path without --split (megatron/training/arguments.py).
 DEFAULT_SPLIT = "969, 30, 1"
+_LARGEST_BLEND = 4 << 20  # bytes of a file of --data-args-path
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None
     if here is None:
         return None, None
     try:
-        return here.read_text(), str(here)
+        return read_regular(here, _LARGEST_BLEND).decode(), str(here)
     except (OSError, ValueError):
         return None, None
 

@@ -10,7 +10,7 @@ from fp8launch.check.job_paths import JobPaths, kind_of
 from fp8launch.data.index_format import Index
 from fp8launch.data.manifest import Manifest, read_manifest, size_differences
 from fp8launch.data.tokenizer import sha256_of
-from fp8launch.diagnostics import Problem
+from fp8launch.diagnostics import Problem, UserError
 from fp8launch.megatron.model_arithmetic import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _tokenizer(
         here /= "tokenizer.json"
     try:
         now = sha256_of(here)
-    except OSError:
+    except (OSError, UserError):
         return
     if now != made_with.sha256:
         message = f"data {prefix} was made with another tokenizer ({made_with.file}) than data.tokenizer.model, {model}"

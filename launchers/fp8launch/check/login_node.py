@@ -22,6 +22,7 @@ from fp8launch.cluster.storage import CHECKPOINTS
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.injob.rank.optional_packages import needs
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
 from fp8launch.job.job import Job
 from fp8launch.job.reserved_env import missing_secrets
@@ -263,7 +264,7 @@ def _may_be_asked(python: str) -> bool:
     """Whether it is a program of this user or the system; scripts in its place may do anything."""
     if not python.startswith("/") or foreign_owner(Path(python)):
         return False
-    with Path(python).open("rb") as file:
+    with open_regular(Path(python)) as file:
         return file.read(4) == b"\x7fELF"
 
 

@@ -96,8 +96,8 @@ codecs.register_error("fp8launch", _as_ascii)
 
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code. With `--json` a refusal is a JSON object on stdout too."""
-    # Neither run folders nor what their jobs write may be changed by everyone: a job inherits this from sbatch.
-    os.umask(os.umask(0o022) | 0o002)
+    # Neither run folders nor what their jobs write may be changed by others: a job inherits this from sbatch.
+    os.umask(os.umask(0o022) | 0o022)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="fp8launch")

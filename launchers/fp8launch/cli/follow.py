@@ -15,6 +15,7 @@ from fp8launch.cli.output import console as output_console
 from fp8launch.cli.output import eprint
 from fp8launch.cli.terminal_text import TerminalText
 from fp8launch.diagnostics import UserError
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.failure_pattern import EXCEPTION
 from fp8launch.injob.supervisor.failures import traceback_of
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
@@ -257,7 +258,7 @@ class GrowingFile:
         write = sys.stdout.buffer.write
         terminal = sys.stdout.isatty()
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 while block := file.read(1 << 20):
                     self._offset += len(block)

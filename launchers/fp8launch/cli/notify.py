@@ -5,6 +5,7 @@ The file is `~/.config/fp8launch/config.yaml`; nothing of a recipe reaches the c
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -83,11 +84,27 @@ def _run(command: Sequence[str], body: str) -> None:
 
 def _post(url: str, body: str) -> None:
     # Its address often holds a token, so messages never quote it.
-    request = urllib.request.Request(url, data=body.encode(), headers={"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT):
+        request = urllib.request.Request(url, data=body.encode(), headers={"Content-Type": "application/json"})
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT):
             pass
     except urllib.error.HTTPError as exc:
-        eprint(f"warning: the notification webhook answered {exc.code} {exc.reason}")
-    except (OSError, ValueError) as exc:
-        eprint(f"warning: the notification webhook cannot be reached: {exc}")
+        words = http.client.responses.get(exc.code, "")
+        if 300 <= exc.code < 400:
+            words = "(a redirect, which is not followed: configure the new address)"
+        eprint(f"warning: the notification webhook answered {exc.code} {words}".rstrip())
+    except (http.client.InvalidURL, ValueError):
+        eprint("warning: the notification webhook has an address that is not valid")
+    except http.client.HTTPException:
+        eprint("warning: the notification webhook does not answer with HTTP")
+    except OSError as exc:
+        reason = getattr(exc, "reason", exc)
+        words = getattr(reason, "strerror", None) or type(reason).__name__
+        eprint(f"warning: the notification webhook cannot be reached: {words}")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Whoever answers for a webhook must not choose another address, such as one of this machine's own services."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None

@@ -11,6 +11,8 @@ from typing import Any
 
 from fp8launch.cli.output import echo, eprint, overrides_text, show_json, show_table
 from fp8launch.diagnostics import exit_code
+from fp8launch.injob.regular_files import read_regular
+from fp8launch.recipe.yaml_source import MAX_BYTES
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.submit.grid import Point
@@ -132,8 +134,9 @@ def _write_recipe(ended: Ended, best: Variant, table: Sequence[Row], file: Path)
 def wrote(study: StudyFolder, file: Path) -> bool:
     """Whether a file is the recipe that this search wrote last, as it wrote it."""
     try:
-        return (folder_of(study) / _WRITTEN).read_text(encoding="utf-8").strip() == _digest(file.read_bytes())
-    except (OSError, UnicodeDecodeError):
+        recorded = read_regular(folder_of(study) / _WRITTEN, 1024).decode()
+        return recorded.strip() == _digest(read_regular(file, MAX_BYTES))
+    except (OSError, ValueError):
         return False
 
 

@@ -26,12 +26,14 @@ from typing import Literal
 
 from fp8launch.cluster.images import pinned
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
+from fp8launch.injob.regular_files import open_regular, read_regular
 from fp8launch.secrets import HIDDEN, redacted, secret_in
 
 Kind = Literal["sqsh", "sif"]
 Say = Callable[[str], None]
 
 # The words that registry clients print next to a password or token.
+_LARGEST_RECORD = 1 << 16
 _LOGIN = re.compile(r"(?i)(authorization:\s*\w+\s+|(?:password|token)[ =:]+|//[^/@\s:]{0,256}:)[^\s@\"']{1,4096}")
 
 
@@ -104,7 +106,7 @@ def import_image(uri: str, file: Path, tool: str, *, update: bool = False, say: 
 def read_record(file: Path) -> Record | None:
     """The source of `file`; None if no readable record states it."""
     try:
-        record = Record(**json.loads(_beside(file, "json").read_text(encoding="utf-8")))
+        record = Record(**json.loads(read_regular(_beside(file, "json"), _LARGEST_RECORD)))
     except (OSError, ValueError, TypeError):
         return None
     if not isinstance(record.uri, str) or not isinstance(record.sha256, str):
@@ -267,7 +269,7 @@ def _locked(file: Path, say: Say) -> Iterator[None]:
 
 def _sha256(file: Path) -> str:
     found = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         while chunk := stream.read(1 << 22):
             found.update(chunk)
     return found.hexdigest()

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fp8launch.injob.regular_files import open_regular
+
 # Reason to what it says of the document, in the order of a summary.
 REASONS = {
     "broken-json": "not valid JSON",
@@ -15,6 +17,7 @@ REASONS = {
     "invalid-utf8": "not valid UTF-8",
     "too-long": "longer than --max-document",
     "cut-short": "the file is truncated or damaged from here on",
+    "unpacks-too-far": "the file unpacks to far more than text does",
     "beyond-vocabulary": "a token id is outside the vocabulary",
     "empty": "no text",
 }
@@ -69,7 +72,7 @@ def first_few(found: Iterable[BadInput]) -> list[BadInput]:
 
 def _lines_before(file: str, end: int) -> int:
     lines = 0
-    with Path(file).open("rb") as stream:
+    with open_regular(Path(file)) as stream:
         while end > 0 and (block := stream.read(min(end, 4 << 20))):
             lines += block.count(b"\n")
             end -= len(block)

@@ -1,6 +1,6 @@
 """The documents of a shard, one after the other, with what is wrong with those that cannot be read.
 
-Memory is bounded by the longest document allowed, whatever the files hold.
+Memory is bounded by some of the longest documents allowed, and disk by the size of the files, whatever they hold.
 """
 
 from __future__ import annotations
@@ -8,21 +8,28 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from fp8launch.data.bad_input import BadInput
 from fp8launch.data.extras import load
 from fp8launch.data.sources import Shard, rows_by_group
+from fp8launch.injob.regular_files import open_regular
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
 # What a damaged .zst file loses in front of the damage.
 _PACKED_BUFFER = 1 << 14
-_ROWS = 256
+# Of a column with one long value, a file of some bytes, as many copies are in memory.
+_ROWS = 32
+# Compressed text has a fifth of its size, and a log a fiftieth. What unpacks to more was made to fill a disk.
+MOST_UNPACKED, UNPACKED_FREE = 500, 64 << 20
+# What a row without text counts: nulls take no space in a file.
+_ROW_BYTES = 8
 
 
 class Document(NamedTuple):
@@ -52,6 +59,36 @@ class Reading:
     max_bytes: int = 16 << 20
 
 
+class UnpacksTooFar(EOFError):
+    """A packed file is larger unpacked than any text that was packed."""
+
+    def __init__(self, packed: int) -> None:
+        super().__init__(f"more than {_most_unpacked(packed) >> 20} MiB from {packed:,} bytes: unpack it first")
+
+
+def _most_unpacked(packed: int) -> int:
+    return UNPACKED_FREE + MOST_UNPACKED * packed
+
+
+class _Unpacked(io.RawIOBase):
+    """What a packed file holds. Raises UnpacksTooFar where it is too much."""
+
+    def __init__(self, read: Callable[[int], bytes], packed: int) -> None:
+        self._read, self._packed = read, packed
+        self._left = _most_unpacked(packed)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise UnpacksTooFar(self._packed)
+        buffer[: len(data)] = data
+        return len(data)
+
+
 def documents(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
     """Yield the documents of a shard in order, and BadInput in the place of those that cannot be read."""
     if shard.format == "jsonl":
@@ -77,15 +114,16 @@ class Line(NamedTuple):
 
 def _opened(file: str) -> tuple[BinaryIO, Callable[[], int] | None]:
     """A file to read, and what says how much of a packed one has been read."""
+    raw = open_regular(Path(file), buffering=_BUFFER)
     if file.endswith(".gz"):
-        packed = gzip.open(file, "rb")  # noqa: SIM115 (the caller closes it)
-        return cast(BinaryIO, packed), cast(Any, packed).fileobj.tell
-    if file.endswith(".zst"):
+        read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read1
+    elif file.endswith(".zst"):
         arrow: Any = load("pyarrow", "reading .zst files")
-        raw = arrow.OSFile(file)
-        stream = arrow.CompressedInputStream(raw, "zstd")
-        return cast(BinaryIO, io.BufferedReader(stream, _PACKED_BUFFER)), raw.tell
-    return Path(file).open("rb", buffering=_BUFFER), None
+        read = arrow.CompressedInputStream(raw, "zstd").read
+    else:
+        return raw, None
+    stream = _Unpacked(read, os.fstat(raw.fileno()).st_size)
+    return io.BufferedReader(stream, _PACKED_BUFFER), raw.tell
 
 
 def _lines(shard: Shard, reading: Reading) -> Iterator[Line | BadInput]:
@@ -118,7 +156,13 @@ def _lines(shard: Shard, reading: Reading) -> Iterator[Line | BadInput]:
             detail = str(getattr(exc, "strerror", exc))
         else:
             detail = " ".join(str(exc).split())
-        yield BadInput("cut-short", file, number + 1, begin, detail)
+        yield BadInput(_damage(exc), file, number + 1, begin, detail)
+
+
+def _damage(failure: Exception) -> str:
+    if isinstance(failure, UnpacksTooFar):
+        return "unpacks-too-far"
+    return "cut-short"
 
 
 def _to_first_line(stream: BinaryIO, begin: int) -> int:
@@ -238,7 +282,7 @@ def _whole_file(file: str, reading: Reading) -> Document | BadInput:
             if position is not None:
                 taken = position()
     except (EOFError, zlib.error, OSError) as exc:
-        return place.bad("cut-short", getattr(exc, "strerror", None) or " ".join(str(exc).split()))
+        return place.bad(_damage(exc), getattr(exc, "strerror", None) or " ".join(str(exc).split()))
     if len(raw) > reading.max_bytes:
         return place.bad("too-long")
     return _decoded(raw.removeprefix(_BOM), place._replace(size=len(raw), taken=taken))
@@ -260,12 +304,16 @@ def _decoded(raw: bytes, place: Document) -> Document | BadInput:
 def _rows(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
     (file,) = shard.files
     row = 0
+    left = _most_unpacked(shard.bytes)
     try:
         for batch, row, each in _batches(shard, reading):
-            for position, value in enumerate(batch.to_pylist()):
-                size = 0
+            for position, scalar in enumerate(batch):
+                value, size = scalar.as_py(), 0
                 if isinstance(value, (str, bytes, list)):
                     size = len(value)
+                left -= size + _ROW_BYTES
+                if left < 0:
+                    raise UnpacksTooFar(shard.bytes)
                 place = Document("", file, row + position, 0, "row", size, each)
                 if size > reading.max_bytes:
                     yield place.bad("too-long")
@@ -275,8 +323,8 @@ def _rows(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
                     yield _from_value(value, place, reading)
     except _NoField as exc:
         yield BadInput("no-field", file, 0, 0, str(exc), "file")
-    except (OSError, ValueError) as exc:
-        yield BadInput("cut-short", file, row, 0, " ".join(str(exc).split())[:200], "row")
+    except (OSError, ValueError, EOFError) as exc:
+        yield BadInput(_damage(exc), file, row, 0, " ".join(str(exc).split())[:200], "row")
 
 
 class _NoField(Exception):
@@ -292,6 +340,7 @@ def _batches(shard: Shard, reading: Reading) -> Iterator[tuple[Any, int, int]]:
         with parquet.ParquetFile(file, memory_map=True) as opened:
             _require(reading.field, opened.schema_arrow.names)
             counts = rows_by_group(opened)
+            _require_small_pages(opened, reading.field, shard)
             row = sum(counts[: shard.begin])
             end = shard.end
             if end is None:
@@ -322,6 +371,18 @@ def _arrow_batches(arrow: Any, source: Any) -> Iterator[Any]:
     opened = arrow.ipc.open_file(source)
     for at in range(opened.num_record_batches):
         yield opened.get_batch(at)
+
+
+def _require_small_pages(opened: Any, field: str, shard: Shard) -> None:
+    """Raise UnpacksTooFar before a page is unpacked into memory that is larger than the text of such a file."""
+    for at in range(shard.begin, opened.num_row_groups if shard.end is None else shard.end):
+        group = opened.metadata.row_group(at)
+        for number in range(group.num_columns):
+            column = group.column(number)
+            if column.path_in_schema.split(".")[0] == field and (
+                column.total_uncompressed_size > _most_unpacked(shard.bytes)
+            ):
+                raise UnpacksTooFar(shard.bytes)
 
 
 def _require(field: str, names: list[str]) -> None:

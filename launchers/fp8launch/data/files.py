@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
+from fp8launch.injob.regular_files import open_regular, read_regular
 
 BLOCK = 4 << 20
+# Of a manifest with the names of 1000 sources this is several times the size.
+MAX_JSON = 4 << 20
 
 
 def sync(path: Path) -> None:
@@ -44,10 +47,13 @@ def write_json(path: Path, content: object) -> None:
         raise
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None where there is none. Raises ValueError for anything else."""
+def read_json(path: Path, limit: int = MAX_JSON) -> Any:
+    """Return the content of a JSON file of at most `limit` bytes; None where there is no file.
+
+    Raises OSError, and ValueError for anything else.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        return json.loads(read_regular(path, limit).decode("utf-8", "surrogateescape"))
     except FileNotFoundError:
         return None
     except RecursionError:
@@ -57,7 +63,7 @@ def read_json(path: Path) -> Any:
 def sha256(path: Path) -> str:
     """Return the checksum of a file."""
     found = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         while block := stream.read(BLOCK):
             found.update(block)
     return found.hexdigest()
@@ -65,7 +71,7 @@ def sha256(path: Path) -> str:
 
 def copy_into(source: Path, target: Any) -> None:
     """Append a file to an open binary file, in blocks."""
-    with source.open("rb") as stream:
+    with open_regular(source) as stream:
         while block := stream.read(BLOCK):
             target.write(block)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from fp8launch.data.encoders import encoder_of
 from fp8launch.data.tokenizer import END_OF_BYTES, PATTERNS, Encoder, Kind, TokenizerSpec, sha256_of
 from fp8launch.diagnostics import MACHINE_LACKS, error
+from fp8launch.injob.regular_files import open_regular, read_regular
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -97,7 +98,7 @@ def _from_cache(name: str) -> Path:
     commits = sorted(path.name for path in model.glob("snapshots/*"))
     main = model / "refs" / "main"
     if main.is_file():
-        commits.insert(0, main.read_text(encoding="utf-8").strip())
+        commits.insert(0, read_regular(main, 4096).decode().strip())
     for commit in commits:
         found = _file_in(model / "snapshots" / commit)
         if found is not None:
@@ -111,7 +112,7 @@ def _from_cache(name: str) -> Path:
 
 
 def _kind_of(file: Path) -> Kind:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         begin = stream.read(4096).lstrip()
     if begin[:1] == b"{":
         return "huggingface"

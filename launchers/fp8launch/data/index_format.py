@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from fp8launch.injob.regular_files import open_regular
+
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = 34
 # Code to name and bytes, `DType` in the same file. Tokens are whole numbers, so the float types are of no use.
@@ -53,7 +55,7 @@ def read_index(prefix: Path) -> Index:
     Raises BrokenIndex for damaged files, OSError for missing or unreadable ones.
     """
     idx, bin_size = Path(f"{prefix}.idx"), Path(f"{prefix}.bin").stat().st_size
-    with idx.open("rb") as file:
+    with open_regular(idx) as file:
         size = os.fstat(file.fileno()).st_size
         code, sequences, boundaries = _read_header(file)
         name, width = TYPES[code]

@@ -11,9 +11,12 @@ from typing import Any
 from fp8launch.data.extras import load
 from fp8launch.data.index_format import HEADER, TYPES, BrokenIndex, Index, code_of, read_index
 from fp8launch.data.plan import beside
-from fp8launch.diagnostics import ANSWER_IS_NO, error, nearest
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, nearest
+from fp8launch.injob.regular_files import open_regular
 
 PART = 1 << 20
+# No vocabulary is as large. Ids are counted in a table with a row for each up to the largest.
+_MOST_IDS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def open_index(prefix: Path) -> Index:
     try:
         return read_index(prefix)
     except BrokenIndex as exc:
-        raise error("data-broken", f"{prefix}: {exc}", str(prefix), "build it again", ANSWER_IS_NO) from None
+        raise _broken(prefix, str(exc)) from None
     except OSError as exc:
         near = None
         if prefix.parent.is_dir():
@@ -60,15 +63,22 @@ def open_index(prefix: Path) -> Index:
         raise error("data-missing", message, str(exc.filename or prefix), fix) from None
 
 
+def _broken(prefix: Path, why: str) -> UserError:
+    return error("data-broken", f"{prefix}: {why}", str(prefix), "build it again", ANSWER_IS_NO)
+
+
 def lengths_in_parts(prefix: Path, index: Index) -> Iterator[Any]:
-    """Yield the tokens of each document, in arrays of some."""
+    """Yield the tokens of each document, in arrays of some. Raises UserError for a length below zero."""
     numpy: Any = load("numpy", "reading a dataset")
-    with beside(prefix, "idx").open("rb") as stream:
+    with open_regular(beside(prefix, "idx")) as stream:
         stream.seek(HEADER)
         left = index.sequences
         while left:
             count = min(left, PART)
-            yield numpy.frombuffer(stream.read(4 * count), "<i4")
+            part = numpy.frombuffer(stream.read(4 * count), "<i4")
+            if int(part.min()) < 0:
+                raise _broken(prefix, "the .idx has documents with less than zero tokens")
+            yield part
             left -= count
 
 
@@ -92,13 +102,15 @@ def measure(prefix: Path, index: Index) -> Lengths:
 def document(prefix: Path, index: Index, number: int, most: int) -> list[int]:
     """Return the first tokens of a document, `most` at most."""
     numpy: Any = load("numpy", "reading a dataset")
-    with beside(prefix, "idx").open("rb") as stream:
+    with open_regular(beside(prefix, "idx")) as stream:
         stream.seek(HEADER + 4 * number)
         (length,) = struct.unpack("<i", stream.read(4))
         stream.seek(HEADER + 4 * index.sequences + 8 * number)
         (offset,) = struct.unpack("<q", stream.read(8))
     _, width = TYPES[code_of(index.token_type)]
-    with beside(prefix, "bin").open("rb") as stream:
+    if length < 0 or offset < 0:
+        raise _broken(prefix, f"the .idx says that document {number} has {length} tokens at byte {offset}")
+    with open_regular(beside(prefix, "bin")) as stream:
         stream.seek(offset)
         raw = stream.read(min(length, most) * width)
     found: list[int] = numpy.frombuffer(raw, numpy.dtype(index.token_type).newbyteorder("<")).tolist()
@@ -119,9 +131,14 @@ def count_tokens(prefix: Path, index: Index) -> TokenUse:
     numpy: Any = load("numpy", "reading a dataset")
     _, width = TYPES[code_of(index.token_type)]
     counts = numpy.zeros(1, numpy.int64)
-    with beside(prefix, "bin").open("rb") as stream:
+    form = numpy.dtype(index.token_type).newbyteorder("<")
+    with open_regular(beside(prefix, "bin")) as stream:
         while raw := stream.read(PART * width):
-            part = numpy.bincount(numpy.frombuffer(raw, numpy.dtype(index.token_type).newbyteorder("<")))
+            ids = numpy.frombuffer(raw, form)
+            for wrong in (int(ids.min()), int(ids.max())):
+                if not 0 <= wrong < _MOST_IDS:
+                    raise _broken(prefix, f"the .bin has the token id {wrong}, which is in no vocabulary")
+            part = numpy.bincount(ids)
             shorter, longer = sorted((counts, part), key=len)
             counts = longer.astype(numpy.int64)
             counts[: len(shorter)] += shorter

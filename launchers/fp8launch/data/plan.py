@@ -19,6 +19,8 @@ from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
 from fp8launch.injob.ownership import why_not_own
 
 PLAN_VERSION = 1
+# A plan names each file of the input twice: this is enough for a million files.
+_LARGEST_PLAN = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def save_plan(plan: BuildPlan) -> None:
 def load_plan(folder: Path) -> BuildPlan | None:
     """Return the plan in a build's folder; None without one. Raises UserError for one that cannot be read."""
     try:
-        content = read_json(folder / "plan.json")
+        content = read_json(folder / "plan.json", _LARGEST_PLAN)
         if content is None:
             return None
         if content.pop("version") != PLAN_VERSION:

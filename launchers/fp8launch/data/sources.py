@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from fp8launch.data.extras import load
 from fp8launch.data.files import read_json
 from fp8launch.diagnostics import error
+from fp8launch.injob.ownership import leads_elsewhere
 
 Format = Literal["jsonl", "text", "lines", "parquet", "arrow"]
 FORMATS: tuple[Format, ...] = ("jsonl", "text", "lines", "parquet", "arrow")
@@ -93,10 +95,13 @@ def _saved_dataset(folder: Path) -> list[Path]:
     if not state.is_file():
         return []
     try:
-        return [folder / str(each["filename"]) for each in read_json(state)["_data_files"]]
+        inside = [str(each["filename"]) for each in read_json(state)["_data_files"]]
+        if any(Path(name).name != name for name in inside):
+            raise ValueError("a file of a dataset is in its folder")
     except (ValueError, KeyError, TypeError):
         fix = "save it again, or name its .arrow files"
         raise error("data-source", f"{state} does not list the files of a dataset", str(folder), fix) from None
+    return [folder / name for name in inside]
 
 
 def _below(folder: Path, form: Format | None, patterns: Sequence[str]) -> list[Path]:
@@ -131,7 +136,13 @@ def _file(path: Path, form: Format | None) -> SourceFile:
         known = ", ".join(SUFFIXES)
         message = f"the format of {path} is not known by its name (known: {known}, and .gz or .zst of those with lines)"
         raise error("data-source", message, str(path), f"set --format {'|'.join(FORMATS)}")
+    reason = leads_elsewhere(path)
+    if reason is not None:
+        fix = "name the file that you mean, or copy it"
+        raise error("data-source", f"the dataset would get the content of a private file: {reason}", str(path), fix)
     state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise error("data-source", f"{path} is not a regular file", str(path), "name files or folders")
     return SourceFile(str(path), form, state.st_size, state.st_mtime_ns)
 
 

@@ -19,6 +19,7 @@ from fp8launch.data.manifest import FORMAT, read_manifest
 from fp8launch.data.merge import files_record, write_index
 from fp8launch.data.plan import beside
 from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.injob.regular_files import open_regular
 
 # Documents whose tokens are in memory at once, if they are not longer than this many tokens together.
 MOST_TOKENS = 16 << 20
@@ -96,7 +97,7 @@ def _owners(index: Index, parts: Sequence[Part], seed: int | None) -> Any:
 def _distribute(prefix: Path, index: Index, owners: Any, opened: list[_Files], progress: Callable[[int], None]) -> None:
     numpy: Any = load("numpy", "splitting a dataset")
     _, width = TYPES[code_of(index.token_type)]
-    with beside(prefix, "bin").open("rb") as stream:
+    with open_regular(beside(prefix, "bin")) as stream:
         first = 0
         for lengths in lengths_in_parts(prefix, index):
             ends = numpy.cumsum(lengths, dtype=numpy.int64)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from fp8launch.data.extras import load
 from fp8launch.diagnostics import error
+from fp8launch.injob.regular_files import read_regular
 
 Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes", "ids"]
 Engine = Literal["auto", "gigatoken", "tokenizers"]
@@ -34,6 +35,8 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 # Megatron's own for a vocabulary in JSON (tiktoken_tokenizer.py): how many, and those with names.
 _SPECIAL, _NAMED = 1000, ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 _MOST_TIKTOKEN = 1 << 17
+# The largest tokenizers that are published have about 40 MiB, their settings about 1 MiB.
+_LARGEST_FILE, _LARGEST_CONFIG = 256 << 20, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class HuggingFaceEncoder(Encoder):
         found = []
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             try:
-                config = json.loads((self._file.parent / name).read_text(encoding="utf-8"))
+                config = json.loads(read_regular(self._file.parent / name, _LARGEST_CONFIG))
             except (OSError, ValueError, RecursionError):
                 continue
             if not isinstance(config, dict):
@@ -231,7 +234,7 @@ class TikTokenEncoder(Encoder):
 
     def __init__(self, file: Path, pattern: str) -> None:
         tiktoken: Any = load("tiktoken", "this tokenizer")
-        text = file.read_bytes()
+        text = _content(file)
         specials: Mapping[str, int]
         usual = "v2"
         if text.lstrip()[:1] == b"[":
@@ -323,4 +326,13 @@ def _plain_ranks(text: bytes, file: Path) -> dict[bytes, int]:
 
 def sha256_of(file: Path) -> str:
     """Return the checksum of a tokenizer's file."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(_content(file)).hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    """The content of a tokenizer's file. Raises OSError, and UserError for what is not a small file."""
+    try:
+        return read_regular(file, _LARGEST_FILE)
+    except ValueError as exc:
+        fix = "name another file"
+        raise error("data-tokenizer", f"{file} cannot be a tokenizer: {exc}", "--tokenizer", fix) from None

@@ -39,6 +39,21 @@ def foreign_owner(file: Path, trusted: Path | None = None) -> str | None:
     return None
 
 
+def leads_elsewhere(path: Path) -> str | None:
+    """Return why a link of another user is not followed, in words; None for anything else. Raises OSError.
+
+    It may lead to a file that only this user can read, in a place where what is read becomes public. A link to a file
+    of its own owner is fine, as in a shared cache of the Hugging Face hub, and so is a link to a public system file.
+    """
+    link, target = path.lstat(), path.stat()
+    if not stat.S_ISLNK(link.st_mode) or link.st_uid in (os.geteuid(), target.st_uid):
+        return None
+    is_public = target.st_uid < SYSTEM_ACCOUNTS and target.st_mode & stat.S_IROTH
+    if link.st_uid < SYSTEM_ACCOUNTS or (is_public and target.st_uid != os.geteuid()):
+        return None
+    return f"{path} is a link of {user_name(link.st_uid)} to a file of {user_name(target.st_uid)}"
+
+
 def why_not_own(path: Path, or_of_the_system: bool = False) -> str | None:
     """Why a file or folder is not safely this user's own, in words; None when it is."""
     try:

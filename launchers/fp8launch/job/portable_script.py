@@ -36,14 +36,16 @@ def portable_places(job: Job) -> list[str]:
 def make_run_folder() -> list[str]:
     """The lines that make the run folder, which must not belong to another run or lead elsewhere."""
     return [
+        "# Nobody else may change what this job writes, whatever the umask of the shell that submitted it.",
+        "umask go-w",
         "# Slurm reuses job numbers: a new job never uses a folder that is there. A requeued job finds its own.",
         'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ -L "$run_folder" ] || [ ! -O "$run_folder" ]; then',
-        f'{INDENT}if ! (umask go-w && mkdir -p "$runs" && mkdir "$run_folder"); then',
+        f'{INDENT}if ! (mkdir -p "$runs" && mkdir "$run_folder"); then',
         f'{2 * INDENT}echo "fp8launch: fix: set FP8LAUNCH_RUNS to another folder that you can write to" >&2',
         f"{2 * INDENT}exit 2",
         f"{INDENT}fi",
         "fi",
-        '(umask go-w && mkdir -p "$run_folder/logs")',
+        'mkdir -p "$run_folder/logs"',
         'echo "fp8launch: run folder $run_folder"',
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.logs.open_log import open_log
 
@@ -14,7 +15,7 @@ BLOCK = 1 << 20
 def tail(path: Path, size: int) -> str:
     """Return the last `size` bytes of a plain text file; an empty text where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - size))
             return file.read().decode("utf-8", "replace")
     except OSError:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
+
+from fp8launch.injob.regular_files import open_regular
 
 # The first bytes of a compressed file, and the module of Python that reads it.
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\0", "lzma"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "compression.zstd"))
@@ -31,18 +33,44 @@ def open_log(path: Path) -> BinaryIO:
     Readers seek, so a compressed log is unpacked into a temporary file, once for all of them.
     Raises OSError where the log cannot be read, the compressed file is damaged, or it unpacks to more than 1 GiB.
     """
-    stream = path.open("rb", buffering=0)
-    start = b""
-    with suppress(OSError):  # a pipe cannot be read twice, and is taken as plain
-        start = os.pread(stream.fileno(), _START, 0)
+    stream = open_regular(path, buffering=0)
+    start = os.pread(stream.fileno(), _START, 0)
     _refuse_archive(start)
     module = compression(start)
     if module is None:
-        return cast(BinaryIO, stream)
+        return stream
     with stream:
         status = os.fstat(stream.fileno())
     plain = _unpacked(path, status.st_size, status.st_mtime_ns, module)
-    return cast(BinaryIO, Path(plain.name).open("rb", buffering=0))
+    return cast(BinaryIO, _Reader(plain))
+
+
+class _Reader(io.RawIOBase):
+    """Reads a file that has other readers too, from a position of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.pread(self._file.fileno(), len(buffer), self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence == os.SEEK_END:
+            offset += os.fstat(self._file.fileno()).st_size
+        self._position = offset
+        return offset
 
 
 def _refuse_archive(start: bytes) -> None:
@@ -72,7 +100,7 @@ def compression(start: bytes) -> str | None:
     return None
 
 
-# The cache holds the temporary files open; each is removed when it leaves the cache or the process ends.
+# The cache holds the temporary files open. They have no names, so a killed process leaves none behind.
 @lru_cache(maxsize=4)
 def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
     """A temporary file with the content of a compressed log, which `size` and `modified` identify."""
@@ -80,7 +108,7 @@ def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
         importlib.import_module(module)
     except ImportError:
         raise OSError(None, f"compressed, and this Python has no module {module}: unpack the file first") from None
-    plain = tempfile.NamedTemporaryFile(prefix="fp8launch-log-")  # noqa: SIM115
+    plain = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         written = 0
         for block in _blocks(path, module):
@@ -106,7 +134,7 @@ def _blocks(path: Path, module: str) -> Iterator[bytes]:
     if module == "lzma":
         yield from _xz_blocks(path)
         return
-    with importlib.import_module(module).open(path) as packed:
+    with open_regular(path) as raw, importlib.import_module(module).open(raw) as packed:
         while block := packed.read(1 << 20):
             yield block
 
@@ -115,7 +143,7 @@ def _xz_blocks(path: Path) -> Iterator[bytes]:
     """The content of an xz file with a limit to the memory, which the file itself states."""
     import lzma
 
-    with path.open("rb") as packed:
+    with open_regular(path) as packed:
         data = packed.read(1 << 16)
         while data:
             stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)

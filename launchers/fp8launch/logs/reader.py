@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean
 from fp8launch.logs.dialects import Dialect, others
 from fp8launch.logs.evidence import MARKER, Evidence, parse_evidence
@@ -287,7 +288,7 @@ class LogTail:
 
     def poll(self) -> list[Iteration]:
         try:
-            with self.path.open("rb", buffering=0) as stream:
+            with open_regular(self.path, buffering=0) as stream:
                 if stream.seek(0, 2) < self._offset:
                     self._restart()
                 stream.seek(self._offset)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fp8launch.diagnostics import UserError, error
 from fp8launch.recipe.yaml_source import MAX_BYTES, read_start
-from fp8launch.untyped import as_mapping
+from fp8launch.untyped import as_mapping, as_number
 
 # The kinds of models (`model_type`) whose every field below has a flag in Megatron.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
@@ -99,11 +99,11 @@ class _Reader:
         return default
 
     def number(self, field: str, default: float) -> float:
-        value = self.config.get(field, default)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        self.refuse(field, "a number is needed")
-        return default
+        value = as_number(self.config.get(field, default))
+        if value is None:
+            self.refuse(field, "a number is needed")
+            return default
+        return value
 
     def flag(self, field: str) -> bool:
         return self.config.get(field) is True
@@ -151,10 +151,10 @@ def _rope(reader: _Reader) -> dict[str, Any]:
     # transformers 5 has both in one field.
     parameters = as_mapping(reader.config.get("rope_parameters"))
     scaling = reader.config.get("rope_scaling") or parameters
-    base = parameters.get("rope_theta", reader.config.get("rope_theta", 10000.0))
-    if not isinstance(base, (int, float)) or isinstance(base, bool):
+    base = as_number(parameters.get("rope_theta", reader.config.get("rope_theta", 10000.0)))
+    if base is None:
         reader.refuse("rope_theta", "a number is needed")
-        base = 1
+        base = 1.0
     rope: dict[str, Any] = {
         "position_embedding_type": "rope",
         "rotary_base": int(base),
@@ -168,7 +168,11 @@ def _rope(reader: _Reader) -> dict[str, Any]:
     if kind != "llama3" or any(scaling.get(name) != value for name, value in LLAMA3_ROPE.items()):
         reader.refuse("rope_scaling", "Megatron's GPT model has only Llama 3's scaling of rotary frequencies")
         return rope
-    return {**rope, "use_rope_scaling": True, "rope_scaling_factor": float(scaling.get("factor", 8.0))}
+    factor = as_number(scaling.get("factor", 8.0))
+    if factor is None:
+        reader.refuse("rope_scaling", "its factor must be a number")
+        return rope
+    return {**rope, "use_rope_scaling": True, "rope_scaling_factor": factor}
 
 
 def _fixed(reader: _Reader) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.logs import Iteration, IterationTable, Scan, Scanner
 from fp8launch.logs.field_names import NOT_FINITE
 from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_tables
 from fp8launch.report.run_facts import stated_arguments
-from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.untyped import as_int
@@ -191,10 +191,8 @@ def _count(number: object) -> float | None:
 
 def _ends(log: Path) -> tuple[bytes, bytes]:
     """The beginning of a log, and its end where that is not part of the beginning."""
-    if not is_own_file(log):
-        return b"", b""
     try:
-        with log.open("rb") as stream:
+        with open_regular(log, follow=False) as stream:
             head = stream.read(HEAD_BYTES)
             size = stream.seek(0, 2)
             start = max(len(head), size - TAIL_BYTES)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor.log_lines import bounded_int
 from fp8launch.untyped import as_mapping
 
@@ -84,27 +85,6 @@ def json_mapping(file: Path) -> Mapping[str, Any]:
         return as_mapping(read_json(file))
     except (OSError, ValueError):
         return {}
-
-
-def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises OSError or ValueError for anything else.
-
-    Neither a pipe without a writer nor an endless device holds the caller up. Without `follow` a link is refused.
-    """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    if not follow:
-        flags |= os.O_NOFOLLOW
-    handle = os.open(file, flags)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is not a regular file")
-        raw = stream.read(limit + 1)
-    if len(raw) > limit:
-        size = f"{limit} bytes"
-        if limit >= 1 << 20:
-            size = f"{limit >> 20} MiB"
-        raise ValueError(f"it is larger than {size}")
-    return raw
 
 
 def is_own_file(file: Path) -> bool:

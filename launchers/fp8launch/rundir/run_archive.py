@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.secrets import redacted
@@ -69,7 +70,7 @@ def _files(run: RunFolder) -> Iterator[Path]:
 
 
 def _read(file: Path) -> str:
-    with file.open("rb") as stream:
+    with open_regular(file, follow=False) as stream:
         head = stream.read(2 * HALF_BYTES)
         size = stream.seek(0, 2)
         if size > len(head):

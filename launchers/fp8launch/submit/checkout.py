@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fp8launch.rundir.atomic_io import read_regular
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.submit.checkout_reader import Checkout, CheckoutReader
 
 # Large checkouts need less of both, and packs that are mapped into memory do not count.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8launch.rundir.atomic_io import read_regular
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.submit.file_versions import (
     FileVersion,
     as_diff,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.rundir.atomic_io import read_regular
+from fp8launch.injob.regular_files import open_regular, read_regular
 from fp8launch.secrets import holds_credentials
 
 # Larger files are named as changed, without their changes.
@@ -79,7 +79,7 @@ def is_large_file(place: Path, before: FileVersion) -> bool:
     """The commit has a pointer of Git LFS, and the file is what it points to."""
     if not (before.content or b"").startswith(_LARGE_FILE_POINTER) or not is_regular(place):
         return False
-    with place.open("rb") as stream:
+    with open_regular(place, follow=False) as stream:
         return _sha256(stream).encode() in (before.content or b"")
 
 

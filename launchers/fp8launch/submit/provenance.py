@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch import __version__
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.recipe.yaml_source import is_file
-from fp8launch.rundir.atomic_io import read_regular
 from fp8launch.submit.checkout import read_checkout
 
 MAX_DIFF = 5 << 20

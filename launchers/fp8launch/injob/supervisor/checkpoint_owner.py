@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.ownership import why_others_may_change
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor import checkpoints
 
 RECORD = "fp8launch_owner.json"
@@ -30,11 +31,9 @@ _IDENTITY = ("run", "recipe", "created")
 def read_owner(folder: Path) -> dict[str, Any] | None:
     """Return the record of a checkpoint folder; None if there is none. Raises OSError, ValueError for a damaged one."""
     try:
-        handle = os.open(str(folder / RECORD), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        record = json.loads(read_regular(folder / RECORD, _LONGEST_RECORD, follow=False).decode())
     except FileNotFoundError:
         return None
-    with os.fdopen(handle, "rb") as file:
-        record = json.loads(file.read(_LONGEST_RECORD).decode())
     if not isinstance(record, dict):
         raise ValueError(f"{folder / RECORD} is not a mapping")
     return record

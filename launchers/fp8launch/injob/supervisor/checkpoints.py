@@ -8,21 +8,26 @@ Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.meta
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
 import re
 import shutil
-import stat
 import zipfile
 from pathlib import Path
 from typing import Any
+
+from fp8launch.injob.regular_files import open_regular, read_regular
 
 TRACKER = "latest_checkpointed_iteration.txt"
 # A conversion (the plugin `convert`) writes this into its output last.
 CONVERSION_RECORD = "fp8launch_convert.json"
 # Megatron writes a number or the word "release".
 _LONGEST_TRACKER = 4096
+_LARGEST_JSON = 1 << 20
+# A piece of a tensor takes about 90 bytes of `.metadata`, so this is enough for three million.
+_LARGEST_METADATA = 256 << 20
 # State of a module is kilobytes; 1024 steps of history of five tensors are 20 KiB.
 _LARGEST_OBJECT = 16 << 20
 _FOLDER = re.compile(r"iter_(\d{7,})")
@@ -48,7 +53,8 @@ class _Fields:
         """And those of dict so."""
 
 
-class _FieldsOnly(pickle.Unpickler):
+# Python's unpickler and not C's, whose table of references one opcode of five bytes enlarges to gigabytes.
+class _FieldsOnly(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return type(name, (_Fields,), {})
 
@@ -67,11 +73,7 @@ def read_tracker(folder: Path) -> str:
 
     In its place may be anything: a pipe without a writer would hold the caller up, a device would have no end.
     """
-    handle = os.open(str(folder / TRACKER), os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is not a regular file")
-        return stream.read(_LONGEST_TRACKER).decode().strip()
+    return read_regular(folder / TRACKER, _LONGEST_TRACKER).decode().strip()
 
 
 def whole_number(text: str) -> int | None:
@@ -120,9 +122,8 @@ def _torn_distributed(checkpoint: Path) -> str | None:
     if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
         return "common.pt is cut short"
     try:
-        json.loads((checkpoint / "metadata.json").read_text())
-        with (checkpoint / ".metadata").open("rb") as file:
-            stored = _FieldsOnly(file).load().storage_data
+        json.loads(read_regular(checkpoint / "metadata.json", _LARGEST_JSON).decode())
+        stored = _storage(checkpoint)
         ends: dict[str, int] = {}
         for piece in stored.values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
@@ -137,21 +138,25 @@ def _torn_distributed(checkpoint: Path) -> str | None:
     return None
 
 
+def _storage(checkpoint: Path) -> Any:
+    """Return the table of a distributed checkpoint's pieces. A damaged or hostile file raises anything."""
+    return _FieldsOnly(io.BytesIO(read_regular(checkpoint / ".metadata", _LARGEST_METADATA))).load().storage_data
+
+
 def holds(checkpoint: Path, key: str, text: bytes) -> bool | None:
     """Return whether an object of a distributed checkpoint, with `key` in its name, contains `text`.
 
     Nothing is unpickled. None for a checkpoint that cannot be read, or of another format.
     """
     try:
-        with (checkpoint / ".metadata").open("rb") as file:
-            stored = _FieldsOnly(file).load().storage_data
+        stored = _storage(checkpoint)
         places = sorted(
             (piece.relative_path, piece.offset, piece.length)
             for index, piece in stored.items()
             if key in index.fqn and 0 < piece.length <= _LARGEST_OBJECT
         )
         for name, offset, length in places:
-            with (checkpoint / name).open("rb") as file:
+            with open_regular(checkpoint / name) as file:
                 file.seek(offset)
                 if text in file.read(length):
                     return True

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.megatron.arguments import as_parsed, attributes
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.fields import AXES, attribute_of, attribute_value
@@ -145,8 +146,7 @@ def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
 def _sizes(folder: Path) -> dict[str, Any]:
     """The sizes in a folder's config.json, by Megatron's names."""
     try:
-        with (folder / "config.json").open("rb") as file:
-            stated = json.loads(file.read(_LARGEST_CONFIG))
+        stated = json.loads(read_regular(folder / "config.json", _LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError):
         return {}
     sizes = as_mapping(stated)

@@ -13,21 +13,20 @@ import yaml
 
 from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import why_not_trusted
 from fp8launch.plugins.convert.section import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
-from fp8launch.recipe.yaml_source import parse_yaml
-from fp8launch.rundir.atomic_io import json_mapping, read_regular
+from fp8launch.recipe.yaml_source import MAX_BYTES, parse_yaml
+from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.rundir.attempts import SURVIVE
 from fp8launch.rundir.run_dir import RunFolder, run_folders
 from fp8launch.rundir.trust import why_not_own_run
-from fp8launch.untyped import as_mapping
 
 RUN_PREFIX = "convert_"
 GPUS_OF_A_NODE = 8
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_LARGEST_TEXT = 1 << 24  # bytes of a run_config.yaml
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,12 @@ def model_of(checkpoint: Path) -> str | None:
             return str(record["model"])
     config = checkpoint / "run_config.yaml"
     try:
-        content = as_mapping(yaml.safe_load(read_regular(config, _LARGEST_TEXT)))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        stated = parse_yaml(read_regular(config, MAX_BYTES).decode(), str(config)).at(("model", "hf_model_id"))
+    except (OSError, ValueError, UserError):
         return None
-    stated = as_mapping(content.get("model")).get("hf_model_id")
-    if not isinstance(stated, str):
+    if stated is None or not isinstance(stated.value, str):
         return None
-    return stated
+    return stated.value
 
 
 def is_finished(wanted: Conversion) -> bool:

@@ -19,6 +19,7 @@ from fp8launch.engines.base import (
     NeededFile,
     ReadCheckpoint,
 )
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.megatron.arguments import Argument
 from fp8launch.plugins.convert.section import Convert as ConvertSection
 from fp8launch.plugins.convert.section import convert_of
@@ -27,6 +28,7 @@ from fp8launch.recipe.schema import Recipe
 
 # Keys of Hugging Face for the number of experts of a layer.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_LARGEST_CONFIG = 1 << 20
 # Architectures that Bridge divides into stages by a layout or a layer pattern of their own.
 _OWN_STAGES = ("Sarvam", "NemotronH", "FalconH1", "DeepseekV4")
 
@@ -106,11 +108,11 @@ def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
     where = loaded.where("convert", "model")
     path = Path(model, "config.json")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_regular(path, _LARGEST_CONFIG).decode())
     except OSError:
         return  # of the hub, or only visible in the job
     except (ValueError, RecursionError) as broken:
-        raise error("convert-model", f"{path} is not JSON: {broken}", where, "name a whole model") from None
+        raise error("convert-model", f"{path} cannot be read as JSON: {broken}", where, "name a whole model") from None
     names = None
     if isinstance(config, dict):
         names = config.get("architectures")

@@ -29,7 +29,14 @@ _ARRAY_START = re.compile(r"[A-Za-z_]\w*\+?=")
 # Longest first: the first that matches is the operator.
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
 _REDIRECTS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", "<&", ">&", ">|", "<>", "<", ">")
-_ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+# Escapes of $'...', in the order in which bash tries them (lib/sh/strtrans.c).
+_ANSI_C = {
+    "n": b"\n", "t": b"\t", "r": b"\r", "a": b"\a", "b": b"\b", "e": b"\x1b", "E": b"\x1b", "f": b"\f", "v": b"\v",
+    **{sign: sign.encode() for sign in "\\'\"?"},
+}  # fmt: skip
+_ANSI_C_BYTE = re.compile(r"([0-7]{1,3})|x([0-9a-fA-F]{1,2})|x\{([0-9a-fA-F]*)\}?")
+_ANSI_C_CHARACTER = re.compile(r"u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})")
+_ANSI_C_CONTROL = re.compile(r"c(\\\\|[ -~])")
 
 
 def tokens(text: str, name: str, line: int = 1, shell: bool = True) -> list[Token]:
@@ -314,24 +321,44 @@ class _Reader:
         return Word(tuple(parts), line)
 
     def _ansi_c(self, line: int) -> Part:
+        """The part `$'...'`. Its escapes mean bytes, which together are UTF-8."""
+        start = self._at
         self._at += 2
-        text = []
+        found = b""
         while (char := self._next()) != "'":
             if not char:
                 raise self._unfinished("the quote $'", line)
-            if char == "\\":
-                following = self._text[self._at + 1 : self._at + 2]
-                self._at += 2
-                if following in _ANSI_C:
-                    following = _ANSI_C[following]
-                elif following not in "\\'\"?":
-                    following = "\\" + following
-                text.append(following)
+            self._at += 1
+            if char == "\\" and self._next():
+                found += self._escape()
             else:
-                text.append(char)
-                self._at += 1
+                found += char.encode("utf-8", "surrogatepass")
         self._at += 1
-        return Text("".join(text), True)
+        # A NUL ends the text, as in C.
+        try:
+            return Text(found.partition(b"\0")[0].decode("utf-8"), True)
+        except UnicodeDecodeError:
+            return Opaque(self._text[start : self._at], line, "means bytes that are not UTF-8 text")
+
+    def _escape(self) -> bytes:
+        """The bytes that the escape after a backslash means, past it; with the backslash if it is no escape."""
+        if match := _ANSI_C_BYTE.match(self._text, self._at):
+            self._at = match.end()
+            if match[1]:
+                return bytes([int(match[1], 8) & 0xFF])
+            return bytes([int(match[2] or match[3] or "0", 16) & 0xFF])
+        match = _ANSI_C_CHARACTER.match(self._text, self._at)
+        if match and (number := int(match[1] or match[2], 16)) < 0x110000:
+            self._at = match.end()
+            return chr(number).encode("utf-8", "surrogatepass")
+        if match := _ANSI_C_CONTROL.match(self._text, self._at):
+            self._at = match.end()
+            if match[1] == "?":
+                return b"\x7f"
+            return bytes([ord(match[1][0].upper()) & 0x1F])
+        following = self._next()
+        self._at += 1
+        return _ANSI_C.get(following) or b"\\" + following.encode("utf-8", "surrogatepass")
 
     def _enclosed(self, opening: str, closing: str) -> str:
         """The text between brackets that nest, past both of them; quotes inside are respected."""

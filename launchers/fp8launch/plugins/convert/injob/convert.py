@@ -26,6 +26,7 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
+from fp8launch.injob.ownership import foreign_owner, leads_elsewhere
 from fp8launch.injob.rank import worker
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.plugins.bridge.injob import bridge
@@ -104,10 +105,32 @@ def to_hf(source: Any, model: list[Any], checkpoint: Path, folder: Path, model_n
         return
     # Bridge would load the tokenizer and save it again, which fails without one, or changes its files.
     if rank() == 0:
-        for file in filter(Path.is_file, _files(place, _COPIED)):
+        for file in files_to_copy(place):
             shutil.copyfile(str(file), str(folder / file.name))
     wait_for_all()
     source.save_hf_weights(model, str(folder), show_progress=False)
+
+
+def files_to_copy(model: Path) -> list[Path]:
+    """Return a model's files beside its weights; programs of another user are left out, with a warning.
+
+    Stops at a link of another user to a file that is not theirs: it may be private, and the output may be published.
+    """
+    copied = []
+    for file in sorted(filter(Path.is_file, _files(model, _COPIED))):
+        reason = leads_elsewhere(file)
+        if reason is not None:
+            worker.stop(worker.WRONG_REQUEST, f"{reason}, which is not copied: name a --model without it")
+        owner = foreign_owner(file)
+        if file.suffix == ".py" and owner is not None:
+            print(
+                f"fp8launch: warning: {file.name} is left out: transformers may run it, and it belongs to {owner}; "
+                f"read {file}, then copy it",
+                file=sys.stderr,
+            )
+            continue
+        copied.append(file)
+    return copied
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> set[Path]:
