@@ -109,9 +109,9 @@ def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
-def submitted(ask: Any, recipe: Path, *settings: str) -> str:
+def submitted(ask: Any, recipe: Path, *settings: str, expect: int = 0) -> str:
     overrides = [word for setting in (f"launch.python={PYTHON}", *settings) for word in ("--set", setting)]
-    out = ask("submit", str(recipe), "--backend", "local", "--wait", "--yes", *overrides, expect=0)
+    out = ask("submit", str(recipe), "--backend", "local", "--wait", "--yes", *overrides, expect=expect)
     return str(out.split()[-1])
 
 
@@ -121,7 +121,7 @@ def test_a_recipe_runs_and_a_dropped_plugin_is_seen(tmp_path: Path, ask: Any) ->
     recipe.write_text(TINY)
     divided = submitted(ask, recipe, "accelerate.sharding=zero3")
     assert "ZeRO 3 is in effect: each rank holds 53408 of 106816" in ask("verify", divided)
-    dropped = submitted(ask, recipe, "env.ACCELERATE_USE_CPU=1")
+    dropped = submitted(ask, recipe, "env.ACCELERATE_USE_CPU=1", expect=1)
     shown = ask("verify", dropped, expect=1)
     assert "asked for ZeRO 2, optimizer states are not partitioned: each rank holds 106816 of 106816 elements" in shown
     report = json.loads(ask("parse", dropped, "--json", expect=1))
