@@ -100,6 +100,8 @@ MEANING = {
         "survive.hang_after": "seconds without log output that count as a hang; 0: never",
         "health.loss_jump": "rise of the loss, as a fraction, that is reported (docs/health.md)",
         "health.loss_fall": "least fall of the loss of a new run, as a fraction",
+        "health.actions": "what the job does about a code: `continue`, `stop` or `{rewind: N}` (docs/health.md)",
+        "health.max_rewinds": "number of rewinds after which the run stops instead",
         "health.skipped_steps": "share of skipped steps that is reported",
         "health.slowdown": "increase of the step time, as a fraction, that is reported",
         "health.ignore": "codes that are not reported",

@@ -11,7 +11,7 @@ from train_jobs import forked
 from fp8launch.check import checkpoint_space, checkpoints
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import Problem
+from fp8launch.diagnostics import Problem, UserError
 from fp8launch.job.prepared import prepare
 
 
@@ -55,6 +55,35 @@ def test_survival_without_checkpoints_is_reported() -> None:
         *checkpoints.survival_problems(saving.loaded),
         *checkpoints.survival_problems(prepare("tiny_cpu").loaded),
     ] == []
+
+
+def test_actions_on_health_that_cannot_happen_are_reported() -> None:
+    rewind = "health.actions={nan: {rewind: 2}, loss-jump: continue}"
+    saving = "checkpoint={dir: c, interval: 5}"
+
+    def codes(*choices: str) -> list[str]:
+        return [problem.code for problem in checkpoints.health_problems(prepare("tiny_cpu", choices).loaded)]
+
+    assert codes(rewind) == ["health-unused"]
+    assert codes(rewind, "checkpoint={dir: c, interval: 5, keep: 2}") == ["health-keep"]
+    assert codes(rewind, "checkpoint={dir: c, interval: 5, keep: 3}") == codes(rewind, saving) == []
+    assert codes("health.actions={nan: continue}") == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "named"),
+    [
+        ("{nan: restart}", "'stop' or 'continue' or a mapping"),
+        ("{loss-flat: stop}", "'nan', 'zero-grad-norm' or 'loss-jump'"),
+        ("{nan: {rewind: 0}}", "rewind: 1 or more"),
+        ("{nan: {back: 1}}", "valid keys: rewind"),
+    ],
+)
+def test_actions_name_what_is_allowed(actions: str, named: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare("tiny_cpu", [f"health.actions={actions}"])
+    text = " ".join(f"{problem.message} {problem.fix}" for problem in refused.value.problems)
+    assert "health.actions" in text and named in text, text
 
 
 def test_what_this_machine_does_not_see_is_not_judged(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pytest
 from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.supervisor import checkpoints, hang_watchdog
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN, ending_of_attempt
+from fp8launch.injob.supervisor.health_watch import Actions
 from fp8launch.job.prepared import prepare
 from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
 from fp8launch.submit.submit import plan_run
@@ -572,7 +573,7 @@ def test_what_was_there_at_the_start_stays_until_a_newer_one_is_whole(
 
     monkeypatch.setattr(hang_watchdog.time, "sleep", between_looks)
     with pytest.raises(Looked):
-        hang_watchdog.watch(one.run / "logs" / "5-0.log", folder, "5", {}, None, 2)
+        hang_watchdog.watch(one.run / "logs" / "5-0.log", folder, "5", {}, None, 2, Actions.of_plan({}))
     assert seen == [[2, 3, 5], [2, 3, 5], [2, 3, 5], [5, 10], [5, 10]]
 
 
@@ -632,3 +633,108 @@ def test_damaged_records_end_in_a_sentence(job: Callable[..., Job], content: str
     (one.run / "survive.json").write_text(content)
     for done in (one.begin(), one.supervisor("unpickle", "5-0"), one.end(1)):
         assert done.returncode and "survive.json is damaged" in done.stderr and "Traceback" not in done.stderr
+
+
+# As Megatron's rerun_state_machine.py words it.
+NAN_STOP = "ERROR: Unexpected result nan on rank 0 at iteration #13 invocation #1 (message='NaN in the loss')\n"
+REWIND = ("health.actions={nan: {rewind: 1}}", "health.max_rewinds=2")
+
+
+def unhealthy(good: int | str, until: int, code: str = "nan") -> str:
+    return f"fp8launch: unhealthy: {code}: good until {good}, suspect until {until}: the loss is NaN\n"
+
+
+def began(one: Job, *saved: int) -> None:
+    """Begin as the owner of the checkpoint folder, and save."""
+    plan = json.loads((one.run / "survive.json").read_text())
+    owner = {"run": "run", "recipe": "0" * 64, "created": "2026-11-24T00:00:00+00:00"}
+    (one.run / "survive.json").write_text(json.dumps({**plan, "owner": owner}))
+    one.begin()
+    for iteration in saved:
+        one.reach(iteration)
+
+
+def folders(one: Job) -> list[str]:
+    return sorted(folder.name for folder in (one.run / "ckpt").glob("iter_*"))
+
+
+def test_a_rewind_goes_back_skips_batches_and_sets_newer_checkpoints_aside(job: Callable[..., Job]) -> None:
+    one = job(*REWIND, "megatron.iterations_to_skip=[2, 13]")
+    began(one, 5, 10, 15)
+    done = one.end(137, unhealthy(12, 14))
+    assert done.returncode == 0, done.stderr
+    [first] = one.record["attempts"]
+    assert (first["cause"], first["counts"], first["after"]) == ("rewind", False, 10)
+    assert first["health"] == {
+        "code": "nan", "message": "the loss is NaN", "good": 12, "until": 14, "rewound_to": 10, "skipped": [11, 14],
+    }  # fmt: skip
+    assert "back to checkpoint 10, the batches of iterations 11 to 14 are skipped" in first["then"]
+    assert folders(one) == ["iter_0000005", "iter_0000010", "iter_0000015.unhealthy"]
+    assert "scontrol requeue" in one.calls
+    one.begin("5-1")
+    assert one.record["attempts"][1]["before"] == 10
+    assert one.supervisor("skip", "5-1").stdout == "--iterations-to-skip 11 12 13 14\n"
+
+
+def test_two_checkpoints_back(job: Callable[..., Job]) -> None:
+    one = job("health.actions={nan: {rewind: 2}}")
+    began(one, 5, 10)
+    one.end(137, unhealthy(12, 14))
+    assert one.record["attempts"][0]["health"]["rewound_to"] == 5
+
+
+def test_rewinds_are_used_up(job: Callable[..., Job]) -> None:
+    one = job(*REWIND)
+    began(one, 5)
+    for restart in (1, 2):
+        # Broken from the first line on.
+        one.begin(f"5-{restart}")
+        assert one.end(137, unhealthy("unknown", 5 + restart), f"5-{restart}").returncode == 0
+    one.begin("5-3")
+    assert one.end(137, unhealthy("unknown", 8), "5-3").returncode == 137
+    causes = [attempt["cause"] for attempt in one.record["attempts"]]
+    assert causes == ["interrupted", "rewind", "rewind", "unhealthy-training"]
+    assert "health.max_rewinds 2 is used up" in one.record["stopped"]
+
+
+def test_without_an_earlier_checkpoint_the_run_stops(job: Callable[..., Job]) -> None:
+    one = job(*REWIND)
+    began(one, 10)
+    assert one.end(137, unhealthy(7, 8)).returncode == 137
+    assert "there is no checkpoint of this run before it" in one.record["stopped"]
+    assert folders(one) == ["iter_0000010"]
+
+
+def test_a_stop_says_why_and_leaves_the_last_good_checkpoint(job: Callable[..., Job]) -> None:
+    one = job("health.actions={nan: stop}", "survive.attempts=5")
+    began(one, 5, 10)
+    assert one.end(137, unhealthy(9, 10)).returncode == 137
+    assert one.record["stopped"].startswith("unhealthy-training (the loss is NaN): `health.actions` stop the run")
+    assert folders(one) == ["iter_0000005", "iter_0000010.unhealthy"]
+    assert checkpoints.latest(one.run / "ckpt") == 5
+
+
+def test_checkpoints_that_were_there_before_the_run_are_never_renamed(job: Callable[..., Job]) -> None:
+    one = job(*REWIND)
+    one.reach(5)
+    one.reach(10)
+    began(one)
+    assert one.end(137, unhealthy(7, 8)).returncode == 137
+    assert folders(one) == ["iter_0000005", "iter_0000010"]
+
+
+def test_megatrons_own_check_for_nan_also_rewinds(job: Callable[..., Job]) -> None:
+    one = job(*REWIND)
+    began(one, 10)
+    log = " iteration       12/      20 | lm loss: 1.0 |\n" + NAN_STOP
+    assert one.end(1, log).returncode == 0
+    assert one.record["attempts"][0]["health"]["skipped"] == [11, 13]
+    assert one.record["attempts"][0]["cause"] == "rewind"
+
+
+def test_without_actions_nothing_is_skipped(job: Callable[..., Job]) -> None:
+    one = job()
+    began(one, 10)
+    assert one.supervisor("skip").stdout == ""
+    assert one.end(1, NAN_STOP).returncode == 1
+    assert one.record["attempts"][0]["cause"] == "nan"

@@ -14,9 +14,10 @@ import pytest
 from support import BENCHMARKS, real_logs, sitting
 
 from fp8launch.cli import run
+from fp8launch.injob.supervisor.health_rules import CODES, LIMITS, HealthLimits
 from fp8launch.recipe.field_types import HealthCode
 from fp8launch.recipe.sections import Health
-from fp8launch.report.health import CODES, LIMITS, HealthLimits
+from fp8launch.report.health import limits_of
 from fp8launch.report.loss_summary import loss_summary
 from fp8launch.report.run_data import run_from_logs
 from fp8launch.report.run_report import RunReport
@@ -232,18 +233,18 @@ def test_a_loss_that_is_infinite_at_the_end_has_no_number_there(tmp_path: Path) 
 def test_thresholds_of_a_recipe_count(tmp_path: Path) -> None:
     slow, *_ = BROKEN["slower"]
     manifest = {"recipe": {"health": {"slowdown": 0.6, "loss_jump": "nonsense", "ignore": ["nan", 3]}}}
-    limits = HealthLimits.from_manifest(manifest)
+    limits = limits_of(manifest)
     assert limits == HealthLimits(slowdown=0.6, ignore=("nan",))
     assert report(tmp_path, slow, limits).health == ()
     assert report(tmp_path, BROKEN["one NaN step"][0], limits).health == ()
     for damaged in ({}, {"recipe": None}, {"recipe": {"health": []}}, {"recipe": {"health": {"slowdown": math.nan}}}):
-        assert HealthLimits.from_manifest(damaged) == LIMITS
+        assert limits_of(damaged) == LIMITS
 
 
 def test_recipe_and_report_have_the_same_codes_and_defaults() -> None:
     assert set(typing.get_args(HealthCode)) == set(CODES)
     section = Health()
-    assert HealthLimits.from_manifest({"recipe": {"health": section.model_dump()}}) == LIMITS
+    assert limits_of({"recipe": {"health": section.model_dump()}}) == LIMITS
 
 
 def test_parse_shows_it_and_exits_with_1_for_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,3 +205,18 @@ def test_a_damaged_checkpoint_of_the_right_size_is_set_aside(chain: Callable[...
     assert "is set aside as" in one.said
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
     row("newest checkpoint damaged at its full size, then `resume`", one, one.record["attempts"][1]["then"])
+
+
+def test_a_broken_batch_is_skipped(chain: Callable[..., Chain]) -> None:
+    """Two nodes; the loss of iteration 50 is NaN wherever its batch is trained."""
+    breaks = Path(__file__).parents[1] / "broken_loss.py"
+    sets_ = sets("health.actions={nan: {rewind: 1}}", f"launch.script={breaks}", "env.BREAKS=nan,50,50")
+    one = chain("--attempts", "2", "--nodes", "2", *sets_, *sets("megatron.log_interval=1"))
+    assert one.over()["state"] == "completed"
+    first, second = one.record["attempts"]
+    assert (first["cause"], first["counts"], first["health"]["skipped"]) == ("rewind", False, [41, 50])
+    assert (second["before"], second["cause"]) == (40, "finished")
+    assert min(losses(one.logs()[1])) == 51
+    report = one.site.json("parse", one.run)
+    assert (report["status"], report["iterations"]) == ("ok", ITERATIONS - 10)
+    row("a batch whose loss is NaN, with `nan: {rewind: 1}`", one, first["then"])

@@ -18,7 +18,7 @@ from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
 from fp8launch.megatron.versions import release
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.sections import Survive
+from fp8launch.recipe.sections import Rewind, Survive
 from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.rundir.registry import known_roots
 from fp8launch.rundir.run_dir import MANIFEST, run_folders
@@ -28,6 +28,8 @@ from fp8launch.untyped import as_int, as_mapping
 _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {
     "survive-unused": "warning",
+    "health-unused": "warning",
+    "health-keep": "warning",
     "converted-weights": "error",
     "checkpoint-owner": "error",
     "checkpoint-learning-rate": "error",
@@ -58,6 +60,24 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         message = f"{names} {verb} no effect: a run without checkpoints is not watched and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
+
+
+def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Yield warnings for actions on the training's health that cannot happen."""
+    recipe = loaded.recipe
+    back = [action.rewind for action in recipe.health.actions.values() if isinstance(action, Rewind)]
+    acting = [code for code, action in recipe.health.actions.items() if action != "continue"]
+    where = loaded.where("health", "actions")
+    if acting and not recipe.goes_on:
+        message = "health.actions has no effect: a run without checkpoints is not watched, and cannot go back to one"
+        yield Problem("warning", "health-unused", message, where, "set checkpoint.dir and checkpoint.interval")
+    keep = recipe.checkpoint.keep
+    if back and recipe.goes_on and keep is not None and keep <= max(back):
+        message = (
+            f"checkpoint.keep {keep} may leave no checkpoint to rewind to: one may be written between the event and "
+            "its detection"
+        )
+        yield Problem("warning", "health-keep", message, where, f"set checkpoint.keep to at least {max(back) + 1}")
 
 
 def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:

@@ -109,6 +109,7 @@ def file_problems(
     yield from data.problems(part, cluster, environment, runtime)
     yield from checkpoint_space.problems(part, cluster, runtime)
     yield from checkpoints.survival_problems(part.loaded)
+    yield from checkpoints.health_problems(part.loaded)
 
 
 def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:

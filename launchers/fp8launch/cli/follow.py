@@ -18,10 +18,10 @@ from fp8launch.diagnostics import UserError
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.failure_pattern import EXCEPTION
 from fp8launch.injob.supervisor.failures import traceback_of
+from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.logs import Failure, Iteration, LogTail
 from fp8launch.logs.file_slices import lines, tail
-from fp8launch.report.health import HealthProblem, errors_of
 from fp8launch.report.progress import progress_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport

@@ -14,13 +14,14 @@ from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.yaml_source import is_file
 from fp8launch.report.goodput import goodput_of_run
-from fp8launch.report.health import HealthLimits
+from fp8launch.report.health import limits_of
 from fp8launch.report.phases import spans_of
 from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.run_status import with_batch_output
 from fp8launch.report.tensorboard import event_files, read_events
 from fp8launch.report.throughput import read_logs, summarise, summarise_run
+from fp8launch.rundir.attempts import health_actions
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 
 
@@ -129,7 +130,8 @@ def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
         gpu=gpu or str(manifest.get("gpu", "")) or None,
         world_size=manifest.get("layout", {}).get("world"),
         arguments=stated_arguments(manifest),
-        limits=HealthLimits.from_manifest(manifest),
+        limits=limits_of(manifest),
+        actions=health_actions(run),
     )
     report = replace(report, goodput=goodput_of_run(run, logs, report.world_size))
     return with_batch_output(report, run)

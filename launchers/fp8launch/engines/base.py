@@ -211,13 +211,15 @@ class StepArguments:
 class AttemptArguments:
     """The arguments of a run that several attempts share: of all of them, of the first start, and of a resume.
 
-    `save` is the folder of its checkpoints, as the engine names it.
+    `save` is the folder of its checkpoints, as the engine names it. `skip_flag` is followed by iterations whose batches
+    the engine leaves out; None if it cannot.
     """
 
     save: str
     always: tuple[Argument, ...]
     first_start: tuple[Argument, ...]
     resume: tuple[Argument, ...]
+    skip_flag: str | None = None
 
     @classmethod
     def divided(
@@ -227,6 +229,7 @@ class AttemptArguments:
         first_start: Collection[str],
         resume: Argument,
         more: Iterable[Argument] = (),
+        skip_flag: str | None = None,
     ) -> AttemptArguments:
         """Divide `arguments`: the flags in `first_start` are for the first start only. `more` are for all attempts."""
         always, first = [], []
@@ -235,7 +238,7 @@ class AttemptArguments:
                 first.append(argument)
             else:
                 always.append(argument)
-        return cls(save, (*always, *more), tuple(first), (resume,))
+        return cls(save, (*always, *more), tuple(first), (resume,), skip_flag)
 
 
 @dataclass(frozen=True)

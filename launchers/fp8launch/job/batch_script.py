@@ -227,6 +227,11 @@ def _start(job: Job) -> list[str]:
             f'{INDENT}trusted=$({_supervisor(job)} unpickle "$run_folder" "$attempt")',
             f'{INDENT}environment=(${{trusted:+"$trusted"}} "${{environment[@]}}")',
         ]
+    if job.survival.skip_flag:
+        lines += [
+            f"{INDENT}# Without the batches before which the run went back to a checkpoint (health.actions).",
+            f'{INDENT}megatron_args+=($({_supervisor(job)} skip "$run_folder" "$attempt"))',
+        ]
     if job.survival.first_start:
         lines += ["else", f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.first_start))})"]
     return [*lines, "fi"]

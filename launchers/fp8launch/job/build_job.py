@@ -80,7 +80,7 @@ def plan(
     if attempts is not None and folder is not None:
         each = [args, *(phase.args for phase in phases)]
         pickled_state = any(is_stateful(one.attributes) for one in each)
-        survival = _survival(attempts, container, folder, pickled_state)
+        survival = _survival(recipe, attempts, container, folder, pickled_state)
         arguments = attempts.always
     environment = _environment(engine, recipe, cluster)
     job_phases: tuple[JobPhase, ...] = ()
@@ -271,10 +271,13 @@ def _slurm_options(
     return tuple(options.items())
 
 
-def _survival(attempts: AttemptArguments, container: Container | None, folder: Path, pickled_state: bool) -> Survival:
+def _survival(
+    recipe: Recipe, attempts: AttemptArguments, container: Container | None, folder: Path, pickled_state: bool
+) -> Survival:
     """How the run continues after an attempt that has left a checkpoint."""
     checkpoint = _on_the_host(attempts.save, container, folder)
-    return Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start, pickled_state)
+    skip_flag = attempts.skip_flag if recipe.health.rewinds else None
+    return Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start, pickled_state, skip_flag)
 
 
 def _of_phase(engine: Engine, phase: Phase, cluster: Cluster) -> PhaseParts:

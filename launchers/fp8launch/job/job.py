@@ -42,7 +42,8 @@ class Survival:
 
     `save` is the engine's own name of its checkpoints, `checkpoint` where the batch host has them. `resume` are the
     arguments of a start from such a checkpoint, `first_start` those of a start without one. `pickled_state` says that
-    the checkpoints hold state that Transformer Engine only loads from a trusted source.
+    the checkpoints hold state that Transformer Engine only loads from a trusted source. `skip_flag` is set for a run
+    that may go back to a checkpoint: iterations whose batches are left out follow it.
     """
 
     save: str
@@ -50,6 +51,7 @@ class Survival:
     resume: tuple[Argument, ...]
     first_start: tuple[Argument, ...] = ()
     pickled_state: bool = False
+    skip_flag: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 LOSS_PREFIX = "loss:"
 # IS_NAN in a line whose loss or gradient norm is NaN, IS_INFINITE if one is infinite. NaN itself means "no value" here.
 NOT_FINITE = "not_finite"
-IS_NAN, IS_INFINITE = 1.0, 2.0
 # What Megatron times within an iteration, by its own names, in ms of the slowest rank.
 TIMER_PREFIX = "timer:"
 

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fp8launch.injob.supervisor.health_rules import IS_INFINITE, IS_NAN
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, split_prefix, without_colours
 from fp8launch.logs.field_names import (
-    IS_INFINITE,
-    IS_NAN,
     LOSS_PREFIX,
     NOT_FINITE,
     UNITS,

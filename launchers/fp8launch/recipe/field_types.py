@@ -23,10 +23,12 @@ FlagValue = str | int | float | bool | list[str | int | float] | None
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFraction = Annotated[float, Field(gt=0)]
-# The codes of report/health.py.
+# The codes of injob/supervisor/health_rules.py.
 HealthCode = Literal[
     "zero-grad-norm", "constant-grad-norm", "loss-jump", "resume-jump", "loss-flat", "nan", "skipped-steps", "slowdown"
 ]  # fmt: skip
+# ACTION_CODES of injob/supervisor/health_rules.py.
+ActionCode = Literal["nan", "zero-grad-norm", "loss-jump"]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # Slurm's own forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.quantization import FP16, QUANTIZATION, UNQUANTIZED
 from fp8launch.recipe.field_types import (
+    ActionCode,
     FormatName,
     GpuName,
     HealthCode,
@@ -207,11 +208,18 @@ class Survive(Section):
     rules: dict[RuleCode, Literal["go-on", "free", "exclude", "stop"]] = {}
 
 
+class Rewind(Section):
+    """Go back by so many checkpoints, counted from the newest one before the event, and skip the batches up to it."""
+
+    rewind: Positive
+
+
 class Health(Section):
-    """When training is called unhealthy (docs/health.md). All numbers are fractions.
+    """When training is called unhealthy, and what the job does then (docs/health.md). Thresholds are fractions.
 
     `loss_jump` is the rise of the loss, `loss_fall` the least fall of the loss of a new run, `skipped_steps` the share
-    of skipped steps, `slowdown` the increase of the step time. `ignore` lists codes that are not reported.
+    of skipped steps, `slowdown` the increase of the step time. `ignore` lists codes that are not reported. `actions`
+    say what the job does about a code, `rewind` at most `max_rewinds` times.
     """
 
     loss_jump: PositiveFraction = 0.05
@@ -219,6 +227,13 @@ class Health(Section):
     skipped_steps: PositiveFraction = 0.01
     slowdown: PositiveFraction = 0.25
     ignore: list[HealthCode] = []
+    actions: dict[ActionCode, Literal["stop", "continue"] | Rewind] = {}
+    max_rewinds: Positive = 3
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether the run may go back to an earlier checkpoint."""
+        return any(isinstance(action, Rewind) for action in self.actions.values())
 
 
 class Resources(Section):

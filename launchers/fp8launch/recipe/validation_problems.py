@@ -129,10 +129,13 @@ def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the first model among the members of a field's type."""
-    for member in (annotation, *get_args(annotation)):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            return member
+    """Return the first model in a field's type, which may be a mapping or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for member in get_args(annotation):
+        model = _model_of(member)
+        if model is not None:
+            return model
     return None
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.regular_files import open_regular
+from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
 from fp8launch.logs import Iteration, IterationTable, Scan, Scanner
 from fp8launch.logs.field_names import NOT_FINITE
-from fp8launch.report.health import HealthLimits, HealthProblem, errors_of, health_of_tables
+from fp8launch.report.health import health_of_tables, limits_of
 from fp8launch.report.run_facts import stated_arguments
+from fp8launch.rundir.attempts import health_actions
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.untyped import as_int
@@ -92,7 +94,9 @@ def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) ->
     head, tail = _ends(attempts[-1].log)
     scan = _scanned(head, tail)
     if len(scan.table):
-        earlier = [_newest_iterations(attempt.log) for attempt in attempts[-2:-1]]
+        # The iterations before a rewind are given up: nothing continues from them.
+        rewound = [action.attempt for action in health_actions(run) if action.rewound_to is not None]
+        earlier = [_newest_iterations(one.log) for one in attempts[-2:-1] if one.log.stem not in rewound]
         return _of_iterations(scan, earlier, manifest, running)
     if running:
         return Progress(_stage(head, manifest))
@@ -120,7 +124,7 @@ def _of_iterations(
     if running and step and total:
         eta = max(total - last.number, 0) * step / 1000
     health = health_of_tables(
-        [*earlier, scan.table], [one for _, one in scan.validations], arguments, HealthLimits.from_manifest(manifest)
+        [*earlier, scan.table], [one for _, one in scan.validations], arguments, limits_of(manifest)
     )
     # The second line of a process may have the mean loss of two iterations.
     separate = [one for row, one in enumerate(every) if row != 1]

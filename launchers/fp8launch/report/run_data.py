@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fp8launch.injob.supervisor.health_rules import LIMITS, HealthLimits
 from fp8launch.injob.supervisor.run_records import STARTED_BY
 from fp8launch.logs import ParsedLog
 from fp8launch.report.goodput import goodput_of_run
-from fp8launch.report.health import LIMITS, HealthLimits
+from fp8launch.report.health import limits_of
 from fp8launch.report.phases import PhaseSpan, spans_of
 from fp8launch.report.run_facts import SETTINGS, UNSET, manifest_facts, precision_of, stated_arguments
 from fp8launch.report.run_report import RunReport
@@ -19,6 +20,7 @@ from fp8launch.report.run_status import with_batch_output
 from fp8launch.report.steady_state import Line, SteadyState, values
 from fp8launch.report.tensorboard import read_events
 from fp8launch.report.throughput import read_logs, summarise, summarise_run
+from fp8launch.rundir.attempts import HealthAction, health_actions
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
@@ -140,7 +142,8 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunData:
         stated_arguments(manifest),
         spans=spans_of(manifest),
         more=manifest_facts(manifest, run.path),
-        limits=HealthLimits.from_manifest(manifest),
+        limits=limits_of(manifest),
+        actions=health_actions(run),
         study=_study_point(as_mapping(manifest.get("study"))),
         reference=as_mapping(as_mapping(manifest.get("recipe")).get("reference")) or None,
         command=_command_line(manifest),
@@ -238,9 +241,12 @@ def _run_data(
     spans: Sequence[PhaseSpan] = (),
     more: Mapping[str, object] | None = None,
     limits: HealthLimits = LIMITS,
+    actions: Sequence[HealthAction] = (),
     **rest: Any,
 ) -> RunData:
-    report = summarise_run(logs, spans, gpu=gpu, world_size=world_size, arguments=stated, limits=limits)
+    report = summarise_run(
+        logs, spans, gpu=gpu, world_size=world_size, arguments=stated, limits=limits, actions=actions
+    )
     facts: dict[str, object] = {**stated, **report.argument_dump}
     if report.global_batch_size:
         facts["global_batch_size"] = report.global_batch_size

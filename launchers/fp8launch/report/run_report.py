@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fp8launch.injob.supervisor.health_rules import HealthProblem
 from fp8launch.logs import Failure
 from fp8launch.report.goodput import Goodput
-from fp8launch.report.health import HealthProblem
 from fp8launch.report.json_values import json_mapping
 from fp8launch.report.machines import Machines
 from fp8launch.report.steady_state import RULE, SteadyState, ranges

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
+from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
 from fp8launch.logs import Ending, Failure, LoggedProcesses, ParsedLog, Process
 from fp8launch.logs.file_slices import line_number
 from fp8launch.report.fp8_evidence import Fp8Finding
-from fp8launch.report.health import HealthProblem, Series, errors_of
+from fp8launch.report.health import series_of
 from fp8launch.report.phases import first_and_last
 from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
 from fp8launch.report.sharding import NOT_PARTITIONED
@@ -93,7 +94,7 @@ def _ended_as_planned(ending: Ending) -> bool:
 def _diverged(lines: Sequence[Line]) -> Failure | None:
     """A run whose last line is NaN trained nothing since the first NaN that it did not recover from."""
 
-    series = Series.of(lines)
+    series = series_of(lines)
     bad = None
     for i in reversed(range(len(lines))):
         if not series.is_nan(i):

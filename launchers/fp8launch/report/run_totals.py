@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from fp8launch.injob.supervisor.health_rules import IS_NAN
 from fp8launch.logs import LoggedProcesses, ParsedLog
-from fp8launch.logs.field_names import IS_NAN, NOT_FINITE
+from fp8launch.logs.field_names import NOT_FINITE
 from fp8launch.report.run_report import LARGEST
 from fp8launch.report.steady_state import Line, values
 

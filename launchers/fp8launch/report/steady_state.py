@@ -34,6 +34,8 @@ RULE = (
 # The note under tables; JSON and the documentation have the whole rule.
 RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
 
+NOTHING: Mapping[str, int] = {}
+
 
 class Line(NamedTuple):
     """One iteration line and where it stands: the attempt that printed it, its number and time.
@@ -89,12 +91,19 @@ class SteadyState:
 _LOG, NUMBER = attrgetter("log"), attrgetter("number")
 
 
-def select_steady_state(attempts: LoggedProcesses) -> SteadyState:
-    """Apply the rule to the processes of a run, oldest first."""
+def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] = NOTHING) -> SteadyState:
+    """Apply the rule to the processes of a run, oldest first.
+
+    `given_up` names logs, by their stem, of which only the iterations up to a number count: the run went back to it.
+    """
     by_attempt = []
     reasons: dict[tuple[int, int], str] = {}
+    discarded: list[int] = []
     for i, (log, process) in enumerate(attempts):
         lines = _lines(i, log, process)
+        if log.path.stem in given_up:
+            discarded += [line.number for line in lines if line.number > given_up[log.path.stem]]
+            lines = [line for line in lines if line.number <= given_up[log.path.stem]]
         reasons |= _reasons(lines, log, process)
         by_attempt.append(lines)
     chosen, superseded = _newest(by_attempt)
@@ -112,6 +121,8 @@ def select_steady_state(attempts: LoggedProcesses) -> SteadyState:
     dropped: dict[str, tuple[int, ...]] = {}
     for reason, left in left_out.items():
         dropped[reason] = tuple(map(NUMBER, left))
+    if discarded:
+        dropped["given up by a rewind"] = tuple(sorted(discarded))
     if superseded:
         dropped["repeated by a later attempt"] = tuple(sorted(superseded))
     return SteadyState(chosen, tuple(kept), dropped, tuple(notes))

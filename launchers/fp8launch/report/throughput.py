@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from fp8launch.diagnostics import error
+from fp8launch.injob.supervisor.health_rules import LIMITS, HealthLimits, HealthProblem
 from fp8launch.logs import ParsedLog, attempts_of, read_log
 from fp8launch.logs.field_names import TIMER_PREFIX
-from fp8launch.report.health import LIMITS, HealthLimits, health_of
+from fp8launch.report.health import health_of
 from fp8launch.report.machines import machines_of
 from fp8launch.report.phases import PhaseSpan, by_phase
 from fp8launch.report.run_notes import run_notes
@@ -26,6 +27,7 @@ from fp8launch.report.run_totals import count_of, nan_lines, parameters_of, peak
 from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
 from fp8launch.report.tensor_stats import tensor_stats_of
 from fp8launch.report.verify import precision_asked_for, verify
+from fp8launch.rundir.attempts import HealthAction
 
 _NOTEWORTHY = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length",
@@ -87,15 +89,20 @@ def summarise_run(
     world_size: int | None = None,
     arguments: Mapping[str, object] | None = None,
     limits: HealthLimits = LIMITS,
+    actions: Sequence[HealthAction] = (),
 ) -> RunReport:
-    """Report on a run that may have phases: its speed is that of the longest phase, and each has its own report."""
-    whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments, limits=limits)
+    """Report on a run that may have phases: its speed is that of the longest phase, and each has its own report.
+
+    `actions` are what its jobs did about its health.
+    """
+    whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments, limits=limits, actions=actions)
     parts = by_phase(logs, spans)
     if not parts:
         return whole
     reports = []
     for span, mine in parts:
-        report = summarise(mine, gpu=gpu, world_size=world_size, arguments=span.arguments or arguments)
+        stated = span.arguments or arguments
+        report = summarise(mine, gpu=gpu, world_size=world_size, arguments=stated, actions=actions)
         reports.append(PhaseReport(span.name, span.begin, span.end, report))
     longest = max(reports, key=lambda phase: (phase.report.step_time_ms is not None, phase.report.iterations))
     numbers = {name: getattr(longest.report, name) for name in _FROM_LONGEST_PHASE}
@@ -117,6 +124,7 @@ def summarise(
     world_size: int | None = None,
     arguments: Mapping[str, object] | None = None,
     limits: HealthLimits = LIMITS,
+    actions: Sequence[HealthAction] = (),
 ) -> RunReport:
     """Report on a run of one precision.
 
@@ -126,7 +134,8 @@ def summarise(
     if isinstance(logs, ParsedLog):
         logs = [logs]
     attempts = attempts_of(logs)
-    steady = select_steady_state(attempts)
+    given_up = {action.attempt: action.rewound_to for action in actions if action.rewound_to is not None}
+    steady = select_steady_state(attempts, given_up)
     machines = machines_of(logs)
     logged_length = None
     if steady.lines:
@@ -137,7 +146,8 @@ def summarise(
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
     speed = _speed(steady.kept, setup)
-    health = health_of(steady, [one for log in logs for one in log.validations], setup.arguments, limits)
+    validations = [one for log in logs for one in log.validations]
+    health = (*health_of(steady, validations, setup.arguments, limits), *map(_acted_upon, actions))
     status, failure = status_of(attempts, steady, verification, health)
     ends = _ends(steady, setup)
     return RunReport(
@@ -183,6 +193,11 @@ def summarise(
         steady_state=steady,
         health=health,
     )
+
+
+def _acted_upon(action: HealthAction) -> HealthProblem:
+    """Return a problem that the job has dealt with."""
+    return HealthProblem(action.code, "warning", action.sentence, action.first, action.last)
 
 
 @dataclass(frozen=True)

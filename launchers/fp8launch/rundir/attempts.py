@@ -10,6 +10,8 @@ from typing import Any
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
 from fp8launch.rundir.atomic_io import read_json
 from fp8launch.rundir.run_dir import RunFolder, write_atomically
+from fp8launch.untyped import as_int, as_mapping
+from fp8launch.wording import counted
 
 SURVIVE = PLAN  # how the run continues; written when it is submitted
 LOCAL_JOB = "local"  # the name of every job of a run on this machine
@@ -23,7 +25,7 @@ class Attempts:
     """`jobs` that have begun, oldest first; `waiting` is the job that follows the newest; `used` attempts count.
 
     `stopped` says why the run does not continue by itself, `then` what followed the newest attempt that has ended,
-    `phase` which phase the newest attempt is in.
+    `phase` which phase the newest attempt is in. `rewinds` counts how often the run went back to an earlier checkpoint.
     """
 
     jobs: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ class Attempts:
     finished: bool = False
     then: str | None = None
     phase: str | None = None
+    rewinds: int = 0
 
     @property
     def words(self) -> str:
@@ -43,6 +46,8 @@ class Attempts:
             words.append(f"phase {self.phase}")
         if self.used > 1:
             words.append(f"{self.used} attempts")
+        if self.rewinds:
+            words.append(counted(self.rewinds, "rewind"))
         if self.stopped and not self.finished:
             words.append(f"stopped: {self.stopped}")
         if self.excluded:
@@ -72,7 +77,46 @@ def attempts_of(run: RunFolder) -> Attempts:
         finished=bool(state.get("finished")),
         then=then,
         phase=phase,
+        rewinds=sum(attempt.get("cause") == "rewind" for attempt in state.get("attempts", [])),
     )
+
+
+@dataclass(frozen=True)
+class HealthAction:
+    """What the job did about broken training in one attempt.
+
+    Iterations `first` to `last` are concerned. `rewound_to` is the checkpoint that the run went back to: the
+    attempt's iterations after it do not count. None if the run stopped.
+    """
+
+    attempt: str
+    code: str
+    message: str
+    first: int
+    last: int
+    rewound_to: int | None
+
+    @property
+    def sentence(self) -> str:
+        if self.rewound_to is None:
+            return f"{self.message}: the job stopped the run"
+        return (
+            f"{self.message}: the job went back to iteration {self.rewound_to} and skipped the batches of iterations "
+            f"{self.rewound_to + 1} to {self.last}"
+        )
+
+
+def health_actions(run: RunFolder) -> list[HealthAction]:
+    """Return what the jobs of a run did about its health, oldest first."""
+    found = []
+    for attempt in read_attempt_log(run).get("attempts", []):
+        health, name = as_mapping(attempt.get("health")), attempt.get("name")
+        code, message = health.get("code"), health.get("message")
+        good, until, target = (as_int(health.get(key)) for key in ("good", "until", "rewound_to"))
+        if isinstance(name, str) and isinstance(code, str) and isinstance(message, str) and good is not None:
+            last = max(good + 1, until or 0)
+            found.append(HealthAction(name, code, message, good + 1, last, target))
+    return found
 
 
 def read_attempt_log(run: RunFolder) -> dict[str, Any]:

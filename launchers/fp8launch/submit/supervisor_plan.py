@@ -50,6 +50,7 @@ def survival_text(
         "stuck": recipe.survive.stuck,
         "stop_before": stop_before(recipe),
         "hang": hang_plan(recipe, args),
+        "health": health_plan(recipe, args, job),
         "keep": recipe.checkpoint.keep,
         "comment": text_in(dict(job.slurm).get("comment")),
         "continue_by": _way(cluster, capabilities),
@@ -100,6 +101,26 @@ def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
         "stated": stated is not None,
         "quiet": quiet,
         "start": 2 * max(after, HANG_AFTER) + 60 * between,
+    }
+
+
+def health_plan(recipe: Recipe, args: EngineArguments, job: Job) -> dict[str, Any] | None:
+    """What the job does about broken training; None for a recipe without actions."""
+    actions: dict[str, Any] = {}
+    for code, action in recipe.health.actions.items():
+        if action == "stop":
+            actions[code] = "stop"
+        elif action != "continue":
+            actions[code] = {"rewind": action.rewind}
+    if not actions or job.survival is None:
+        return None
+    return {
+        "actions": actions,
+        "limits": recipe.health.model_dump(mode="json", exclude={"actions", "max_rewinds"}),
+        "max_rewinds": recipe.health.max_rewinds,
+        "log_interval": _number(args, "log_interval", 100),
+        "skip_flag": job.survival.skip_flag,
+        "skipped": args.attributes.get("iterations_to_skip") or [],
     }
 
 

@@ -12,8 +12,8 @@ from fp8launch.check.checker import check_all
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError, error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
+from fp8launch.injob.supervisor.health_rules import errors_of
 from fp8launch.logs.file_slices import tail
-from fp8launch.report.health import errors_of
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.run_data import run_from_folder
 from fp8launch.report.run_report import Statistic

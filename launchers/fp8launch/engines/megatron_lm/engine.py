@@ -139,7 +139,8 @@ class MegatronLM(Engine):
         more = list(args.own)
         if LEAVE_ON_SIGTERM.flag not in args.values:
             more.append(LEAVE_ON_SIGTERM)
-        return AttemptArguments.divided(save, args.arguments, FIRST_START, Argument("load", ("--load", save)), more)
+        load = Argument("load", ("--load", save))
+        return AttemptArguments.divided(save, args.arguments, FIRST_START, load, more, "--iterations-to-skip")
 
 
 def _megatron_version(recipe: Recipe) -> str:

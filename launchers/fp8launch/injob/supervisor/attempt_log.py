@@ -99,6 +99,11 @@ class Run:
         return _without_progress([attempt for attempt in self._since_resumed if "after" in attempt])
 
     @property
+    def rewinds(self) -> int:
+        """How often the run went back to an earlier checkpoint, since the user last asked for it to continue."""
+        return sum(1 for attempt in self._since_resumed if attempt.get("cause") == "rewind")
+
+    @property
     def limits(self) -> retry_policy.Limits:
         return retry_policy.Limits(self.plan["attempts"], self.plan["stuck"])
 
@@ -141,11 +146,13 @@ class Run:
             os.fsync(file.fileno())
         new.replace(self.folder / ATTEMPTS)
 
-    def close_attempt(self, cause: str, node: str | None = None, ended: float | None = None) -> retry_policy.Decision:
+    def close_attempt(
+        self, cause: str, node: str | None = None, ended: float | None = None, detail: str = ""
+    ) -> retry_policy.Decision:
         """Record how the newest attempt ended, by default just now, and decide what follows."""
         attempt = self.attempts[-1]
         after = checkpoints.latest(self.checkpoint)
-        end = retry_policy.Ended(cause, attempt["before"], after, node)
+        end = retry_policy.Ended(cause, attempt["before"], after, node, detail)
         decision = retry_policy.decide(
             end, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
         )

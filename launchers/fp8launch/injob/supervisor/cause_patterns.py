@@ -22,6 +22,12 @@ CAUSES: tuple[Pattern, ...] = (
         "driver",
         r"^fp8launch: hang: ",
     ),
+    Pattern(
+        CAUSE,
+        "unhealthy-training",
+        "lower the learning rate, look at the data of these iterations, or let `health.actions` rewind the run",
+        r"^fp8launch: unhealthy: ",
+    ),
     Pattern(CAUSE, "preempted", "resume from the last checkpoint", r"DUE TO PREEMPTION"),
     Pattern(
         CAUSE,

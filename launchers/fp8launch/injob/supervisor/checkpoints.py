@@ -208,14 +208,35 @@ def set_aside(folder: Path, iteration: int) -> list[str]:
     older = _newest_whole(folder, [i for i in iterations(folder) if i < iteration])
     if older is None or not place(folder, iteration).is_dir():
         return []
-    name = f"{place(folder, iteration).name}.damaged"
+    point_at(folder, older)
+    name = _rename(folder, iteration, "damaged")
+    return [f"checkpoint {iteration} cannot be loaded and is set aside as {name}", f"continuing from {older} instead"]
+
+
+def go_back_to(folder: Path, iteration: int) -> list[str]:
+    """Make the tracker name an older checkpoint, and rename all newer ones. Return what was done, in words.
+
+    The newer ones hold weights of a training that was broken when they were written; they are kept for inspection.
+    """
+    newer = [i for i in iterations(folder) if i > iteration]
+    point_at(folder, iteration)
+    return [f"checkpoint {i} is set aside as {_rename(folder, i, 'unhealthy')}" for i in newer]
+
+
+def _rename(folder: Path, iteration: int, mark: str) -> str:
+    """Add a mark to the name of a checkpoint, with a number where that name is taken."""
+    name = f"{place(folder, iteration).name}.{mark}"
     number = 1
     while os.path.lexists(str(folder / name)):
         number += 1
-        name = f"{place(folder, iteration).name}.damaged{number}"
-    point_at(folder, older)
+        name = f"{place(folder, iteration).name}.{mark}{number}"
     place(folder, iteration).rename(folder / name)
-    return [f"checkpoint {iteration} cannot be loaded and is set aside as {name}", f"continuing from {older} instead"]
+    return name
+
+
+def whole_iterations(folder: Path) -> list[int]:
+    """Return the iterations whose checkpoint is whole, in order."""
+    return [i for i in iterations(folder) if torn(place(folder, i)) is None]
 
 
 def _newest_whole(folder: Path, candidates: list[int]) -> int | None:

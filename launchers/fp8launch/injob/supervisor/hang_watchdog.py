@@ -1,7 +1,8 @@
 """Looks after a training while it runs: `supervisor.py watch` runs beside srun on the batch host,
 or beside torchrun on a machine without Slurm.
 
-It keeps only the newest checkpoints, and ends a training that hangs.
+It keeps only the newest checkpoints, and ends a training that hangs, or whose health calls for an action
+(`health_watch`).
 
 A hang is a log that stops growing. How long it may be silent is in `survive.json` under `hang`: `after` seconds once
 iterations are printed (with `stated: false`, more where this training's own iterations and silences are long), `start`
@@ -25,12 +26,15 @@ from typing import Any
 
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
+from fp8launch.injob.supervisor.health_rules import Event
+from fp8launch.injob.supervisor.health_watch import Actions, HealthWatch, record_of
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.injob.supervisor.slurm_cli import say, slurm, tail
 from fp8launch.injob.supervisor.training_step import training_step
 
 ANSWERS_WITHIN = 10  # seconds
 AFTER_THE_END = 300.0  # seconds that processes may stay once everything is written; they leave by themselves sooner
+HEALTH_EVERY = 2.0  # seconds between two looks at the health
 MARGIN = 4  # times what was seen of this training, before silence is a hang
 HUNG = "fp8launch: hang: "
 _ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
@@ -83,24 +87,37 @@ def patience(seen: Progress, plan: Mapping[str, Any]) -> float:
 
 
 def watch(
-    log: Path, checkpoint: Path, job: str, env: Mapping[str, str], plan: Mapping[str, Any] | None, keep: int | None
+    log: Path,
+    checkpoint: Path,
+    job: str,
+    env: Mapping[str, str],
+    plan: Mapping[str, Any] | None,
+    keep: int | None,
+    actions: Actions,
 ) -> None:
-    """Return once the training was ended for a hang; until then, look. The batch script ends this process.
+    """Return once the training was ended, for a hang or for its health; until then, look. The batch script ends this
+    process.
 
-    Without a plan no silence is a hang; without `keep` all checkpoints stay.
+    Without a plan no silence is a hang; without `keep` all checkpoints stay; without `actions` health is not watched.
     """
     seen = Progress()
+    health = HealthWatch(actions)
     every = 10.0
     if plan:
-        every = max(0.5, min(10.0, plan["after"] / 6))
+        every = max(0.5, min(every, plan["after"] / 6))
+    if actions.by_code:
+        every = min(every, HEALTH_EVERY)
     before = time.monotonic()
     newest = checkpoints.latest(checkpoint)
-    while plan or keep:
+    while plan or keep or actions.by_code:
         time.sleep(every)
         was, newest = newest, checkpoints.latest(checkpoint)
         if newest != was:
             # Not before: what was there at the start may still be read.
             prune(checkpoint, keep)
+        event = health.look(log)
+        if event is not None and end_unhealthy(log, job, env, event):
+            return
         if plan is None:
             continue
         now = time.monotonic()
@@ -112,6 +129,21 @@ def watch(
             notice_a_save(checkpoint, seen)
         if seen.silent > limit and end_hung(log, job, env, seen):
             return
+
+
+def end_unhealthy(log: Path, job: str, env: Mapping[str, str], event: Event) -> bool:
+    """Report an event and end the training step. False where there is no step to end.
+
+    It gets no time to save: the checkpoint would hold broken weights.
+    """
+    step = training_step(job, env)
+    if step is None:
+        return False
+    line = record_of(event)
+    with contextlib.suppress(OSError):
+        _append(log, line + "\n")
+    say(line.partition(" ")[2])
+    return step.end(at_once=True)
 
 
 def read_growth(log: Path, seen: Progress) -> None:

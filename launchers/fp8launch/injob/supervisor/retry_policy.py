@@ -15,6 +15,7 @@ ACTIONS = ("go-on", "free", "exclude", "stop")
 # Cause to action. Causes are those of `fp8launch parse` (failure_patterns.py), and these of the attempt's own:
 # `time-limit` (Megatron saved and left, or Slurm ended it), `interrupted` (Slurm started the job again by itself:
 # `scontrol requeue` or a restarted controller), `damaged-checkpoint` (it could not be loaded, and was set aside),
+# `rewind` (the training was broken, and `health.actions` let the run go back to an earlier checkpoint),
 # `preempted` and `node-lost` (Slurm says that this is why), `signal`
 # (the processes were asked to leave, and saved), `phase-end` (a phase is done and another follows), `unknown`.
 RULES: Mapping[str, str] = {
@@ -44,6 +45,8 @@ RULES: Mapping[str, str] = {
     "out-of-memory": "stop",
     "host-out-of-memory": "go-on",
     "nan": "stop",
+    "unhealthy-training": "stop",
+    "rewind": "free",
     "bad-arguments": "stop",
     "missing-data": "stop",
     "missing-checkpoint": "stop",
@@ -101,6 +104,7 @@ WHY_STOP = {
     "cancelled": "somebody cancelled the job; `fp8launch resume` continues it",
     "disk-full": "the disk would be full again; free disk space, then `fp8launch resume`",
     "pickled-state": "Transformer Engine does not trust the checkpoint; `fp8launch parse` says how to continue",
+    "unhealthy-training": "`health.actions` stop the run; `fp8launch resume` continues it",
     "phase-end": "the run stops between phases, as its rules say",
 }
 
@@ -113,6 +117,7 @@ class Ended:
     before: int
     after: int
     node: str | None = None  # where the cause was seen
+    detail: str = ""  # what a code alone does not say
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ def decide(
     did the last `ended_without_progress` of all attempts, counted or not.
     """
     cause = ended.cause + MEANS.get(ended.cause, "")
+    if ended.detail:
+        cause += f" ({ended.detail})"
     used += 1
     used_without_progress += 1
     ended_without_progress += 1

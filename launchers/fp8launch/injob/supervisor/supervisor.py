@@ -1,4 +1,4 @@
-"""Continues a run from attempt to attempt: `python supervisor.py begin|unpickle|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
+"""Continues a run from attempt to attempt: `supervisor.py begin|unpickle|skip|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
 
 The batch script asks at its start whether there is something to do (`begin`) and reports at its end how the training
 left (`end`). Beside the training, `watch` removes old checkpoints, and ends a training that hangs. What to do is in
@@ -8,7 +8,8 @@ newer), outside the image.
 
 begin: prints when to stop (seconds since 1970) and, for a run in phases, which of them continues; prints nothing when
 nothing is left to do; exits with 75 when the run may not continue. unpickle: prints the variable with which
-Transformer Engine loads the pickled state of a checkpoint, if the newest one is this run's own work. end: exits with 0
+Transformer Engine loads the pickled state of a checkpoint, if the newest one is this run's own work. skip: prints the
+arguments that leave out the batches which a rewind skips. end: exits with 0
 when the training is done or continues, else with STATUS, or 75 where that is 0; prints "again" where the script is to
 run itself again.
 """
@@ -30,7 +31,10 @@ if __name__ == "__main__":
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints, continuation, hang_watchdog
 from fp8launch.injob.supervisor.attempt_log import Run
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
-from fp8launch.injob.supervisor.slurm_cli import say, slurm
+from fp8launch.injob.supervisor.health_rules import Event
+from fp8launch.injob.supervisor.health_watch import CAUSE as UNHEALTHY
+from fp8launch.injob.supervisor.health_watch import Actions, event_of
+from fp8launch.injob.supervisor.slurm_cli import say, slurm, tail
 
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 CANCELLED = "cancelled"
@@ -194,7 +198,11 @@ def end(run: Run, status: int) -> int:
         run.attempts[-1]["line"] = line.strip()[:300]
     if cause == "missing-checkpoint" and set_aside_checkpoint(run):
         cause = "damaged-checkpoint"
-    decision = run.close_attempt(cause, node)
+    event = event_of(cause, line, tail(run.log), Actions.of_plan(run.plan))
+    detail = ""
+    if event is not None:
+        cause, detail = answer_to(event, run)
+    decision = run.close_attempt(cause, node, detail=detail)
     run.save()
     checkpoint = f"Checkpoint: iteration {run.attempts[-1]['after']}"
     if not decision.continues:
@@ -209,18 +217,77 @@ def end(run: Run, status: int) -> int:
     return status or GIVEN_UP
 
 
+def answer_to(event: Event, run: Run) -> tuple[str, str]:
+    """Do what the plan says about an event of the training's health. Return the attempt's cause, and details of it."""
+    actions = Actions.of_plan(run.plan)
+    attempt = run.attempts[-1]
+    good = attempt["before"] if event.good is None else event.good
+    back = actions.checkpoints_back(event.code)
+    attempt["health"] = {"code": event.code, "message": event.message, "good": good, "until": event.until}
+    target = checkpoint_before(good, back, run)
+    if target is None:
+        return UNHEALTHY, f"{event.message}; there is no checkpoint of this run before it"
+    if back and run.rewinds >= actions.max_rewinds:
+        return UNHEALTHY, f"{event.message}; health.max_rewinds {actions.max_rewinds} is used up"
+    if not back:
+        for words in checkpoints.go_back_to(run.checkpoint, target):
+            say(words)
+        return UNHEALTHY, event.message
+    # Recorded before anything is renamed: should this process be killed, the next attempt meets the event again.
+    attempt["health"].update(rewound_to=target, skipped=[target + 1, event.until])
+    run.state["skip"] = [*run.state.get("skip", []), [target + 1, event.until]]
+    run.save()
+    for words in checkpoints.go_back_to(run.checkpoint, target):
+        say(words)
+    skipped = f"the batches of iterations {target + 1} to {event.until} are skipped"
+    return "rewind", f"{event.message}; back to checkpoint {target}, {skipped}"
+
+
+def checkpoint_before(good: int, back: int, run: Run) -> int | None:
+    """Return the iteration of the newest whole checkpoint that is no newer than iteration `good`, or for `back` above 1
+    of an older one, as far as there is one. None if there is none that this run may go back to.
+
+    Checkpoints that precede the run's first attempt are not its own: it never renames them.
+    """
+    inherited = inherited_iteration(run)
+    if inherited is None:
+        return None
+    candidates = [i for i in checkpoints.whole_iterations(run.checkpoint) if inherited <= i <= good]
+    return candidates[-min(max(back, 1), len(candidates))] if candidates else None
+
+
+def skip(run: Run) -> int:
+    """Print the arguments with which Megatron leaves out the batches that a rewind skips."""
+    actions = Actions.of_plan(run.plan)
+    reached = checkpoints.latest(run.checkpoint)
+    numbers = set(actions.skipped)
+    for first, last in run.state.get("skip", []):
+        numbers.update(range(int(first), int(last) + 1))
+    left = sorted(number for number in numbers if number > reached)
+    if actions.skip_flag and left:
+        print(actions.skip_flag, *left)
+    return 0
+
+
+def inherited_iteration(run: Run) -> int | None:
+    """Return the newest checkpoint that was there before the run's first; None if the folder is not the run's own."""
+    try:
+        record = checkpoint_owner.read_owner(run.checkpoint) or {}
+    except (OSError, ValueError):
+        return None
+    inherited = record.get("inherited")
+    if not isinstance(inherited, int) or not checkpoint_owner.is_owner(record, run.plan.get("owner") or {}):
+        return None
+    return inherited
+
+
 def set_aside_checkpoint(run: Run) -> bool:
     """Set the checkpoint aside that this attempt could not load, if it is the run's own and an older one is whole."""
     newest = checkpoints.latest(run.checkpoint)
     if not newest or newest != run.attempts[-1]["before"]:
         return False  # it loaded one, and trained on
-    try:
-        record = checkpoint_owner.read_owner(run.checkpoint) or {}
-    except (OSError, ValueError):
-        return False
-    inherited = record.get("inherited")
-    is_own = checkpoint_owner.is_owner(record, run.plan.get("owner") or {})
-    if not is_own or not isinstance(inherited, int) or newest <= inherited:
+    inherited = inherited_iteration(run)
+    if inherited is None or newest <= inherited:
         return False
     done = checkpoints.set_aside(run.checkpoint, newest)
     for words in done:
@@ -243,7 +310,15 @@ def watch(run: Run) -> int:
     """Look after the training until the batch script ends this process."""
     # The batch script ends it once the training has left, and the shell has nothing to say about that.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    hang_watchdog.watch(run.log, run.checkpoint, run.job, os.environ, run.plan.get("hang"), run.plan.get("keep"))
+    hang_watchdog.watch(
+        run.log,
+        run.checkpoint,
+        run.job,
+        os.environ,
+        run.plan.get("hang"),
+        run.plan.get("keep"),
+        Actions.of_plan(run.plan),
+    )
     return 0
 
 
@@ -264,6 +339,8 @@ def main(words: list[str]) -> int:
             return begin(run)
         if what == "unpickle":
             return unpickle(run)
+        if what == "skip":
+            return skip(run)
         status = int(words[3])
         return end(run, status)
     except OSError as problem:  # a full disk, say

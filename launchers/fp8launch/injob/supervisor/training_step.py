@@ -32,9 +32,10 @@ class SlurmSteps(NamedTuple):
     def ask_for_stacks(self) -> None:
         slurm("scancel", "--signal=USR1", *self.names)  # rank/signals.py answers it
 
-    def end(self) -> bool:
-        """End the steps. False where Slurm does not take the request."""
-        return slurm("scancel", *self.names) is not None
+    def end(self, at_once: bool = False) -> bool:
+        """End the steps, without time to save if `at_once`. False where Slurm does not take the request."""
+        options = ("--signal=KILL",) if at_once else ()
+        return slurm("scancel", *options, *self.names) is not None
 
 
 class LocalProcesses(NamedTuple):
@@ -56,9 +57,9 @@ class LocalProcesses(NamedTuple):
     def ask_for_stacks(self) -> None:
         send(signal.SIGUSR1, self.launchers)  # asks the ranks, and prints what each answers
 
-    def end(self) -> bool:
-        """Ask all processes to leave, and kill those that are still there after the grace time."""
-        end_all(lambda: self.all, GRACE)
+    def end(self, at_once: bool = False) -> bool:
+        """Ask all processes to leave, and kill those that are still there after the grace time: none if `at_once`."""
+        end_all(lambda: self.all, 0.0 if at_once else GRACE)
         return True
 
 
