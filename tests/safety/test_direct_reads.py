@@ -14,7 +14,7 @@ import fp8launch
 PACKAGE = Path(fp8launch.__file__).parent
 # Calls that read a whole file, or that open it by its name.
 READS = {"read_text", "read_bytes", "safe_load", "memory_map", "OSFile", "ParquetFile", "from_file", "fromfile"}
-READS |= {"memmap", "copyfile", "copytree", "copy2", "loadtxt", "genfromtxt"}
+READS |= {"memmap", "is_zipfile", "copyfile", "copytree", "copy2", "loadtxt", "genfromtxt"}
 OPENS = {"open", "fdopen"}
 
 OWN_DATA = "comes with the package"
@@ -53,6 +53,7 @@ EXCEPTIONS = {
     "injob/supervisor/slurm_cli.py:tail": OWN_RUN,
     "injob/supervisor/training_step.py:_parent": KERNEL,
     "injob/supervisor/training_step.py:_words": KERNEL,
+    "injob/supervisor/checkpoints.py:_is_zip": "looks at the stream that open_regular returned",
     "logs/open_log.py:_blocks": "opens the stream that open_regular returned",
     "megatron/schema.py:_with_script": OWN_DATA,
     "megatron/schema.py:schema_text": OWN_DATA,

@@ -112,7 +112,11 @@ def torn(checkpoint: Path) -> str | None:
 
 
 def _is_zip(file: Path) -> bool:
-    return file.is_file() and zipfile.is_zipfile(str(file))
+    try:
+        with open_regular(file) as stream:
+            return zipfile.is_zipfile(stream)
+    except OSError:
+        return False
 
 
 def _torn_distributed(checkpoint: Path) -> str | None:
