@@ -15,8 +15,9 @@ from fp8launch.injob.supervisor import checkpoints
 from fp8launch.rundir.run_dir import RunFolder
 
 FOLDER = Path(checkpoints.__file__).parent
-# `ownership` is shared with the login node, and runs on the batch host as well.
-FILES = [*sorted(FOLDER.glob("*.py")), FOLDER.parent / "ownership.py"]
+# Shared with the login node; they run on the batch host as well.
+SHARED = [FOLDER.parent / name for name in ("ownership.py", "regular_files.py")]
+FILES = [*sorted(FOLDER.glob("*.py")), *SHARED]
 OLDEST = (3, 7)
 
 
@@ -34,7 +35,7 @@ def test_nothing_but_the_standard_library_and_itself_is_imported(file: Path) -> 
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         for name in names:
-            own = name.startswith(("fp8launch.injob.supervisor", "fp8launch.injob.ownership"))
+            own = name.startswith(("fp8launch.injob.supervisor", *(f"fp8launch.injob.{file.stem}" for file in SHARED)))
             assert own or name.split(".")[0] in sys.stdlib_module_names, f"{file.name} imports {name}"
 
 
@@ -61,7 +62,8 @@ def test_an_attempt_begins_and_ends_on_an_old_python(python: str | None, tmp_pat
         pytest.skip("this machine has no Python older than 3.10")
     package = tmp_path / "code" / "fp8launch"
     shutil.copytree(FOLDER, package / "injob" / "supervisor", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(FOLDER.parent / "ownership.py", package / "injob")
+    for file in SHARED:
+        shutil.copy(file, package / "injob")
     (package / "__init__.py").touch()
     (package / "injob" / "__init__.py").touch()
     (tmp_path / "logs").mkdir()

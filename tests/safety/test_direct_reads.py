@@ -49,6 +49,7 @@ EXCEPTIONS = {
     "injob/rank/": JOB,
     "injob/regular_files.py:open_regular": "this is the function to use",
     "injob/supervisor/attempt_log.py:_mapping": OWN_RUN,
+    "injob/supervisor/health_watch.py:HealthWatch.look": OWN_RUN,
     "injob/supervisor/run_records.py:recorded_roots": OWN_STATE,
     "injob/supervisor/slurm_cli.py:tail": OWN_RUN,
     "injob/supervisor/training_step.py:_parent": KERNEL,
