@@ -29,7 +29,7 @@ from fp8launch.rehearsal.shrink import shrink
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 # Configurations that Bridge built for recipes of five families (tools/bridge_configuration.py).
-RECORD = Path(__file__).parents[1] / "engines" / "bridge_configurations.json.xz"
+RECORD = Path(__file__).parents[1] / "plugins" / "bridge" / "bridge_configurations.json.xz"
 BUILT: Mapping[str, Any] = json.loads(lzma.decompress(RECORD.read_bytes()))
 FOUND = bridge_release.installed()
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -141,7 +141,7 @@ def test_a_bridge_that_cannot_be_imported_is_no_verdict_on_the_recipe(tmp_path: 
     (package / "__init__.py").write_text("raise KeyError('flash_attn')")
     words = prepare(LLAMA).args.argv
     code = (
-        "import sys, megatron; from fp8launch.rehearsal import bridge, failure\n"
+        "import sys, megatron; from fp8launch.plugins.rehearse import bridge; from fp8launch.rehearsal import failure\n"
         f"megatron.__path__ = [{str(package.parent)!r}]\n"
         f"try: bridge.prepare({list(words)!r})\n"
         "except Exception as problem: print(failure.described(problem))"

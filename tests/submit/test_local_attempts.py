@@ -29,7 +29,8 @@ print(" loaded", start)
 breaks = Path({folder!r}) / "breaks"
 end = int(sys.argv[sys.argv.index("--exit-interval") + 1]) if "--exit-interval" in sys.argv else 20
 for iteration in range(start + 1, end + 1):
-    print(f" [2026-01-01 00:00:00] iteration {{iteration:8d}}/      20 | elapsed time per iteration (ms): 1.0 | lm loss: 1.0 |", flush=True)
+    values = "elapsed time per iteration (ms): 1.0 | lm loss: 1.0"
+    print(f" [2026-01-01 00:00:00] iteration {{iteration:8d}}/      20 | {{values}} |", flush=True)
     if iteration % 5 == 0:
         part = saved / f"iter_{{iteration:07d}}/mp_rank_00/model_optim_rng.pt"
         part.parent.mkdir(parents=True, exist_ok=True)
