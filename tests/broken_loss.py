@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-FACTORS = {"nan": float("nan"), "zero": 0.0, "jump": 2.0}
+FACTORS = {"nan": float("nan"), "zero": 0.0, "jump": 20.0}
 
 if __name__ == "__main__":
     from megatron.training import get_args

@@ -50,9 +50,9 @@ def build(*words: object, expect: int = 0) -> dict[str, Any]:
     return found
 
 
-def peak_kib(*words: object) -> int:
-    """Run `fp8launch data ...` to a good end; return the most memory that one of its processes had in use."""
-    code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True)\n"
+def peak_kib(*words: object, check: bool = True) -> int:
+    """Run `fp8launch data ...`; return the most memory that a process had in use. `check`: it must succeed."""
+    code = f"import resource, subprocess, sys; subprocess.run(sys.argv[1:], check={check})\n"
     code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     wrapped = [sys.executable, "-c", code, *command(*words)]
     return int(subprocess.run(wrapped, capture_output=True, text=True, check=True).stdout.split()[-1])

@@ -152,17 +152,12 @@ def bombs(folder: Path) -> list[Path]:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
-    found = [folder / name for name in ("a.parquet", "nulls.parquet", "page.parquet", "a.txt.gz", "a.jsonl.zst")]
+    found = [folder / name for name in ("a.parquet", "page.parquet", "a.jsonl.zst")]
     same = arrow.DictionaryArray.from_arrays(arrow.array([0] * 60_000, arrow.int32()), arrow.array(["x" * 100_000]))
     parquet.write_table(arrow.table({"text": same}), found[0], compression="zstd", store_schema=False)
-    nothing = arrow.array([None] * 20_000_000, arrow.string())
-    parquet.write_table(arrow.table({"text": nothing}), found[1], compression="zstd")
-    parquet.write_table(arrow.table({"text": ["x" * 500_000_000]}), found[2], compression="zstd")
+    parquet.write_table(arrow.table({"text": ["x" * 500_000_000]}), found[1], compression="zstd")
     lines = (json.dumps({"text": "x" * 1000}) + "\n").encode() * 1000
-    with gzip.open(found[3], "wb", compresslevel=9) as packed:
-        for _ in range(600):
-            packed.write(lines)
-    with arrow.output_stream(found[4], compression="zstd") as packed:
+    with arrow.output_stream(found[2], compression="zstd") as packed:
         for _ in range(3000):
             packed.write(lines)
     return found
@@ -176,7 +171,8 @@ def test_a_file_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path: Pat
         words = ["build", file, "--tokenizer", "bytes", "--out", out, "--format", form_of(file), "--workers", 1]
         said = data(*words, expect=1).stderr
         assert "[data-unpacks-too-far]" in said or "[data-not-text]" in said or "[data-too-long]" in said, said
-        used = peak_kib(*words, "--on-error", "skip")
+        # Without a document that can be used it ends with 1.
+        used = peak_kib(*words, "--on-error", "skip", check=False)
         assert used < 1_000_000, file
         manifest = json.loads(Path(f"{out}.manifest.json").read_text()) if Path(f"{out}.bin").exists() else {}
         assert manifest.get("skipped", {"unpacks-too-far": 1})["unpacks-too-far"] == 1

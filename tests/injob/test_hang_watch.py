@@ -13,6 +13,7 @@ import pytest
 
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor import hang_watchdog
+from fp8launch.injob.supervisor.health_watch import Actions
 from fp8launch.job.prepared import prepare
 from fp8launch.submit.supervisor_plan import hang_plan
 
@@ -123,7 +124,8 @@ def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
     monkeypatch.setattr(hang_watchdog, "end_hung", lambda *rest: ended.append(time.monotonic()) or True)
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-c", writer])
-    hang_watchdog.watch(log, tmp_path / "ckpt", "1", {}, {"after": 2, "stated": True, "quiet": 1, "start": 60}, None)
+    plan = {"after": 2, "stated": True, "quiet": 1, "start": 60}
+    hang_watchdog.watch(log, tmp_path / "ckpt", "1", {}, plan, None, Actions.of_plan({}))
     assert process.wait(60) == 0
     assert 8.5 < ended[0] - began < 14
 

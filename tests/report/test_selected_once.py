@@ -20,9 +20,9 @@ def test_each_run_is_selected_from_once(
 ) -> None:
     selected = []
 
-    def counted(attempts: Sequence[Any]) -> SteadyState:
+    def counted(attempts: Sequence[Any], *more: Any) -> SteadyState:
         selected.append(attempts)
-        return select_steady_state(attempts)
+        return select_steady_state(attempts, *more)
 
     monkeypatch.setattr(throughput, "select_steady_state", counted)
     logs = [write_log(tmp_path / f"{number}.log", Made()) for number in range(runs)]

@@ -319,7 +319,7 @@ def test_an_unknown_gpu_is_a_user_error() -> None:
 def test_a_missing_log_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         parse_paths([tmp_path / "nothing.log"])
-    with pytest.raises(UserError, match="directory"):
+    with pytest.raises(UserError, match="not a regular file"):
         parse_paths([tmp_path])
 
 

@@ -26,6 +26,7 @@ from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.schedulers.local import LocalScheduler
 from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
 from fp8launch.submit.provenance import checkout_of, image_record
+from fp8launch.submit.submission import record_reported
 from fp8launch.submit.submit import new_run_id, submit
 
 Write = Callable[[str, str], str]
@@ -65,6 +66,7 @@ def test_a_run_on_this_machine_from_recipe_to_end(home: Path) -> None:
     assert ended(run).status == "completed"
     assert run.path.parent == home / "runs"
     assert [a.exit_status for a in run.attempts()] == [0]
+    record_reported(run)  # as the command does: otherwise the same submission again means the same run
     failed = submit(prepare("tiny_cpu"), Cluster(python="/bin/false"), home / "runs", LocalScheduler())
     assert (ended(failed).status, ended(failed).exit_code) == ("failed", 1)
 

@@ -258,7 +258,7 @@ def test_settings_are_compared_by_names_that_megatrons_arguments_have() -> None:
     ("config", "options", "words"),
     [
         ("[1]", (), "states no list `architectures`"),
-        ('{"a":', (), "is not JSON"),
+        ('{"a":', (), "cannot be read as JSON"),
         ('{"model_type": "llama"}', (), "states no list `architectures`"),
         ('{"architectures": "LlamaForCausalLM"}', (), "states no list `architectures`"),
         (json.dumps({**CONFIG, "hidden_size": "abc"}), (), "'hidden_size' of"),
