@@ -17,7 +17,7 @@ from fp8launch.cli import run as command
 from fp8launch.diagnostics import UserError
 from fp8launch.logs.open_log import compression
 from fp8launch.report.run_report import RunReport, statistic
-from fp8launch.report.steady_state import RULE_NOTE, select_steady_state
+from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.text import render_text
 from fp8launch.report.throughput import parse_paths
 
@@ -406,16 +406,3 @@ def test_a_log_without_data_is_not_a_success(tmp_path: Path) -> None:
     log.write_text("hello\n")
     assert command(["parse", str(log)]) == 1
     assert command(["parse", str(log), "--json"]) == 1
-
-
-@pytest.mark.parametrize("verb", ["parse", "compare"])
-def test_the_steady_state_is_selected_once_for_a_run(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    calls = []
-
-    def counted(attempts: object) -> object:
-        calls.append(attempts)
-        return select_steady_state(attempts)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("fp8launch.report.throughput.select_steady_state", counted)
-    assert command([verb, str(DATA / "llama8b_4gpu_tw_mbs1.log")]) == 0
-    assert len(calls) == 1
